@@ -18,10 +18,13 @@ if TYPE_CHECKING:
     from .hooks.jobs.revocation import TaskRevokedError
     from .hooks.jobs.sidejob_task import SideJobTask
     from .hooks.logs import JSONFormatter, RunFilter
+    from .hooks.overload import Overloaded
     from .hooks.signals import job_status_changed, task_buried, task_lost, task_recovered
     from .hooks.tasks.durable_task import DurableTask
+    from .jobs.capacity import CapacityPool, SlotHolder
     from .jobs.job import Job
     from .jobs.port import Packet, Port
+    from .jobs.queue import Queue, QueueCounts
     from .jobs.running import RunningJob, Suspend, current_job, heartbeat, stopping
     from .jobs.timers import Timer
     from .model.errors import (
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
         JobNotFoundError,
         LeaseLostError,
         NotAChildError,
+        PoolConflictError,
         PortFullError,
         PortNotFoundError,
         SchemaError,
@@ -60,12 +64,15 @@ _MODULES = {
     ".hooks.tasks.durable_task": ("DurableTask",),
     ".hooks.logs": ("JSONFormatter", "RunFilter"),
     ".hooks.jobs.revocation": ("TaskRevokedError",),
+    ".hooks.overload": ("Overloaded",),
     ".hooks.signals": ("job_status_changed", "task_buried", "task_lost", "task_recovered"),
     ".hooks.jobs.sidejob_task": ("SideJobTask",),
+    ".jobs.capacity": ("CapacityPool", "SlotHolder"),
     ".jobs.job": ("Job",),
     ".model.port": ("NO_DATA",),
     ".model.status": ("FINISHED", "Status"),
     ".jobs.port": ("Packet", "Port"),
+    ".jobs.queue": ("Queue", "QueueCounts"),
     ".jobs.running": ("RunningJob", "Suspend", "current_job", "heartbeat", "stopping"),
     ".jobs.timers": ("Timer",),
     ".services.sweep.sweeper": ("PollReport",),
@@ -78,6 +85,7 @@ __all__ = [
     "NO_DATA",
     "AliasTakenError",
     "Announcement",
+    "CapacityPool",
     "ChildNameTakenError",
     "CommitInDoubtError",
     "CycleError",
@@ -96,11 +104,15 @@ __all__ = [
     "JobNotFoundError",
     "LeaseLostError",
     "NotAChildError",
+    "Overloaded",
     "Packet",
     "PollReport",
+    "PoolConflictError",
     "Port",
     "PortFullError",
     "PortNotFoundError",
+    "Queue",
+    "QueueCounts",
     "RunFilter",
     "RunningJob",
     "SchemaError",
@@ -108,6 +120,7 @@ __all__ = [
     "SideJob",
     "SideJobError",
     "SideJobTask",
+    "SlotHolder",
     "Status",
     "StoreUnavailableError",
     "Subscription",

@@ -17,6 +17,7 @@ from .announcements.announcer import Announcer
 from .announcements.subscription import Subscription
 from .deadset import DeadSet
 from .hooks import announcing, apps, beat, configuration, control, logs
+from .hooks.admission import pools_of
 from .hooks.broker.announcing_client import check_url
 from .hooks.broker.connection import BrokerConnection
 from .hooks.broker.publishing import CeleryPublisher
@@ -34,8 +35,10 @@ from .hooks.tasks.present_call import calling
 from .hooks.worker import pool_process, recording
 from .inspection import Inspection
 from .jobs import job as jobs_of
+from .jobs.capacity import declare
 from .jobs.job import Job
 from .jobs.log_entries import log_entry
+from .jobs.queue import Queue
 from .jobs.running import RunningJob
 from .jobs.scopes import context, current_context, port_options
 from .model import channel as channel_names
@@ -45,7 +48,7 @@ from .model.checks import MOST, check_number, check_texts, is_number, is_seconds
 from .model.errors import InvalidChannelError, InvalidValueError, JobNotFoundError, SettingsError, StoreUnavailableError
 from .model.settings import Settings
 from .model.status import statuses_of
-from .operations import registering
+from .operations import queues, registering
 from .operations.audience import Audience
 from .operations.runtime import Runtime
 from .operations.stores import Store, Stores
@@ -261,17 +264,19 @@ class SideJob:
         parent: Any = None,
         limit: int = 100,
         after: int | Job | None = None,
+        unique: str | None = None,
     ) -> list[Job]:
         """Return up to `limit` jobs that match, by id, after the id `after`.
 
-        Running jobs, and up to 10,000 children of one job, are found by an index. Failed jobs, and the queued jobs of
+        Running jobs, up to 10,000 children of one job, and the open job that has the key `unique`, are found by an
+        index. Failed jobs, and the queued jobs of
         one queue, are looked at one by one, for other filters all jobs, until `limit` match: a million takes a second.
         The queued jobs of a queue take a second too beside a million timers.
         """
         statuses = None if status is None else [str(one) for one in sorted(statuses_of(status))]
         check_number("limit", limit, least=1, of="jobs")
         task = getattr(task, "name", task)
-        check_texts(task=task, queue=queue, created_by=created_by)
+        check_texts(task=task, queue=queue, created_by=created_by, unique=unique)
         after = after.id if isinstance(after, Job) else 0 if after is None else after
         if not is_number(after, least=-MOST):
             raise InvalidValueError(f"after is a job or its id, not {shown(after)}.")
@@ -282,6 +287,7 @@ class SideJob:
             queue=queue,
             created_by=created_by,
             parent_id=None if parent is None else self.get(parent).id,
+            unique=unique,
             after=after,
             limit=limit,
         )
@@ -301,6 +307,16 @@ class SideJob:
         if not isinstance(by, str) or by not in job_lists.COUNTED_BY:
             raise InvalidValueError(f"Jobs are counted by {', '.join(job_lists.COUNTED_BY)}; not by {by!r}.")
         return job_lists.count(self.runtime.connections, by)
+
+    # -- queues --------------------------------------------------------------------------------------------------
+
+    def queue(self, name: str) -> Queue:
+        """Return a queue by its name, managed or not; asks nothing of the store."""
+        return Queue(name, runtime=self.runtime)
+
+    def queues(self) -> list[Queue]:
+        """Return the managed queues, by name."""
+        return [Queue(name, runtime=self.runtime) for name in queues.read(self.runtime)]
 
     # -- channels ------------------------------------------------------------------------------------------------
 
@@ -418,7 +434,12 @@ class SideJob:
         self._runtime = self._globs = self.announcer = None
 
     def register_tasks(self) -> None:
-        """Tell the store which sidejob tasks this app serves, for clients that do not have their code."""
+        """Tell the store which sidejob tasks this app serves, for clients that do not have their code.
+
+        The capacity pools of tasks are made, so that those clients, and what follows other works, find them.
+        """
+        for pool in pools_of(self.app):
+            declare(pool, self.runtime)
         served = self.runtime.tasks.served()
         if served:
             registering.register(self.runtime, served)

@@ -30,6 +30,7 @@ from .store import (
     kept,
     packets,
     ports,
+    queues,
     room,
     served,
     state,
@@ -39,6 +40,7 @@ from .store import (
 )
 from .store.estimates import Count
 from .store.outbox import doorbells
+from .store.queues import ManagedQueue
 from .store.statement import Transaction
 
 CHILDREN = 100
@@ -174,6 +176,7 @@ class Inspection:
             "status": row.status,
             "queue": row.queue,
             "store": store,
+            "unique": hide(row.unique_key),
             "args": hide(headers.get("argsrepr")),
             "kwargs": hide(headers.get("kwargsrepr")),
             "due_at": row.due_at,
@@ -371,12 +374,16 @@ def _of_tasks(executor: Transaction, serving: Mapping[str, int] = NOBODY) -> tup
 
     `serving` counts the workers of each queue.
     """
-    queues = {row.queue: row for row in depths.read(executor)}
+    depth = {row.queue: row for row in depths.read(executor)}
+    managed = queues.read(executor)
     buried, failed = statistics.dead_entries(executor)
-    estimated = [f"queues.{name}" for name, row in queues.items() if row.is_estimated]
+    estimated = [f"queues.{name}" for name, row in depth.items() if row.is_estimated]
     groups = statistics.dead_groups(executor) if buried.number else ()
     return {
-        "queues": {name: _queue(queues.get(name), serving.get(name, 0)) for name in sorted({*queues, *serving})},
+        "queues": {
+            name: {**_queue(depth.get(name), serving.get(name, 0)), **_gate(managed.get(name))}
+            for name in sorted({*depth, *serving, *managed})
+        },
         "dead": {"entries": buried.number, "groups": [row._asdict() for row in groups]},
         "estimated": [*estimated, *(["dead"] if buried.is_estimated else [])],
     }, failed
@@ -385,7 +392,7 @@ def _of_tasks(executor: Transaction, serving: Mapping[str, int] = NOBODY) -> tup
 def _add(found: dict[str, Any], more: Mapping[str, Any]) -> None:
     """Add the statistics of a failover store."""
     for name, theirs in more["queues"].items():
-        ours = found["queues"].setdefault(name, _queue(None, 0))
+        ours = found["queues"].setdefault(name, {**_queue(None, 0), **_gate(None)})
         ours.update({what: ours[what] + theirs[what] for what in NUMBERS})
         for what in AGES:
             ours[what] = max((age for age in (ours[what], theirs[what]) if age is not None), default=None)
@@ -402,6 +409,12 @@ def _add(found: dict[str, Any], more: Mapping[str, Any]) -> None:
 def _queue(row: Any | None, served_by: int) -> dict[str, Any]:
     numbers = {name: getattr(row, name, 0) for name in NUMBERS}
     return {**numbers, **{name: getattr(row, name, None) for name in AGES}, "workers": served_by}
+
+
+def _gate(queue: ManagedQueue | None) -> dict[str, Any]:
+    if queue is None:
+        return {"managed": False, "paused": False, "limit": None}
+    return {"managed": True, "paused": queue.paused_at is not None, "limit": queue.settings.limit}
 
 
 def _sweep(row: Any) -> dict[str, Any]:

@@ -107,6 +107,8 @@ QUEUE = (
     ("sidejob_queue_oldest_unpublished_age_seconds", "oldest_unpublished_s",
      "How long the oldest unpublished run has waited."),
     ("sidejob_queue_workers", "workers", "Live workers that serve the queue."),
+    ("sidejob_queue_paused", "paused", "Whether the queue is paused."),
+    ("sidejob_queue_limit", "limit", "How many runs of the queue may be in progress at once."),
 )  # fmt: skip
 
 

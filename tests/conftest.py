@@ -6,6 +6,7 @@ import kombu
 import pytest
 
 pytest_plugins = [
+    "tests.tools.apps",
     "tests.tools.brokers",
     "tests.tools.crash_points",
     "tests.tools.in_process",

@@ -44,9 +44,9 @@ MARKS = ("published_at", "next_check_at")
 Call = Callable[[Given, Any], Any]
 OPTIONS = (
     "queue", "parent", "child_name", "eta", "countdown", "created_by", "inports", "outports", "aliases", "state",
-    "priority", "task_id", "link", "link_error", "headers", "expires", "time_limit", "soft_time_limit", "shadow",
-    "ignore_result", "exchange", "routing_key", "transaction", "root_id", "parent_id", "group_id", "group_index",
-    "reply_to", "chain", "chord", "stamped_headers", "replaced_task_nesting",
+    "priority", "limit_key", "task_id", "link", "link_error", "headers", "expires", "time_limit", "soft_time_limit",
+    "shadow", "ignore_result", "exchange", "routing_key", "transaction", "root_id", "parent_id", "group_id",
+    "group_index", "reply_to", "chain", "chord", "stamped_headers", "replaced_task_nesting",
 )  # fmt: skip
 
 
@@ -153,6 +153,14 @@ CALLS: dict[str, Call] = {
     "port.peek() in a run": lambda g, odd: g.stage.inside(lambda job: refused(job.input("a").peek, odd)),
     "job.child() in a run": lambda g, odd: g.stage.inside(lambda job: refused(job.child, odd)),
     "job.disown() in a run": lambda g, odd: g.stage.inside(lambda job: refused(job.disown, odd)),
+    "job.set_priority()": lambda g, odd: g.job.set_priority(odd),
+    "queue()": lambda g, odd: g.sidejob.queue(odd).counts,
+    "queue.pause()": lambda g, odd: g.sidejob.queue("q").pause(odd),
+    "queue.configure(ordered=)": lambda g, odd: g.sidejob.queue("q").configure(ordered=odd),
+    "queue.configure(limit=)": lambda g, odd: g.sidejob.queue("q").configure(limit=odd),
+    "queue.configure(limit_per_key=)": lambda g, odd: g.sidejob.queue("q").configure(limit_per_key=odd),
+    "queue.configure(rate=)": lambda g, odd: g.sidejob.queue("q").configure(rate=odd),
+    "queue.peek()": lambda g, odd: g.sidejob.queue("q").peek(odd),
     "revoke()": lambda g, odd: g.app.control.revoke(odd),
 }  # fmt: skip
 

@@ -19,7 +19,16 @@ import pytest
 from celery import Celery, group
 from celery.concurrency import get_implementation
 
-from celery_sidejob import Job, RunningJob, SideJob, SideJobError, StoreUnavailableError, current_job, heartbeat
+from celery_sidejob import (
+    CapacityPool,
+    Job,
+    RunningJob,
+    SideJob,
+    SideJobError,
+    StoreUnavailableError,
+    current_job,
+    heartbeat,
+)
 from celery_sidejob.hooks.messages import carried
 from celery_sidejob.hooks.tasks import marking
 from celery_sidejob.hooks.worker import pool_kind
@@ -114,13 +123,13 @@ def in_transaction(scene: Scene, work: Callable[[Any], Any]) -> None:
         work(connection)
 
 
-def keyed_unseen(scene: Scene) -> None:
-    """Make a job with a key that was taken after the transaction had begun to read."""
+def keyed_unseen(scene: Scene, call: Callable[..., Any]) -> None:
+    """Give a key that was taken after the transaction had begun to read."""
     with scene.stage.connect(autocommit=False) as connection:
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         connection.execute("SELECT count(*) FROM sidejob.jobs")
-        scene.sidejob.enqueue(scene.stage.idle, unique="new")
-        scene.sidejob.enqueue(scene.stage.idle, unique="new", transaction=connection)
+        call(unique="new")
+        call(unique="new", transaction=connection)
 
 
 def lent(scene: Scene, before: str) -> None:
@@ -129,6 +138,11 @@ def lent(scene: Scene, before: str) -> None:
         with suppress(psycopg.Error):
             connection.execute(before)
         scene.stage.job(transaction=connection)
+
+
+def unmanaging_the_declared(scene: Scene) -> None:
+    """Have nobody manage a queue that the configuration declares."""
+    make_app("declares", sidejob_queues={"mail": {"limit": 5}}).sidejob.queue("mail").unmanage()
 
 
 UNWRITTEN: dict[str, Case] = {
@@ -166,6 +180,11 @@ UNWRITTEN: dict[str, Case] = {
     "an invalid name of a child": lambda s: s.job.enqueue(s.stage.idle, child_name=""),
     "`parent=` without `child_name=`, or the reverse": lambda s: s.sidejob.enqueue(s.stage.idle, parent=s.job),
     "a priority out of range": lambda s: s.stage.job(priority=10),
+    "a queue without a name": lambda s: s.sidejob.queue(""),
+    "`ordered` of a queue is not a boolean": lambda s: s.sidejob.queue("mail").configure(ordered="yes"),  # type: ignore[arg-type]
+    "a limit of a queue that is not a number of runs": lambda s: s.sidejob.queue("mail").configure(limit=0),
+    "`unmanage` of a queue that `sidejob_queues` declares": unmanaging_the_declared,
+    "a rate of a queue that is none": lambda s: s.sidejob.queue("mail").configure(rate="often"),
     "a countdown that is not a time": lambda s: s.job.run(countdown=float("inf")),
     "an unknown status": lambda s: s.job.wait("complete"),
     "`wait` with seconds where statuses belong": lambda s: s.job.wait(10),  # type: ignore[arg-type]
@@ -230,6 +249,9 @@ UNWRITTEN: dict[str, Case] = {
     "`on_duplicate=` is none of the three": lambda s: s.stage.job(unique="x", on_duplicate="ignore"),
     "`on_duplicate=` without `unique=`": lambda s: s.stage.job(on_duplicate="return"),
     "`unique=` beside `link=`, `chain` or a group": lambda s: s.stage.job(unique="x", link=[s.stage.idle.s()]),
+    "`unique=` of a signature that follows a call, in `link`, a chain or a chord": lambda s: s.stage.job(
+        link=[s.stage.idle.s().set(unique="x")]
+    ),
     "two new jobs of one call have one `unique=` and are not to share a job": lambda s: s.sidejob.enqueue_many(
         [{"task": s.stage.idle, "unique": "x", "on_duplicate": "refuse"}] * 2
     ),
@@ -238,6 +260,27 @@ UNWRITTEN: dict[str, Case] = {
     '`on_duplicate="replace"` with `transaction=`, where a job is to be replaced': lambda s: in_transaction(
         s, lambda transaction: s.stage.job(unique="mine", on_duplicate="replace", transaction=transaction)
     ),
+    "`capacity=` in a call": lambda s: s.stage.idle.apply_async(capacity=CapacityPool("pool", 1)),
+    "a pool's call of a task that is not durable": lambda s: CapacityPool("pool", 1).cast("ordinary"),
+    "a pool's call of a chain, a group or a chord": lambda s: CapacityPool("pool", 1).cast(group([s.stage.idle.s()])),
+    "an invalid name of a capacity pool": lambda s: CapacityPool("", 1),
+    "an invalid limit of a capacity pool": lambda s: CapacityPool("pool", 0),
+    "an invalid `shards=`": lambda s: CapacityPool("pool", 1, shards=0),
+    "an invalid `covers=`": lambda s: CapacityPool("pool", 1, covers="all"),
+    '`on_full="drop"` where slots are for what runs': lambda s: CapacityPool("pool", 1, covers="running").cast(
+        s.stage.idle, on_full="drop"
+    ),
+    "more shards than slots": lambda s: CapacityPool("pool", 1, shards=2),
+    "`resize` below the number of shards": lambda s: CapacityPool("pool", 2, shards=2).resize(1),
+    "an empty key in `for_key`": lambda s: CapacityPool("pool", 1).for_key(""),
+    "an invalid `weight=`": lambda s: CapacityPool("pool", 1).cast(s.stage.idle, weight=0),
+    "a weight that never fits": lambda s: CapacityPool("pool", 1).cast(s.stage.idle, weight=2),
+    "an invalid `on_full=`": lambda s: CapacityPool("pool", 1).cast(s.stage.idle, on_full="later"),
+    "an invalid `bounded=`": lambda s: CapacityPool("pool", 1).cast(s.stage.idle, bounded=None),
+    "`bounded=False` with `on_full=`": lambda s: CapacityPool("pool", 1).cast(
+        s.stage.idle, bounded=False, on_full="drop"
+    ),
+    "`timeout=` of a pool's `call` is not a time": lambda s: CapacityPool("pool", 1).call(s.stage.idle, timeout="soon"),  # type: ignore[arg-type]
     "two new jobs want one alias": lambda s: s.sidejob.enqueue_many([{"task": s.stage.idle, "aliases": ["x"]}] * 2),
     "the parent has a child of this name": lambda s: s.job.enqueue(s.stage.idle, child_name="kid"),
     "two new children want one name": lambda s: s.sidejob.enqueue_many(
@@ -256,6 +299,7 @@ IN_A_RUN: dict[str, Case] = {
         lambda s: s.inside(lambda job: s.other.terminate(without_shutdown=True))
     ),
     '`on_duplicate="replace"` in `job.unit(transaction=)`': (lambda s: s.inside(lambda job: replaced_in_block(job, s))),
+    "a pool's `call` in a task": lambda s: s.inside(lambda job: CapacityPool("pool", 1).call(s.stage.idle)),
     "`wait` inside a run": lambda s: s.inside(lambda job: s.other.wait()),
     "`commit_every` below 1": lambda s: s.inside(lambda job: list(job.for_inputs("a", commit_every=0))),
     "`commit_within` is not a time": lambda s: s.inside(lambda job: list(job.for_inputs("a", commit_within=-1))),
@@ -463,6 +507,30 @@ def replaced_too_late(scene: Scene) -> None:
     scene.stage.job(unique="mine", on_duplicate="replace")
 
 
+def overloaded(scene: Scene) -> None:
+    """Call a full pool."""
+    for _ in range(2):
+        CapacityPool("pool", 1).cast(scene.stage.idle)
+
+
+def declared_otherwise(scene: Scene) -> None:
+    """Use a pool that another declaration has made."""
+    for limit in (1, 2):
+        CapacityPool("pool", limit).cast(scene.stage.idle)
+
+
+def pooled_elsewhere(scene: Scene) -> None:
+    """Make a job of a task whose pool nobody has made, and whose code is not here."""
+    scene.stage.task(nothing, name="elsewhere", capacity=CapacityPool("pool", 1))
+    scene.sidejob.register_tasks()
+    scene.stage.sql("DELETE FROM capacity_pools")
+    client = make_app("client", sidejob_database_url=scene.stage.database_url)
+    try:
+        client.sidejob.enqueue("elsewhere")
+    finally:
+        client.close()
+
+
 def foreign_handle(scene: Scene) -> None:
     """Unpickle a handle beside another app."""
     app = make_app("beside", sidejob_database_url=scene.stage.database_url)
@@ -597,10 +665,18 @@ ELSEWHERE: dict[str, Case] = {
     "a worker starts and cannot write its heartbeat file": lambda s: HeartbeatFile("/no/such", every_s=2).clear(),
     "a worker starts with the pool eventlet": lambda s: pool_kind.check(get_implementation("eventlet")),
     "a worker starts with gevent, which was chosen too late": lambda s: pool_kind.check(get_implementation("gevent")),
-    "a task option of a later version": lambda s: s.stage.task(lambda job: None, capacity=5),
     '`unique=` of a durable task that is not done, with `on_duplicate="refuse"`': keyed_twice,
     '`on_duplicate="replace"` of a job that has begun': replaced_too_late,
-    "`unique=` in a transaction that sees an older state of the store": keyed_unseen,
+    "a call finds its pool full": overloaded,
+    "a pool that exists with another declaration": declared_otherwise,
+    "a job of a task whose code and whose pool are not here": pooled_elsewhere,
+    "`capacity=` of a task that is neither durable nor a sidejob task": lambda s: s.stage.app.task(
+        ordinary, name="pooled", shared=False, capacity=CapacityPool("pool", 1)
+    ).delay(),
+    "`unique=` in a transaction that sees an older state of the store": lambda s: keyed_unseen(s, s.stage.job),
+    "`unique=` of a durable task in a transaction that sees an older state of the store": (
+        lambda s: keyed_unseen(s, durable(s).apply_async)
+    ),
     '`on_duplicate="replace"` with `transaction=`, where a durable task is to be replaced': replaced_in_transaction,
     "a rate of runs is not valid": lambda s: s.stage.task(lambda job: None, run_rate="600/min"),
     '`on_run_rate="terminate"` without a rate': lambda s: s.stage.task(lambda job: None, on_run_rate="terminate"),

@@ -42,8 +42,15 @@ def ids(prefix: str, digits: int, *spans: tuple[int, int]) -> list[str]:
 
 
 PAGES = {
+    "capacity": [
+        *ids("BS-", 3, (1, 12), (20, 34), (40, 43), (50, 52), (60, 72), (80, 87)), *ids("B-S", 1, (1, 14)),
+    ],
     "durable_job": [
         *ids("DJ-", 3, (1, 10), (20, 34), (40, 46), (50, 54), (60, 73), (75, 81), (90, 95)), *ids("WD-", 2, (1, 25)),
+    ],
+    "qless": [
+        *ids("QL-", 3, (30, 34), (36, 36), (44, 46), (50, 54), (56, 57), (60, 61), (190, 193), (195, 197), (224, 224)),
+        *ids("B-Q", 1, (2, 2), (4, 4), (13, 13), (19, 20), (26, 26), (29, 30)),
     ],
     "reliable_fetch": [
         *ids("UL-", 3, (1, 2), (10, 13), (20, 27), (30, 34), (40, 42), (50, 59), (70, 75), (80, 82)),
@@ -56,9 +63,12 @@ PAGES = {
         *ids("SJ-", 3, (300, 312), (320, 325), (330, 339)), *ids("WS-", 2, (1, 33)),
     ],
 }  # fmt: skip
-"""What each page has, which is all that was found in the older system."""
-HOW_MANY = {"durable_job": 64 + 25, "reliable_fetch": 41 + 17 + 12 + 18, "sidejob": 235 + 33}
-MOST_THAT_DO_NOT_APPLY = {"durable_job": 5, "reliable_fetch": 8, "sidejob": 15}
+"""What each page has: all that was found in the older system, and of qless what concerns queues."""
+HOW_MANY = {
+    "capacity": 55 + 14, "durable_job": 64 + 25, "qless": 26 + 8, "reliable_fetch": 41 + 17 + 12 + 18,
+    "sidejob": 235 + 33,
+}  # fmt: skip
+MOST_THAT_DO_NOT_APPLY = {"capacity": 3, "durable_job": 5, "qless": 1, "reliable_fetch": 8, "sidejob": 15}
 """Of each page."""
 LATER = "later: web page"
 """What a line says whose counterpart comes with a page that is not made yet: it has neither a call nor a test."""

@@ -24,6 +24,7 @@ FOR_OURSELVES = {
 """What the package's own layers use of `SideJob`."""
 CLASSES = (
     "SideJob", "Job", "RunningJob", "Port", "DeadSet", "DeadEntry", "Packet", "PollReport", "Subscription", "Timer",
+    "CapacityPool", "SlotHolder", "Queue", "QueueCounts",
 )  # fmt: skip
 
 
@@ -93,7 +94,7 @@ def test_the_options_of_a_new_job() -> None:
 
 
 def test_the_options_of_tasks() -> None:
-    supported = task_options.OWN_OPTIONS - task_options.LATER_OPTIONS - task_options.OF_OTHERS
+    supported = task_options.OWN_OPTIONS - task_options.OF_OTHERS
     assert {row.partition("=")[0] for row in rows("Options of a sidejob task")} == supported
     for name in supported & vars(celery_sidejob.SideJobTask).keys():
         default = getattr(celery_sidejob.SideJobTask, name)

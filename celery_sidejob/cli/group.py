@@ -14,6 +14,7 @@ from .doctor import doctor
 from .drain import drain
 from .jobs import jobs
 from .poll import poll
+from .queues import pause, queues, resume, unmanage
 from .show import show
 from .stats import stats
 from .tasks import revoke
@@ -26,5 +27,8 @@ def sidejob() -> None:
     """Inspect durable jobs and their store, and act on them."""
 
 
-for _command in (jobs, show, tree, run, terminate, revoke, poll, stats, doctor, drain, dead, db, transport):
+for _command in (
+    jobs, show, tree, run, terminate, revoke, queues, pause, resume, unmanage, poll, stats, doctor, drain, dead, db,
+    transport,
+):  # fmt: skip
     sidejob.add_command(_command)

@@ -23,15 +23,16 @@ statuses = click.Choice([str(one) for one in Status])
 @task_option
 @queue_option
 @click.option("--parent", metavar="ID_OR_ALIAS", help="Only the children of this job.")
+@click.option("--unique", metavar="KEY", help="Only the open job that has this unique key.")
 @limit_option
 @click.option("--after", metavar="ID", type=click.IntRange(0, MOST), default=0, help="Only jobs after this id.")
 @answering
 def jobs(sidejob: Any, output: Output, /, limit: int, **chosen: Any) -> None:
     """List jobs by their ids, oldest first, with what a job waits for (`waiting_for`) beside its status.
 
-    Running jobs and up to 10,000 children of a job are found at once. To find failed jobs, or the queued jobs of one
-    queue, the command looks at them one by one; for other filters, at all jobs, until enough match: a million takes a
-    second.
+    Running jobs, up to 10,000 children of a job and the job of a key are found at once. To find failed jobs, or the
+    queued jobs of one queue, the command looks at them one by one; for other filters, at all jobs, until enough match:
+    a million takes a second.
     """
     with output.progress("Looking through the jobs"):
         found: list[Job] = sidejob.jobs(limit=limit, **{**chosen, "status": chosen["status"] or None})

@@ -65,6 +65,7 @@ def _facts(details: dict[str, Any]) -> RenderableType:
             "last run": details["ran_at"],
             "ended": None if details["in_run"] else details["ended_at"],
             "task id": details["task_id"],
+            "unique key": details["unique"],
             "runs begun": details["run_no"],
             "asked again": "yes, since this run began" if details["asked_again"] and details["in_run"] else None,
             "losses": details["losses"] or None,

@@ -78,11 +78,12 @@ def _tables(found: dict[str, Any], everything: bool) -> Iterator[RenderableType 
             name, _about(found, f"queues.{name}", queue["depth"]), queue["running"],
             *(_about(found, f"queues.{name}", queue[what]) for what in WAITING),
             duration(queue["oldest_due_s"]), queue["workers"],
+            "paused" if queue["paused"] else "" if queue["limit"] is None else f"at most {queue['limit']}",
         )
         for name, queue in found["queues"].items()
     ]  # fmt: skip
     yield table_if_any(
-        "Queue", "Due", "Running", "Scheduled", "Backoff", "Parked", "Not published", "Oldest waits for", "Workers",
+        "Queue", "Due", "Running", "Scheduled", "Backoff", "Parked", "Not published", "Oldest waits for", "Workers", "",
         rows=queues,
     )  # fmt: skip
     workers = [(worker["id"], worker["ident"], worker["broker"] or "", _life(worker)) for worker in found["workers"]]

@@ -20,6 +20,7 @@ def show_task(output: Output, task: dict[str, Any]) -> None:
         {
             "queue": task["queue"],
             "store": task["store"],
+            "unique key": task["unique"],
             "arguments": " ".join(part for part in (task["args"], task["kwargs"]) if part) or None,
             "due": task["due_at"],
             "expires": task["expires_at"],

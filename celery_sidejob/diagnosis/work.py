@@ -10,6 +10,7 @@ from ..model.finding import Finding, error, graded, warning, well
 from ..model.plural import counted
 from ..operations.runtime import Runtime
 from ..store import depths, health, parked, room, served, statistics, workers
+from ..store import queues as queue_rows
 from ..store.statement import Transaction
 
 T = TypeVar("T")
@@ -17,6 +18,8 @@ T = TypeVar("T")
 UNPUBLISHED_S = (10.0, 60.0)
 """For how long a message may wait for the broker: longer is a warning, an error."""
 UNSENT_S = 60.0
+FORGOTTEN_S = 3600.0
+"""For how long a queue may be paused while something waits there."""
 UNSERVED_S = 60.0
 """For how long runs may be due whose task no worker knows: such a worker may be restarting."""
 GIVE_UP = (
@@ -104,6 +107,20 @@ def tasks(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
         )  # fmt: skip
     if not (rows or unknown or parked_jobs):
         yield well("tasks", "every task of which a run is due is known to a worker")
+
+
+def paused(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
+    """Look for queues that were paused and perhaps forgotten: something has waited in them for long."""
+    found = [row for row in queue_rows.paused(executor, for_s=FORGOTTEN_S) if row.waiting]
+    for row in found:
+        why = f" ({row.pause_reason})" if row.pause_reason else ""
+        yield warning(
+            "paused queues", f"{row.name} has been paused for {row.paused_s / 3600:.1f} h{why}, and something waits",
+            meaning="Nothing of it begins until somebody resumes it.",
+            remedy=f"Resume it, if it was forgotten: celery -A <app> sidejob resume {row.name}.",
+        )  # fmt: skip
+    if not found:
+        yield well("paused queues", "no queue was paused and forgotten")
 
 
 def full_ports(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:

@@ -49,7 +49,7 @@ def warn(app: Celery) -> None:
 def _means_to_be(app: Celery, name: str) -> bool:
     task = app.tasks[name]
     return getattr(task, "durable", None) is None and bool(
-        (OF_ORDINARY_TASKS - {"durable"}) & given(type(task), app.Task).keys()
+        (OF_ORDINARY_TASKS - {"durable", "capacity"}) & given(type(task), app.Task).keys()
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from celery.app.task import Task
 
+from ..jobs.capacity import CapacityPool
 from ..model import retention
 from ..model.checks import SLIP, Form, is_number, is_seconds, misfit, nearest
 from ..model.durable import ON_LOST
@@ -31,18 +32,16 @@ FORMS: Mapping[str, Form] = {
     "on_run_rate": ("'delay' or 'terminate'", lambda value: value in ON_RUN_RATE),
     "publish_status": _FLAG,
     "retention": (retention.FORM, retention.is_retention),
+    "capacity": ("a CapacityPool", lambda value: isinstance(value, CapacityPool)),
 }
 """The values that each option may have; ports are parsed instead."""
-
-LATER_OPTIONS = frozenset({"capacity"})
-"""Refused as long as nothing acts on them."""
 
 OF_OTHERS = frozenset({"durable", "locks_late"})
 """Options of ours that are for ordinary tasks."""
 
-OWN_OPTIONS = LATER_OPTIONS.union(FORMS, ("inports", "outports"))
+OWN_OPTIONS = frozenset(FORMS).union(("inports", "outports"))
 
-OF_ORDINARY_TASKS = frozenset({"durable", "on_lost", "max_losses", "locks_late"})
+OF_ORDINARY_TASKS = frozenset({"durable", "on_lost", "max_losses", "locks_late", "capacity"})
 
 PLAIN_WORDS = frozenset({"lease", "retention", "capacity"})
 """Options of ours that a project may well have as attributes of its ordinary tasks, with a meaning of its own."""
@@ -54,8 +53,6 @@ def check_options(options: dict[str, Any]) -> dict[str, Any]:
         meant = _meant(name, OWN_OPTIONS)
         if meant is not None:
             raise SettingsError(f"{name!r} is no option of a sidejob task. Did you mean {meant!r}?")
-    for name in sorted(LATER_OPTIONS & options.keys()):
-        raise SettingsError(f"The task option {name!r} is not supported yet: leave it out.")
     for name in sorted(OF_OTHERS & options.keys()):
         raise SettingsError(
             f"The task option {name!r} is for ordinary tasks; a sidejob task makes jobs, which are durable as they "
@@ -83,6 +80,15 @@ def check_durable(task: Any) -> None:
             f"locks_late is for tasks that may be repeated, and {task.name} must not be (on_lost is 'dead'): of a run "
             "that dies before its lock nothing is known, so it begins again. Say on_lost='requeue' if it may, or leave "
             "locks_late out."
+        )
+
+
+def check_capacity(task: Any) -> None:
+    """Refuse a capacity pool of a task that has no rows: nobody could count them."""
+    if isinstance(getattr(task, "capacity", None), CapacityPool):
+        raise SettingsError(
+            f"capacity= of {task.name} needs rows, and its messages have none: make it durable with durable=True or "
+            "sidejob_durable_tasks, or decorate it with @sidejob_task."
         )
 
 

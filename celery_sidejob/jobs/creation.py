@@ -24,6 +24,7 @@ from ..model.errors import (
 )
 from ..model.names import alias_taken, check_alias, check_child_name, check_key, child_name_taken
 from ..model.port import NO_DATA, PortOptions, parse_ports
+from ..operations import capacity
 from ..operations.after_commit import AfterCommit, follow
 from ..operations.runtime import Runtime
 from ..operations.unit_of_work import carry_out
@@ -31,8 +32,8 @@ from ..store import askings, jobs
 from ..store.errors import NoAnswer, OutcomeUnknown
 from ..store.statement import Transaction
 from ..unit.lookup import locate
-from ..unit.open_unit import active
-from .uniqueness import create_unique, with_the_replaced
+from ..unit.open_unit import OpenUnit, active
+from .uniqueness import create_unique, first_of_each, with_the_replaced
 
 Ports = Mapping[str, PortOptions]
 
@@ -71,6 +72,12 @@ def draft(  # noqa: PLR0913 - the options of a new job
         raise InvalidValueError(f"state= takes a mapping of keys to values, not a {type(state).__name__}.")
     limit = runtime.settings.max_value_bytes
     wait_s, due_at = when(runtime, eta=call.eta, countdown=call.countdown)
+    admission, columns = call.admission, dict(call.columns)
+    if admission is not None:
+        runs = admission.pool.covers == "running"
+        columns |= {"pool": admission.pool.name, "pool_weight": admission.weight, "pool_runs": runs}
+        if wait_s is not None or due_at is not None:
+            admission = replace(admission, mode="wait")
     return NewJob(
         task_id=call.task_id,
         task=call.task,
@@ -80,10 +87,11 @@ def draft(  # noqa: PLR0913 - the options of a new job
         kwargs=values.encode(dict(call.kwargs), limit=limit, what="kwargs"),
         parent_id=_parent_id(runtime, call, parent, child_name, executor),
         name=child_name,
-        **call.columns,
+        **columns,
         **{name: OPTIONS[name](name, value) for name, value in given.items()},
         options=json.dumps(dict(call.options)) if call.options else None,
         unique=call.unique,
+        admission=admission,
         due_at=due_at,
         wait_s=wait_s,
         ports=port_rows((call.inports, call.outports), inports, outports),
@@ -102,10 +110,12 @@ def create(runtime: Runtime, drafts: Sequence[NewJob], transaction: Any = None) 
     """
     if not drafts:
         return ()
-    _check_names_among(drafts)
-    if any(new.unique is not None for new in drafts):
-        return create_unique(runtime, drafts, partial(_create, runtime, transaction=transaction), transaction)
-    return _create(runtime, drafts, transaction)
+    _check_names_among(first_of_each(drafts))
+    capacity.prepare(runtime, [new.admission for new in drafts])
+    with capacity.refusing(runtime):
+        if any(new.unique is not None for new in drafts):
+            return create_unique(runtime, drafts, partial(_create, runtime, transaction=transaction), transaction)
+        return _create(runtime, drafts, transaction)
 
 
 def _create(runtime: Runtime, drafts: Sequence[NewJob], transaction: Any) -> Sequence[NewJob]:
@@ -120,6 +130,7 @@ def _create(runtime: Runtime, drafts: Sequence[NewJob], transaction: Any) -> Seq
     made = _numbered(drafts, jobs.next_ids(runtime.connections, len(drafts)))
     if unit is None:
         return _until_known(runtime, drafts, lambda: _create_all(runtime, made))
+    _check_room(runtime, unit, made)
     for change in with_the_replaced(made):
         unit.add(change)
     return made
@@ -211,16 +222,34 @@ def _is_plain(new: NewJob) -> bool:
     return new.parent_id is None and not (new.ports or new.aliases or new.state or new.unique)
 
 
-def _create_plain(runtime: Runtime, drafts: Sequence[NewJob]) -> list[NewJob]:
-    def work(executor: Transaction) -> Sequence[Any]:
-        return jobs.insert(executor, drafts, check_interval_s=runtime.settings.lost_after)
+def _check_room(runtime: Runtime, unit: OpenUnit, made: Sequence[NewJob]) -> None:
+    """Refuse at the call, inside a run, what finds a full pool now; the commit takes the slots."""
+    judged = [admission for admission in map(capacity.judged, made) if admission is not None]
+    if not judged:
+        return
+    pending = Counter[str]()
+    for new in unit.new_jobs().values():
+        if (admission := capacity.judged(new)) is not None:
+            pending[admission.pool.name] += admission.weight
+    for admission in judged:
+        capacity.check_room(runtime.connections, admission, pending=pending[admission.pool.name])
+        pending[admission.pool.name] += admission.weight
 
-    rows = runtime.connections.transact("enqueue", work, single=True)
+
+def _create_plain(runtime: Runtime, drafts: Sequence[NewJob]) -> list[NewJob]:
+    is_admitted = any(map(capacity.judged, drafts))
+
+    def work(executor: Transaction) -> Sequence[Any]:
+        admitted = capacity.admit(executor, drafts) if is_admitted else drafts
+        return jobs.insert(executor, admitted, check_interval_s=runtime.settings.lost_after)
+
+    rows = runtime.connections.transact("enqueue", work, single=not is_admitted)
     made = _numbered(drafts, [row.job_id for row in rows])  # ids grow in the order of the drafts
     after_commit = AfterCommit()
     for new, row in zip(made, rows, strict=True):
         after_commit.created(new, row)
     follow(runtime, after_commit)
+    capacity.ring(runtime, after_commit.pools)
     return made
 
 

@@ -26,7 +26,7 @@ from ..model.changes import (
     UnsetState,
 )
 from ..model.channel import job as channel_of_job
-from ..model.checks import LONGEST_S, check_texts, is_keepable, is_seconds, shown
+from ..model.checks import LONGEST_S, check_texts, is_keepable, is_number, is_seconds, shown
 from ..model.columns import SHOWN
 from ..model.errors import (
     DuplicateError,
@@ -42,6 +42,7 @@ from ..model.names import alias_taken, check_alias, check_child_name, check_key,
 from ..model.port import WILDCARD
 from ..model.status import FINISHED, Status, statuses_of
 from ..operations.deletion import delete
+from ..operations.queues import set_priority
 from ..operations.runtime import Runtime
 from ..operations.shutdown import end_without_shutdown
 from ..operations.unit_of_work import carry_out
@@ -172,6 +173,7 @@ class Job:
             "ran_at": row.ran_at,
             "ended_at": row.ended_at,
             "task_id": row.task_id,
+            "unique": redacted(row.unique_key),
             "in_run": row.unit_no is not None,
             "asked_again": row.asked_again,
             "run_no": row.run_no,
@@ -254,11 +256,12 @@ class Job:
 
     @property
     def waiting_for(self) -> list[str]:
-        """Why the job's next run does not begin now: `timer`, `retry`, `rate`, `room`, `no worker`; asks the store.
+        """Why the job's next run does not begin now; asks the store.
 
-        Empty if it may begin, if it is in progress, and if no run is owed. `room`: its last run wrote to a full port,
-        and the job runs again when there is room. `no worker`: no live worker of the job's queue knows its task; the
-        job goes on by itself once one does. In a run it is as the store has it.
+        Each is `timer`, `retry`, `pause`, `limit`, `rate`, `room` or `no worker`. Empty if it may begin, if it is in
+        progress, and if no run is owed. `pause`, `limit`: those of its queue; `rate`: its own or its queue's. `room`:
+        its last run wrote to a full port, and the job runs again when there is room. `no worker`: no live worker of the
+        job's queue knows its task; the job goes on by itself once one does. In a run it is as the store has it.
         """
         unit = active()
         if unit is not None and self.id in unit.new_jobs():
@@ -267,6 +270,17 @@ class Job:
         if found is None:
             raise self._not_found()
         return found
+
+    def set_priority(self, priority: int) -> Job:
+        """Change the job's priority, from 0 to 9, higher is sooner; at once, also in a run, and for what waits already.
+
+        In a managed queue the order is exact, and equal priorities keep theirs. In another queue a message that waits
+        in the broker is sent again with the new priority: that makes it sooner, and not later.
+        """
+        if not is_number(priority, most=9):
+            raise InvalidValueError(f"priority is a number from 0 to 9, higher is sooner; not {shown(priority)}.")
+        set_priority(self._runtime, self.id, priority)
+        return self._forget()
 
     def terminate(self, *, recursive: bool = False, without_shutdown: bool = False, transaction: Any = None) -> Job:
         """Ask for the job's shutdown, with `recursive` for everything below it too. It supersedes earlier asks.
@@ -633,6 +647,11 @@ def _no_origin(runtime: Runtime) -> tuple[str, ...] | None:
 
 _runtime_of: Callable[[Sequence[str] | None], Runtime] = _no_runtime
 _origin_of: Callable[[Runtime], tuple[str, ...] | None] = _no_origin
+
+
+def runtime_here() -> Runtime:
+    """Return the runtime of the present app, or of the only one here; SettingsError without one."""
+    return _runtime_of(None)
 
 
 def use_apps(

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ..model.changes import Change, NewJob, Terminate
-from ..model.errors import IllegalMoveError, InvalidValueError, JobNotFoundError
+from ..model.errors import IllegalMoveError, InvalidValueError
 from ..operations.runtime import Runtime
 from ..operations.unique_keys import KeysTakenError, is_replaced
 from ..store import unique_keys
@@ -28,7 +28,7 @@ def create_unique(
     another job has got one meanwhile, the run begins again. Raises DuplicateError as the drafts say.
     """
     unit = active() if transaction is None else None
-    left = _first_of_each(drafts)
+    left = first_of_each(drafts)
     found: dict[str, int] = {}
     taken: Mapping[str, Any] = {} if unit is None else _holders(runtime, unit, left)
     while True:
@@ -39,21 +39,12 @@ def create_unique(
             break
         except KeysTakenError as error:
             taken = error.holders
-        except JobNotFoundError:
-            if all(new.replaces is None for new in wanted):
-                raise
-            taken = {}  # a job that was to be replaced is gone
     of_key: dict[str, NewJob | int] = {**found}
     of_key.update({new.unique.key: new for new in made.values() if new.unique is not None})
     return [made[new.task_id] if new.unique is None else of_key[new.unique.key] for new in drafts]
 
 
-def with_the_replaced(made: Sequence[NewJob]) -> Sequence[Change]:
-    """Return the changes that make these jobs, and terminate those that they replace."""
-    return [*made, *(Terminate(new.replaces) for new in made if new.replaces is not None)]
-
-
-def _first_of_each(drafts: Sequence[NewJob]) -> list[NewJob]:
+def first_of_each(drafts: Sequence[NewJob]) -> list[NewJob]:
     """Leave out drafts that are to use the job of an earlier one with the same key."""
     first: dict[str, NewJob] = {}
     left = []
@@ -66,6 +57,11 @@ def _first_of_each(drafts: Sequence[NewJob]) -> list[NewJob]:
                 "on_duplicate='return', which uses the first."
             )
     return left
+
+
+def with_the_replaced(made: Sequence[NewJob]) -> Sequence[Change]:
+    """Return the changes that make these jobs, and terminate those that they replace."""
+    return [*made, *(Terminate(new.replaces) for new in made if new.replaces is not None)]
 
 
 def _judged(new: NewJob, taken: Mapping[str, Any], found: dict[str, int], transaction: Any) -> NewJob:

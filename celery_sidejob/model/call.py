@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from .capacity import Admission
 from .port import PortOptions
 from .unique import Unique
 
@@ -28,5 +29,6 @@ class Call:
     eta: datetime | None
     countdown: float | None
     unique: Unique | None = None
+    admission: Admission | None = None
     options: Mapping[str, Any]
     """The Celery options of its first asking (link, chain, headers, …), as JSON values."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
+from .capacity import Admission
 from .columns import JobColumns
 from .unique import Unique
 
@@ -48,6 +49,9 @@ class NewJob(JobColumns):
     unique: Unique | None = None
     replaces: int | None = None
     """The job whose unique key this one takes, if no run of it has begun."""
+    admission: Admission | None = None
+    slot: int | None = None
+    """The shard of its capacity pool in which it has its slots, once it was admitted."""
 
 
 @dataclass(frozen=True, slots=True)

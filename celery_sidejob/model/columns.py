@@ -53,6 +53,10 @@ class JobColumns:
     rate_interval_s: float | None = field(default=None, metadata=_column("double precision"))
     rate_burst: int | None = field(default=None, metadata=_column("int"))
     rate_terminates: bool | None = field(default=None, metadata=_column("boolean"))
+    limit_key: str | None = field(default=None, metadata=_column("text", shown="limit_key", check=check_label))
+    pool: str | None = field(default=None, metadata=_column("text", shown="pool"))
+    pool_weight: int | None = field(default=None, metadata=_column("smallint"))
+    pool_runs: bool | None = field(default=None, metadata=_column("boolean"))
 
 
 COLUMNS = tuple(Column(each.name, **each.metadata) for each in fields(JobColumns))

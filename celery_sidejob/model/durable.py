@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from .capacity import Admission
 from .checks import is_number
 from .names import why_not_name
 
@@ -111,6 +112,9 @@ class Message:
     unique_key: str | None = None
     replaces: str | None = None
     """The task id of the message whose unique key this one takes, if no run of it has begun."""
+    admission: Admission | None = None
+    slot: int | None = None
+    """The shard of its capacity pool in which it has its slots, once it was admitted."""
 
     @property
     def content(self) -> Content:

@@ -93,6 +93,27 @@ class DuplicateError(SideJobError):
         self.task_id = task_id
 
 
+class PoolConflictError(SideJobError):
+    """A capacity pool exists with another declaration. Two processes must not count by different rules."""
+
+
+class Overloaded(SideJobError):
+    """A capacity pool is full, and nothing was written.
+
+    `pool` is its name, `limit` its slots, and `used` how many of them are taken. `retry_after` is the number of seconds
+    after which a slot is likely to be free, by how many were freed lately.
+    """
+
+    def __init__(
+        self, message: str, *, pool: str = "", limit: int = 0, used: int = 0, retry_after: float = 0.0
+    ) -> None:
+        super().__init__(message)
+        self.pool = pool
+        self.limit = limit
+        self.used = used
+        self.retry_after = retry_after
+
+
 class ChildNameTakenError(SideJobError):
     """The parent has another child of this name."""
 

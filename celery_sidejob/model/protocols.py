@@ -229,3 +229,16 @@ class Tasks(Protocol):
     def result(self, task_id: str) -> Any:
         """Return Celery's handle for the result of an asking."""
         ...
+
+    def overloaded(self, pool: str, *, limit: int, used: int, retry_after: float) -> Exception:
+        """Return the error of a call that a full capacity pool refuses: ours and kombu's at once."""
+        ...
+
+    def apply_async(self, task: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -> Any:
+        """Call a task, a name or a signature of one task as Celery does; returns its result."""
+        ...
+
+    @property
+    def in_task(self) -> bool:
+        """Whether this thread is in a task of a worker."""
+        ...

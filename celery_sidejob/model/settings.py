@@ -19,6 +19,7 @@ from typing import Any
 from . import store_url
 from .checks import SLIP, in_seconds, is_number, is_seconds, nearest
 from .errors import SettingsError
+from .queue import is_declaration
 from .retention import FORM, FORM_BY_TASK, Retention, from_text, is_retention, is_retention_by_task
 
 
@@ -130,6 +131,12 @@ _BOOLEAN = Kind(
     "True or False (in the environment 1, true, yes, on, 0, false, no, off)",
     lambda value: isinstance(value, bool), from_text=lambda text: _BOOLEANS.get(text.strip().lower()),
 )  # fmt: skip
+_QUEUES = Kind(
+    'a mapping of queues to settings, such as {"mail": {"limit": 5}}, set in the configuration: ordered, limit, '
+    "limit_per_key, rate, pool",
+    is_declaration,
+    lambda given: {name: dict(settings) for name, settings in given.items()},
+)
 _STORE_DOWN = Kind('"error" or "publish"', lambda value: value in ("error", "publish"))
 _CALLABLE = Kind("a callable, set in the configuration (the environment cannot hold one)", callable)
 
@@ -190,6 +197,9 @@ class Settings:
         Retention(timedelta(days=180)), _or_none(_RETENTION_BY_TASK),
         "how long entries of the dead set are kept, and how many; None is all for ever",
     )  # fmt: skip
+    queues: dict[str, dict[str, Any]] | None = _setting(  # noqa: RUF009 - as above
+        None, _or_none(_QUEUES), "the settings of managed queues, applied when they differ from the last declaration"
+    )
     max_value_bytes: int = _setting(
         1_000_000, _COUNT, "the size limit of a packet, a state value and arguments, as JSON text"
     )

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
 from .checks import check_label, shown
 from .errors import InvalidValueError
 
-FOLLOWERS = ("link", "link_error", "chain", "chord", "group_id")
+FOLLOWERS = ("link", "link_error", "chain", "chord")
+"""Options with the signatures of what follows a call."""
+WAITED_FOR = (*FOLLOWERS, "group_id")
 """Options by which something follows a call, or waits for its task id."""
+COMPOSED = ("chain", "group", "chord")
+"""Kinds of signatures that contain others."""
 
 OnDuplicate = Literal["return", "refuse", "replace"]
 
@@ -25,8 +30,15 @@ class Unique:
     def take(cls, options: dict[str, Any]) -> Unique | None:
         """Take `unique` and `on_duplicate` out of the options of a call, and check them; None if no key is given.
 
-        What follows the call, or waits for its task id, would be lost if an open job or task were used instead.
+        What follows the call, or waits for its task id, would be lost if an open job or task were used instead. And it
+        can have no key itself: a worker calls it, and nobody would be told that an open one has the key.
         """
+        for name in FOLLOWERS:
+            if (given := options.get(name)) and (keyed := next(_with_keys(given), None)) is not None:
+                raise InvalidValueError(
+                    f"unique= of {keyed.get('task')} cannot be part of {name}=: a worker calls what follows another "
+                    "call, and nobody would be told that an open one has the key. Call it in a task's body instead."
+                )
         unique, on_duplicate = options.pop("unique", None), options.pop("on_duplicate", None)
         if on_duplicate is not None and on_duplicate not in get_args(OnDuplicate):
             raise InvalidValueError(
@@ -37,10 +49,25 @@ class Unique:
                 raise InvalidValueError("on_duplicate= says what happens to a second job of a key: give unique=, too.")
             return None
         made = cls(check_label("unique", unique), cast(OnDuplicate, on_duplicate or "return"))
-        lost = next((name for name in FOLLOWERS if options.get(name)), None)
+        lost = next((name for name in WAITED_FOR if options.get(name)), None)
         if lost is not None and made.on_duplicate == "return":
             raise InvalidValueError(
                 f"unique= beside {lost}= needs on_duplicate='refuse' or 'replace': if the open one were used instead, "
                 "what follows the call would be lost."
             )
         return made
+
+
+def _with_keys(signatures: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the signatures that have a unique key, of one or several, and of all that follows or is part of them."""
+    for one in signatures if isinstance(signatures, list | tuple) else [signatures]:
+        if not isinstance(one, Mapping):
+            continue
+        options = one.get("options") or {}
+        if options.get("unique") is not None:
+            yield one
+        for name in FOLLOWERS:
+            yield from _with_keys(options.get(name))
+        if one.get("subtask_type") in COMPOSED:
+            for name in ("tasks", "header", "body"):
+                yield from _with_keys((one.get("kwargs") or {}).get(name))

@@ -54,6 +54,8 @@ class AfterCommit:
     """The channels whose messages are kept, and delivered next."""
     announcements: list[tuple[str, str]] = field(default_factory=list)
     """Published messages: (channel, JSON text)."""
+    pools: set[str] = field(default_factory=set)
+    """The capacity pools of which jobs that are to run may have got slots."""
     log_kept: bool = False
     """Whether a port was made that subscribes to the log."""
 
@@ -62,6 +64,8 @@ class AfterCommit:
         self.events.append(JobMoved(new.id, new.task, None, Status.QUEUED))
         if row.for_run is not None:
             self.doorbells.append(Doorbell.of(new.id, new, row, new.options))
+        elif new.pool is not None:
+            self.pools.add(new.pool)
 
     def ports_changed(self, ports: Iterable[Any]) -> None:
         """Note whether one of these ports keeps the log: this process then asks anew who listens."""

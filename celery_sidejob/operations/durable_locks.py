@@ -12,11 +12,12 @@ from ..store.errors import NoAnswer, OutcomeUnknown, repeat
 from ..store.outbox import holds, tasks
 from ..store.statement import Transaction
 from ..store.task_end import TaskEnd
-from . import deferred_locks
+from . import deferred_locks, permits
 from .after_commit import tell
 from .contents import is_forged
 from .durable_runs import Run, current, lease_lost
 from .failover import deduplication
+from .permits import AtGateError
 from .retrying import patience_s, patiently
 from .runtime import Runtime
 from .task_run_end import end_task_runs
@@ -27,6 +28,8 @@ def begin(  # noqa: PLR0913 - the lock's own columns
 ) -> bool:
     """Lock the row; False if the delivery must not run: it is a copy, or forged.
 
+    Raises `AtGateError` if the gate of its managed queue is closed: its message waits there now.
+
     `is_here`: this process already runs the task. A lock of its own then belongs to that run, and is no lost answer.
     """
 
@@ -34,9 +37,12 @@ def begin(  # noqa: PLR0913 - the lock's own columns
         begun = holds.begin(
             executor, run.key, run.content, worker_id=run.worker_id, pid=pid, on_lost=on_lost, max_losses=max_losses
         )
-        if begun and noted:
+        if begun is None:
+            return False
+        run.pool = begun.pool
+        if noted:
             duplicates.note(executor, [(run.key[0], str(address.call))], kept_s=duplicates.RECENT_S)
-        return begun
+        return True
 
     def once() -> bool:
         return runtime.connections.transact("durable-begin", work, single=not noted, within_s=within_s)
@@ -49,6 +55,8 @@ def begin(  # noqa: PLR0913 - the lock's own columns
         raise  # a second try would get no answer either
     except OutcomeUnknown:
         begun = once() or _is_mine(runtime, run, pid=pid, is_here=is_here)
+    if not begun:
+        begun = _begin_by_permit(runtime, run, pid=pid, on_lost=on_lost, max_losses=max_losses)
     return begun and _counts(runtime, run, address)
 
 
@@ -69,24 +77,30 @@ def has_lock(runtime: Runtime, run: Run) -> bool:
 def adopt(runtime: Runtime, run: Run, message: Message, *, pid: int, on_lost: str, max_losses: int) -> bool:
     """Keep a message that came without a row, locked for its run; False if it has a row, or another delivery made one.
 
+    Raises `AtGateError` as `begin` does.
+
     Its publisher had no extension, or no store that answered; in that case a store may have its row after all.
     """
     address = Address(call=message.call if runtime.stores.several else None, unconfirmed=True)
     noted = deduplication.is_to_be_noted(address)
 
-    def work(executor: Transaction) -> bool:
+    def work(executor: Transaction) -> holds.Adopted | None:
         adopted = holds.adopt(
             executor, message, worker_id=run.worker_id, pid=pid, on_lost=on_lost, max_losses=max_losses,
             check_interval_s=runtime.settings.lost_after,
         )  # fmt: skip
-        if adopted and noted:
+        if adopted is not None and noted:
             duplicates.note(executor, [(run.key[0], str(address.call))], kept_s=duplicates.RECENT_S)
         return adopted
 
-    def once() -> bool:
+    def once() -> holds.Adopted | None:
         return runtime.connections.transact("durable-begin", work, single=not noted, within_s=patience_s(runtime))
 
-    return repeat(once) and _counts(runtime, run, address)
+    adopted = repeat(once)
+    begun = adopted is not None and (
+        adopted.begun or _begin_by_permit(runtime, run, pid=pid, on_lost=on_lost, max_losses=max_losses)
+    )
+    return begun and _counts(runtime, run, address)
 
 
 def check_hold() -> bool:
@@ -122,6 +136,18 @@ def take_from_the_dead(runtime: Runtime) -> int:
 
 
 # --------------------------------------------------------------------------------------------------------------------
+
+
+def _begin_by_permit(runtime: Runtime, run: Run, *, pid: int, on_lost: str, max_losses: int) -> bool:
+    begun, run.slot_in, waits = permits.begin_task(
+        runtime, run.key, run.content, worker_id=run.worker_id, pid=pid, on_lost=on_lost, max_losses=max_losses
+    )
+    if waits:
+        raise AtGateError(f"task {run.key[0]} waits at the gate of its queue")
+    if begun is None:
+        return False
+    run.pool = begun.pool
+    return True
 
 
 def _is_mine(runtime: Runtime, run: Run, *, pid: int, is_here: bool) -> bool:

@@ -69,6 +69,10 @@ class Run:
     has_ended: bool = False
     """The end, which was given up once, was written later."""
     traceback: str | None = None
+    slot_in: str | None = None
+    """The managed queue in which the end of this run frees a slot."""
+    pool: str | None = None
+    """The capacity pool in which the end of this task frees a slot."""
     late: LateLock | None = None
     """The state of the lock, where it is written later."""
     stopping: Callable[[], bool] = lambda: False

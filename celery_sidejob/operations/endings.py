@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..model.changes import Change, NewJob, Terminate
+from ..model.crash_points import reach
 from ..model.errors import JobNotFoundError
 from ..model.messages import FORMAT
 from ..model.run_end import RunEnd
@@ -14,11 +15,13 @@ from ..model.status import ASKABLE, Status
 from ..store import claims, jobs, tree_terminations
 from ..store.errors import Moved
 from ..store.statement import Transaction
+from . import capacity
 from .after_commit import AfterCommit, follow
 from .follow_up import follow_up
 from .hold import Hold, check_fence, lease_lost, repeat_until_known
 from .job_run_end import Ending, end_job_run
 from .limits import wait_for_room
+from .permits import freed
 from .runs import Unit, consume
 from .runtime import Runtime
 from .unit_of_work import Applied
@@ -31,8 +34,18 @@ def end(runtime: Runtime, hold: Hold, unit: Unit | None, ending: Ending, *, from
     Raises LeaseLostError if the run was no longer current: then nothing was applied.
     """
 
-    if unit is not None and not from_outside and (ended := _end_quietly(runtime, hold, unit, ending)) is not None:
-        return ended
+    ended = None
+    if unit is not None and not from_outside:
+        ended = _end_quietly(runtime, hold, unit, ending)
+    if ended is None:
+        ended = _end_under_lock(runtime, hold, unit, ending, from_outside=from_outside)
+    reach("end:before-freed")
+    freed(runtime, hold.slot_in)
+    capacity.ring(runtime, [hold.row.pool])
+    return ended
+
+
+def _end_under_lock(runtime: Runtime, hold: Hold, unit: Unit | None, ending: Ending, *, from_outside: bool) -> str:
     known: Mapping[int, int | None] | None = {hold.job_id: hold.row.parent_id}
 
     def work(executor: Transaction) -> tuple[Applied, str]:

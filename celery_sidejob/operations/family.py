@@ -11,7 +11,7 @@ from ..model.status import Status
 from ..store import aliases, jobs, ports, state, trees
 from ..store.errors import Moved
 from ..store.statement import Transaction
-from . import unique_keys
+from . import capacity, unique_keys
 from .after_commit import AfterCommit
 from .being_deleted import is_being_deleted
 from .lock_set import LockSet
@@ -39,7 +39,8 @@ class Family:
         executor = self._executor
         for job in new:
             self._check_parent(job)
-        unique_keys.take(executor, new, self._lock_set)
+        unique_keys.take(executor, new)
+        new = self._admitted(new)
         for row in jobs.insert(executor, new, check_interval_s=self._check_interval_s):
             self._lock_set.statuses[row.job_id] = Status.QUEUED
             self._after_commit.created(self._lock_set.new[row.job_id], row)
@@ -55,6 +56,17 @@ class Family:
         initial = {(job.id, key): value for job in new for key, value in job.state.items()}
         if initial:
             state.put(executor, initial)
+
+    def _admitted(self, new: Sequence[NewJob]) -> Sequence[NewJob]:
+        """Take the slots of new jobs in their capacity pools, after all other locks."""
+        if not any(map(capacity.judged, new)):
+            return new
+        try:
+            return capacity.admit(self._executor, new)
+        except capacity.PoolFullError as full:
+            if self._own is None:
+                raise
+            raise capacity.PoolFilledError(full.admission) from None
 
     def apply(self, change: FamilyChange) -> None:
         """Change aliases or parents."""

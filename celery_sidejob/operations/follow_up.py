@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from . import capacity
 from .after_commit import AfterCommit, follow
 from .noted_asks import apply_noted_asks
 from .publications import deliver
@@ -20,3 +21,4 @@ def follow_up(runtime: Runtime, after_commit: AfterCommit, *, to_the_end: bool =
     if to_the_end:
         terminate_pages(runtime, after_commit.trees, to_the_end=True)
     deliver(runtime, after_commit.undelivered)
+    capacity.ring(runtime, after_commit.pools)

@@ -41,6 +41,8 @@ class Hold:
     """The job's children as the claim saw them; None if there are very many, and for a shutdown."""
     ports: KeptPorts = field(default_factory=dict)
     """Rows of ports that earlier units of the run have read; see `LockSet`."""
+    slot_in: str | None = None
+    """The managed queue in which the end of this run frees a slot."""
     in_doubt: bool = False
     """Whether a commit of this run may still continue behind a broken connection, also after a later try failed."""
 

@@ -118,7 +118,10 @@ def _write(  # noqa: PLR0913 - as above
 def _follow_closing(
     runtime: Runtime, executor: Transaction, hold: Hold, row: Any, ending: Ending, after_commit: AfterCommit
 ) -> None:
-    """Write the continuations of the asking that was just closed, and have its result stored in the backend."""
+    """Write the continuations of the asking that was just closed, and have its result stored in the backend.
+
+    A job that now waits for a timer alone keeps the asking's unique key, as one that goes on does.
+    """
     job, options = hold.row, json.loads(row.options) if row.options else None
     ended = Outcome(
         row.task_id, job.id, job.task, job.queue, str(ending.outcome), ending.result, options, job.args, job.kwargs
@@ -133,6 +136,8 @@ def _follow_closing(
         after_commit.outcomes.append(ended)
     elif options:
         askings.mark_stored(executor, [row.task_id])
+    if row.status == Status.QUEUED and not row.goes_on:
+        askings.keep_key(executor, hold.job_id)
 
 
 def _arm_next_run(
@@ -144,7 +149,7 @@ def _arm_next_run(
     if is_queued and (row.task_id or ending.outcome == Status.TERMINATED):
         task_id = askings.open_next(executor, hold.job_id)
     elif row.task_id:
-        task_id = str(uuid.uuid4())
+        task_id = askings.keep_key(executor, hold.job_id) or str(uuid.uuid4())  # of the shutdown
     wait_s = ending.retry_in_s if is_queued else 0.0
     armed = arming.rearm(
         executor, hold.job_id, task_id=task_id, wait_s=wait_s, moved=ending.moved,

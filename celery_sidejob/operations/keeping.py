@@ -13,14 +13,15 @@ from typing import Any, TypeVar
 
 from ..model.durable import Message
 from ..model.encoded import Encoded
-from ..model.errors import InvalidValueError, StoreUnavailableError
+from ..model.errors import DuplicateError, InvalidValueError, StoreUnavailableError
 from ..store import duplicates
-from ..store.borrowed.borrowed import Borrowed
+from ..store.borrowed.borrowed import SERIALIZATION_FAILURE, Borrowed, code_of
 from ..store.connection.own_executor import OwnExecutor
-from ..store.errors import OutcomeUnknown, repeat
+from ..store.errors import OutcomeUnknown, RowsLocked, repeat
 from ..store.outbox import tasks
 from ..store.outbox.tasks import Kept, Waits
 from ..store.statement import Reader, Transaction
+from . import capacity
 from .failover.first import in_the_first
 from .lending import do_after_commit
 from .publishing import addressed, publish_kept
@@ -40,9 +41,10 @@ PAGE_TAKES_S = 1.0
 def keep(runtime: Runtime, message: Message) -> None:
     """Keep a message and give it to the broker. Once this returns, the task runs or is in the dead set.
 
-    It is kept in the first store that answers. The wait for each store that does not is bounded: once per pause. Raises
-    StoreUnavailableError if no store answers, InvalidValueError if another message of this task id is not finished, and
-    KeyHeldError if another has its unique key.
+    It is kept in the first store that answers. The wait for each store that does not is bounded: once per pause. A
+    transaction that has kept a message with its unique key, and is still open, is waited for however long it takes:
+    that store answers. Raises StoreUnavailableError if no store answers, InvalidValueError if another message of this
+    task id is not finished, and KeyHeldError if another has its unique key.
     A message due later than `sidejob_timer_horizon` waits in the store. If the process dies between commit and
     publication, the sweeper publishes.
     """
@@ -51,6 +53,11 @@ def keep(runtime: Runtime, message: Message) -> None:
     there, tried, kept = in_the_first(runtime, lambda there, tried: _keep(there, message, tried, encoded))
     if not kept.waits:
         publish_kept(there, [replace(message, tried=tried) if tried else message], since=began, encoded=encoded[0])
+    capacity.ring(there, _pools([message]))
+
+
+class _NotKeptError(Exception):
+    """A message is not kept: the transaction that has taken its slots is rolled back."""
 
 
 def keep_again(runtime: Runtime, message: Message) -> None:
@@ -70,6 +77,8 @@ def keep_again(runtime: Runtime, message: Message) -> None:
     kept = patiently(runtime, lambda: repeat(once))
     if kept is not None and not kept.waits:
         publish_kept(runtime, [message], since=began)
+    if message.admission is not None:
+        capacity.ring(runtime, [message.admission.pool.name])
 
 
 def lend(runtime: Runtime, message: Message, transaction: Any) -> None:
@@ -79,9 +88,12 @@ def lend(runtime: Runtime, message: Message, transaction: Any) -> None:
     """
     borrowed: Borrowed = runtime.connections.borrow(transaction)
     began = time.monotonic()
-    with borrowed.atomic():
-        if tasks.keep(borrowed.run, message, waits_of(runtime)) is None:
-            raise _refusal(borrowed, message)
+    with capacity.refusing(runtime), borrowed.atomic():
+        admitted = _admitted_alone(borrowed, message)
+        while admitted is None or not _is_lent(borrowed, admitted, waits_of(runtime)):
+            if (refusal := _refusal(borrowed, message)) is not None:
+                raise refusal
+            admitted = admitted or _admitted_alone(borrowed, message)
 
     def committed() -> None:
         if runtime.sends(message):  # its savepoint may have been rolled back, and a worker is woken for nothing
@@ -92,6 +104,19 @@ def lend(runtime: Runtime, message: Message, transaction: Any) -> None:
             publish_kept(runtime, [message], since=began)
 
     borrowed.after_commit(partial(do_after_commit, committed))
+
+
+def _is_lent(borrowed: Borrowed, message: Message, waits: Waits) -> bool:
+    """Keep a message in the caller's transaction; False if another message is in the way."""
+    try:
+        return tasks.keep(borrowed.run, message, waits) is not None
+    except Exception as error:
+        if message.unique_key is None or code_of(error) != SERIALIZATION_FAILURE:
+            raise
+        raise DuplicateError(
+            f"A task that your transaction does not see yet has the unique key {message.unique_key!r}: repeat the "
+            "transaction."
+        ) from error
 
 
 def keep_many(runtime: Runtime, messages: Sequence[Message], *, of_run: bool = False) -> None:
@@ -120,6 +145,7 @@ def keep_many(runtime: Runtime, messages: Sequence[Message], *, of_run: bool = F
         sent = publish_kept(there, due, since=since, encoded=made if len(due) == len(page) else None)
         if due and not sent and not runtime.broker.ready:
             return  # the sweeper publishes the rest
+    capacity.ring(there, _pools(messages))
 
 
 def lend_many(runtime: Runtime, messages: Sequence[Message], transaction: Any) -> None:
@@ -128,7 +154,8 @@ def lend_many(runtime: Runtime, messages: Sequence[Message], transaction: Any) -
     pages = list(_pages(messages))
     borrowed: Borrowed = runtime.connections.borrow(transaction)
     began = time.monotonic()
-    with borrowed.atomic():
+    with capacity.refusing(runtime), borrowed.atomic():
+        pages = _admitted(borrowed, pages)
         _keep_pages([borrowed.run] * len(pages), pages, waits_of(runtime), repeated=False)
 
     def committed() -> None:
@@ -178,38 +205,69 @@ def _keep(runtime: Runtime, message: Message, tried: tuple[str, ...], encoded: l
     within_s = runtime.stores.wait_s
     is_unknown = False  # whether a try got no answer
 
-    def keeping(executor: OwnExecutor) -> Kept | None:
-        encoded.clear()
-        if message.replaces is not None and message.unique_key is not None:
-            tasks.give_way(executor, message.replaces, key=message.unique_key)
-        kept = tasks.keep(_encoding(runtime, executor, [message], tried, encoded), message, waits_of(runtime))
-        _note(executor, [message] if kept is not None else [], tried)
-        return kept
-
     def once() -> Kept | None:
         nonlocal is_unknown
         try:
-            return runtime.connections.transact(
-                "durable-keep", keeping, single=not tried and message.replaces is None, within_s=within_s
-            )
+            return _keep_unless_locked(runtime, message, tried, encoded)
+        except _NotKeptError:
+            return None
         except OutcomeUnknown:
             is_unknown = True
             raise
 
-    kept = repeat(once)
-    if kept is None and is_unknown and _is_kept(runtime, message, within_s):
-        return Kept(waits=True)  # the first of two tries kept it: the sweeper publishes it
-    if kept is None:
-        raise runtime.connections.read(lambda executor: _refusal(executor, message), within_s=within_s)
-    return kept
+    with capacity.refusing(runtime):
+        while (kept := repeat(once)) is None:
+            if is_unknown and _is_kept(runtime, message, within_s):
+                return Kept(waits=True)  # the first of two tries kept it: the sweeper publishes it
+            refusal = runtime.connections.read(lambda executor: _refusal(executor, message), within_s=within_s)
+            if refusal is not None:
+                raise refusal
+        return kept
 
 
-def _refusal(executor: Reader, message: Message) -> Exception:
-    """Return why a message was not kept: another has its task id or its unique key, or had it a moment ago."""
-    holder = tasks.holder(executor, message.unique_key) if message.unique_key is not None else None
-    if holder is not None and holder.task_id != message.task_id:
-        return KeyHeldError(holder.task_id, waits=holder.waits)
-    return _taken(message.task_id)
+def _keep_unless_locked(
+    runtime: Runtime, message: Message, tried: tuple[str, ...], encoded: list[Encoded | None]
+) -> Kept | None:
+    """Run the transaction that keeps a message, again and again while an open one may have its unique key.
+
+    Raises _NotKeptError if it has taken slots for nothing.
+    """
+    within_s = runtime.stores.wait_s
+    locked_s = None if message.unique_key is None else within_s / 2
+    is_judged = capacity.judged(message) is not None
+    single = not tried and message.replaces is None and not is_judged
+
+    def keeping(executor: OwnExecutor) -> Kept | None:
+        encoded.clear()
+        gave_way = False
+        if message.replaces is not None and message.unique_key is not None:
+            gave_way = tasks.give_way(executor, message.replaces, key=message.unique_key)
+        admitted = _admitted_alone(executor, message)
+        run = _encoding(runtime, executor, [message], tried, encoded)
+        kept = tasks.keep(run, admitted, waits_of(runtime), locked_s=locked_s) if admitted is not None else None
+        if gave_way and kept is None:
+            raise _taken(message.task_id)  # nobody has the key now; what has given way comes back
+        if is_judged and kept is None:
+            raise _NotKeptError
+        _note(executor, [message] if kept is not None else [], tried)
+        return kept
+
+    while True:
+        try:
+            return runtime.connections.transact("durable-keep", keeping, single=single, within_s=within_s)
+        except RowsLocked:
+            if locked_s is None:
+                raise
+
+
+def _refusal(executor: Reader, message: Message) -> Exception | None:
+    """Return why a message was not kept; None if the task that had its unique key has ended since."""
+    if message.unique_key is None:
+        return _taken(message.task_id)
+    other = tasks.in_the_way(executor, message.task_id, key=message.unique_key)
+    if other is None:
+        return None
+    return KeyHeldError(other.task_id, waits=other.waits) if other.has_key else _taken(message.task_id)
 
 
 def _is_kept(runtime: Runtime, message: Message, within_s: float) -> bool:
@@ -237,7 +295,8 @@ def _keep_all(
     def work(executor: OwnExecutor) -> set[str]:
         encoded.clear()
         runs = [_encoding(runtime, executor, page, tried, encoded) for page in pages]
-        waiting = _keep_pages(runs, pages, waits_of(runtime), repeated=repeated)
+        kept = pages if repeated else _admitted(executor, pages)
+        waiting = _keep_pages(runs, kept, waits_of(runtime), repeated=repeated)
         _note(executor, [message for page in pages for message in page], tried)
         return waiting
 
@@ -250,7 +309,8 @@ def _keep_all(
             return None
         return runtime.connections.transact("durable-keep", work, within_s=within_s)
 
-    return repeat(once)
+    with capacity.refusing(runtime):
+        return repeat(once)
 
 
 def _encoding(
@@ -310,6 +370,32 @@ def _keep_pages(
             raise _taken(taken)
         waiting.update(held_back)
     return waiting
+
+
+def _pools(messages: Iterable[Message]) -> set[str]:
+    """Return the pools of messages that are not judged: by now they may have got their slots."""
+    return {
+        message.admission.pool.name
+        for message in messages if message.admission is not None and not message.admission.is_judged
+    }  # fmt: skip
+
+
+def _admitted_alone(executor: Transaction, message: Message) -> Message | None:
+    """Take the slots of a message and return it with them; None if a task has its unique key: that needs no slot."""
+    if not capacity.judged(message):
+        return message
+    if message.unique_key is not None and tasks.in_the_way(executor, message.task_id, key=message.unique_key):
+        return None
+    return capacity.admit(executor, [message])[0]
+
+
+def _admitted(executor: Transaction, pages: Sequence[list[Message]]) -> list[list[Message]]:
+    """Take the slots of all messages, all or none, and return them with their slots."""
+    messages = [message for page in pages for message in page]
+    if not any(map(capacity.judged, messages)):
+        return list(pages)
+    admitted = iter(capacity.admit(executor, messages))
+    return [[next(admitted) for _ in page] for page in pages]
 
 
 def _taken(task_id: str) -> InvalidValueError:

@@ -101,12 +101,17 @@ class LockSet:
             if job_id in self.parents and self.rows[job_id].parent_id != self.parents[job_id]:
                 raise Moved(f"job {job_id} has another parent than before it was locked")
 
-    def look(self) -> None:
-        """In a borrowed transaction: read without locks the rows that a lock would return; judge by them."""
-        ids, _ = self._find()
-        found = jobs.find(self._executor, sorted(ids)) if ids else ()
-        self.rows = {row.id: row for row in found}
-        self.statuses = {row.id: row.status for row in found}
+    def look(self, locked: Iterable[int] = ()) -> None:
+        """In a borrowed transaction: lock only the jobs of `locked`, and judge the others by rows read without locks.
+
+        Raises JobNotFoundError if a job is missing; `rows` then has those that are there.
+        """
+        self.rows = jobs.lock(self._executor, locked) if locked else {}
+        ids, _ = self._find(locked)
+        others = ids - self.rows.keys()
+        if others:
+            self.rows |= {row.id: row for row in jobs.find(self._executor, sorted(others))}
+        self.statuses = {job_id: row.status for job_id, row in self.rows.items()}
         missing = ids - self.rows.keys()
         if missing:
             raise JobNotFoundError(f"There is no job {min(missing)}: it was deleted, or never committed.")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Collection, Sequence, Set
 from dataclasses import dataclass, field
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -18,9 +19,11 @@ from ..store.borrowed.borrowed import Borrowed, transaction_id
 from ..store.claims import Try
 from ..store.errors import OutcomeUnknown
 from ..store.statement import Transaction
+from . import permits
 from .follow_up import follow_up
 from .hold import BeginsAgainError, Hold, check_fence, lease_lost, repeat_until_known
 from .lending import follow_commit_of
+from .lock_set import KeptPorts
 from .retrying import PAUSE_S
 from .runtime import Runtime
 from .unit_of_work import Applied
@@ -70,10 +73,16 @@ LOOK_MOST = 500
 """Children up to which a claim reads them. The body may not ask for any, so of more it reads none."""
 
 
-def claim(runtime: Runtime, job_id: int, *, task: str, for_run: int, worker_id: int) -> Hold | None:
+def claim(  # noqa: PLR0913 - what the delivery names, and who begins it
+    runtime: Runtime, job_id: int, *, task: str, for_run: int, worker_id: int, queue: str | None = None,
+    tasks: Callable[[], Collection[str]] = tuple, passes: bool = False,
+) -> Hold | None:  # fmt: skip
     """Begin the run that this delivery announces; None if the delivery is stale: it must then be forgotten.
 
-    The job's row says which `task` it runs: a delivery with another task begins nothing.
+    The job's row says which `task` it runs: a delivery with another task begins nothing. `queue` is where the delivery
+    comes from, if that is known. If the queue is managed, the delivery is a permit: it begins the best run that is owed
+    there, of a job of `task` or of another of `tasks`, if the gate is open. `passes`: the gate does not count, because
+    the body will not be called, or no worker calls it.
 
     A claim whose answer was lost is repeated. Otherwise the job could be held by a worker that does not run it. If the
     process dies after the commit, the worker's death or its own reconciliation gives the job back.
@@ -82,9 +91,25 @@ def claim(runtime: Runtime, job_id: int, *, task: str, for_run: int, worker_id: 
     further run is owed for it. If there are more than `LOOK_MOST` children, a body that asks for them reads them later:
     it may see an end for which a further run is owed, but it misses none.
     """
+    of_queue = partial(_claim_by_permit, runtime, job_id=job_id, task=task, tasks=tasks, worker_id=worker_id)
+    if queue is not None and not passes and permits.is_known(runtime, queue):
+        is_managed, hold = of_queue(queue)
+        if is_managed:
+            return hold
+    hold = _claim_by_name(runtime, job_id, task=task, for_run=for_run, worker_id=worker_id, passes=passes)
+    if hold is not None or passes:
+        return hold
+    queue = queue or permits.queue_of(runtime, job_id)
+    return of_queue(queue)[1] if queue is not None and permits.is_managed(runtime, queue) else None
 
+
+def _claim_by_name(
+    runtime: Runtime, job_id: int, *, task: str, for_run: int, worker_id: int, passes: bool
+) -> Hold | None:
     def work(executor: Transaction) -> Sequence[Any]:
-        return claims.claim(executor, job_id, task=task, for_run=for_run, worker_id=worker_id, most=LOOK_MOST, how=how)
+        return claims.claim(
+            executor, job_id, task=task, for_run=for_run, worker_id=worker_id, most=LOOK_MOST, how=how, passes=passes
+        )
 
     uncertain, how = False, Try.AT_ONCE
     deadline = time.monotonic() + runtime.settings.lease
@@ -99,13 +124,42 @@ def claim(runtime: Runtime, job_id: int, *, task: str, for_run: int, worker_id: 
             if time.monotonic() > deadline:
                 raise
             time.sleep(PAUSE_S)
+    return _held(found, worker_id) if found else None
+
+
+def _claim_by_permit(
+    runtime: Runtime, queue: str, *, tasks: Callable[[], Collection[str]], worker_id: int, **named: Any
+) -> tuple[bool, Hold | None]:
+    """Begin a run by a permit; returns whether the queue is managed, and the run.
+
+    If an answer was lost, the worker may hold a run that it does not execute: it gives that back (`strays.py`).
+    """
+    deadline = time.monotonic() + runtime.settings.lease
+    while True:
+        try:
+            claimed = permits.claim(runtime, queue, tasks=tasks(), worker_id=worker_id, most=LOOK_MOST, **named)
+            break
+        except StoreUnavailableError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(PAUSE_S)
+    if claimed is None:
+        return False, None
+    found, frees_slot = claimed
     if not found:
-        return None
+        return True, None
+    hold = _held(found, worker_id)
+    hold.slot_in = queue if frees_slot else None
+    return True, hold
+
+
+def _held(found: Sequence[Any], worker_id: int) -> Hold:
+    """Return the hold of a run that was claimed."""
     # Asks may have been left to a further run: the job is queued then, and this run is in progress.
     row = found[0] if found[0].status == Status.TERMINATING else found[0]._replace(status=str(Status.RUNNING))
     reads_them = row.run_kind == "run" and not row.has_many_children
     children = sorted(found[1:], key=attrgetter("id")) if reads_them else None
-    return Hold(job_id, row.run_no, worker_id, row.run_kind, started=row.started, row=row, children=children)
+    return Hold(row.id, row.run_no, worker_id, row.run_kind, started=row.started, row=row, children=children)
 
 
 def commit(runtime: Runtime, hold: Hold, unit: Unit) -> None:
@@ -116,7 +170,11 @@ def commit(runtime: Runtime, hold: Hold, unit: Unit) -> None:
     """
 
     def work(executor: Transaction) -> Applied:
-        return _apply(runtime, executor, hold, unit)
+        kept, hold.ports = hold.ports, {}  # one of them may be why this try fails: the next reads them again
+        applied = _apply(runtime, executor, hold, unit, kept=kept)
+        if sum(map(len, kept.values())) <= KEPT_PORTS:
+            hold.ports = kept
+        return applied
 
     applied = repeat_until_known(runtime, hold, "checkpoint", work)
     hold.unit_no += 1
@@ -151,14 +209,7 @@ def commit_with(runtime: Runtime, hold: Hold, unit: Unit, borrowed: Borrowed) ->
         )
 
     def work() -> tuple[int, Applied]:
-        jobs_locked = jobs.lock(borrowed, [hold.job_id])
-        check_fence(hold, jobs_locked.get(hold.job_id))
-        applied = Applied(
-            runtime, borrowed, unit.changes, noting=True, own=hold.job_id, bounded=hold.kind != "shutdown"
-        )
-        applied.lock()
-        applied.have_read(_pass_fence(borrowed, hold, unit))
-        applied.apply()
+        applied = _apply(runtime, borrowed, hold, unit, kept={}, noting=True)
         return transaction_id(borrowed), applied
 
     number, applied = borrowed.apply(work)
@@ -189,10 +240,11 @@ def _is_next(hold: Hold, row: Any) -> bool:
     return bool(row.unit_no == hold.unit_no + 1)
 
 
-def _apply(runtime: Runtime, executor: Transaction, hold: Hold, unit: Unit) -> Applied:
-    kept, hold.ports = hold.ports, {}  # one of them may be the reason why this try fails: the next reads them again
+def _apply(
+    runtime: Runtime, executor: Transaction, hold: Hold, unit: Unit, *, kept: KeptPorts, noting: bool = False
+) -> Applied:
     bounded = hold.kind != "shutdown"
-    applied = Applied(runtime, executor, unit.changes, own=hold.job_id, kept=kept, bounded=bounded)
+    applied = Applied(runtime, executor, unit.changes, noting=noting, own=hold.job_id, kept=kept, bounded=bounded)
     try:
         applied.lock([hold.job_id])
     except JobNotFoundError:
@@ -201,8 +253,6 @@ def _apply(runtime: Runtime, executor: Transaction, hold: Hold, unit: Unit) -> A
     check_fence(hold, applied.lock_set.rows[hold.job_id])
     applied.have_read(_pass_fence(executor, hold, unit))
     applied.apply()
-    if sum(map(len, kept.values())) <= KEPT_PORTS:
-        hold.ports = kept
     return applied
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..model.changes import NewJob
@@ -23,21 +23,36 @@ class KeysTakenError(BeginsAgainError):
         self.holders = holders
 
 
-def take(executor: Transaction, new: Sequence[NewJob], lock_set: LockSet) -> None:
-    """Take the keys of new jobs, also from waiting jobs that they replace. Raises KeysTakenError if others are held.
+def take_turn(executor: Transaction, new: Iterable[NewJob]) -> None:
+    """Wait until nobody else makes a job with a key of these; comes before any lock, and holds none meanwhile.
 
-    Whoever takes a key holds a lock on it until the commit, so the next sees the job that has it. A holder may be this
-    very job, made by an earlier try whose answer was lost: the caller finds it by its task id.
+    The other may be a caller's own transaction, which is open for long, and then nobody else is to wait for us.
+    """
+    keys = [job.unique.key for job in new if job.unique is not None]
+    if keys:
+        unique_keys.take_turn(executor, keys)
+
+
+def check_replaced(lock_set: LockSet) -> None:
+    """Raise KeysTakenError if a job that a new one was to replace is gone: it has ended, and its key is free."""
+    if any(job.replaces is not None and job.replaces not in lock_set.rows for job in lock_set.new.values()):
+        raise KeysTakenError({})
+
+
+def take(executor: Transaction, new: Sequence[NewJob]) -> None:
+    """Take the keys of new jobs, also from locked jobs that they replace. Raises KeysTakenError if others are held.
+
+    `take_turn` has come before, so what others have committed is seen. A holder may be this very job, made by an
+    earlier try whose answer was lost: the caller finds it by its task id.
     """
     keyed = {job.unique.key: job for job in new if job.unique is not None}
     if not keyed:
         return
-    unique_keys.take_turn(executor, keyed)
     taken = {}
     to_replace = {job.replaces for job in keyed.values()} - {None}
     for holder in unique_keys.holders(executor, keyed):
         job = keyed[holder.key]
-        if holder.job_id == job.replaces and holder.waits and holder.job_id in lock_set.rows:
+        if holder.job_id == job.replaces and holder.waits:
             unique_keys.free(executor, holder.job_id)
             to_replace.remove(holder.job_id)
         else:

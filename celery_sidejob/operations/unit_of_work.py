@@ -28,9 +28,11 @@ from ..model.changes import (
     UnsetState,
     Write,
 )
+from ..model.errors import JobNotFoundError
 from ..store import jobs, state
 from ..store.borrowed.borrowed import Borrowed
 from ..store.statement import Transaction
+from . import unique_keys
 from .after_commit import AfterCommit
 from .family import Family
 from .follow_up import follow_up
@@ -96,11 +98,16 @@ class Applied:
         self._mailboxes.have_read(port_ids)
 
     def lock(self, also: Iterable[int] = (), *, parents: Mapping[int, int | None] | None = None) -> None:
-        """Lock every affected job, and those of `also` and `parents`; when noting, only read them."""
+        """Lock every affected job, and those of `also` and `parents`; when noting, lock those of `also` alone."""
+        unique_keys.take_turn(self._executor, self.lock_set.new.values())
         if self._noting:
-            self.lock_set.look()
-        else:
+            self.lock_set.look(also)
+            return
+        try:
             self.lock_set.lock(also, parents=parents)
+        except JobNotFoundError:
+            unique_keys.check_replaced(self.lock_set)
+            raise
 
     def apply(self) -> None:
         """Apply everything: first objects, then data, then asks, each kind in the order of the changes.

@@ -15,9 +15,10 @@ NO_WORKER = "no worker"
 def waiting_for(runtime: Runtime, job_id: int) -> list[str] | None:
     """Return the reasons why a job's next run does not begin; none if it may, is in progress, or is not owed.
 
-    Each is `timer`, `retry`, `rate`, `room` or `no worker`. Room: the last run has written to a full port, and a run is
-    owed when its reader has made room. No worker: the job is parked, or its run is due and no live worker
-    of its queue knows the task; while a worker starts that has not said yet what it serves, it counts as one that does.
+    Each is `timer`, `retry`, `pause`, `limit`, `rate`, `pool`, `room` or `no worker`. Pool: it has no slot of its
+    capacity pool. Room: the last run has written to a full port, and a run is owed when its reader has made room. No
+    worker: the job is parked, or its run is due and no live worker of its queue knows the task; while a worker starts
+    that has not said yet what it serves, it counts as one that does.
     Returns None if there is no such job.
     """
     return runtime.connections.transact("inspect", lambda executor: reasons(executor, runtime, [job_id])).get(job_id)
@@ -40,7 +41,10 @@ def _reasons(row: Any, *, is_served: bool) -> list[str]:
     found = {
         "timer": row.waits_for_timer,
         "retry": row.waits_for_retry,
+        "pause": row.waits_for_pause,
+        "limit": row.waits_for_limit,
         "rate": row.waits_for_rate,
+        "pool": row.waits_for_pool,
         "room": row.waits_for_room,
         NO_WORKER: row.is_parked or (row.is_due and not is_served),
     }

@@ -226,8 +226,11 @@ class Wakes:
         return self._lock_set.statuses[job_id] == Status.QUEUED
 
     def _ring(self, row: Any) -> None:
+        job = self._lock_set.job(row.id)
         if row.task_id is not None:
-            self._after_commit.ring(self._lock_set.job(row.id), row)
+            self._after_commit.ring(job, row)
+        elif job.pool is not None:
+            self._after_commit.pools.add(job.pool)
 
     def _moved(self, job_id: int, after: str) -> None:
         before = self._lock_set.statuses[job_id]

@@ -27,14 +27,19 @@ class Stop:
     reason: str = "failed"
 
 
-def end_from_outside(runtime: Runtime, key: RunKey, task: str, stop: Stop, *, worker_id: int) -> bool:
+def end_from_outside(runtime: Runtime, key: RunKey, task: str | None, stop: Stop, *, worker_id: int) -> bool:
     """End, as failed, a run that this worker holds; a run not claimed yet is claimed first.
 
-    False if it ended by itself, runs elsewhere, or its job is of another `task`. Units that it committed stay. Whatever
-    its process still tries to commit is refused.
+    False if it ended by itself, runs elsewhere, or its job is of another `task` than the message says; None if no
+    message names the run. Units that it committed stay. Whatever its process still tries to commit is refused.
     """
     job_id, run_no = key
-    hold = runs.claim(runtime, job_id, task=task, for_run=run_no, worker_id=worker_id)
+    if task is None:
+        held = claims.read_claimed(runtime.connections, job_id)
+        if held is None:
+            return False
+        task = str(held.task)
+    hold = runs.claim(runtime, job_id, task=task, for_run=run_no, worker_id=worker_id, passes=True)
     if hold is None:
         row = claims.read_claimed(runtime.connections, job_id)
         if row is None or (row.task, row.run_no, row.worker_id) != (task, run_no, worker_id):

@@ -26,6 +26,23 @@ def open_next(executor: Transaction, job_id: int) -> str:
     return str(executor.run(_OPEN, id=job_id)[0].task_id)
 
 
+_KEEP_KEY = Statement("""
+INSERT INTO {askings} (task_id, job_id, unique_key)
+SELECT gen_random_uuid()::text, a.job_id, a.unique_key FROM {askings} a
+WHERE a.job_id = %(id)s AND a.closed_at = now() AND a.outcome <> 'terminated' AND a.unique_key IS NOT NULL
+RETURNING task_id""")
+
+
+def keep_key(executor: Transaction, job_id: int) -> str | None:
+    """Open the next asking of a job whose run has ended and which waits for a timer, or for its shutdown.
+
+    Only for a job with a unique key: it has not rested, and keeps the key. Returns the task id; None without a key:
+    then an asking is opened when the timer is due, and a shutdown has none.
+    """
+    found = first(executor.run(_KEEP_KEY, id=job_id))
+    return None if found is None else str(found.task_id)
+
+
 _STORED = Statement("""
 UPDATE {askings} a SET stored_at = now() FROM unnest(%(task_ids)s::text[]) AS r(task_id)
 WHERE a.task_id = r.task_id""")

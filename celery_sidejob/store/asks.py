@@ -20,7 +20,8 @@ WITH asked AS (
     losses = CASE WHEN status IN ('failed', 'terminated') THEN 0 ELSE losses END,
     status = CASE status WHEN 'terminating' THEN status ELSE 'queued' END
   WHERE id = ANY(%(ids)s::bigint[])
-  RETURNING id, status, unit_no, run_no, task, queue, priority, rate_terminates, rate_opens_at),
+  RETURNING id, status, unit_no, run_no, task, queue, priority, limit_key, rate_terminates, rate_opens_at, pool,
+    pool_weight, pool_runs),
 revived AS (
   DELETE FROM {dead} WHERE %(force)s AND job_id = ANY(%(ids)s::bigint[])),
 opened AS (
@@ -61,7 +62,7 @@ WITH asked AS (
     losses = CASE status WHEN 'failed' THEN 0 ELSE losses END,
     terminate_tree = (status = 'terminating' AND terminate_tree) OR %(tree)s
   WHERE id = ANY(%(ids)s::bigint[]) AND status <> 'terminated'
-  RETURNING id, unit_no, run_no, queue, priority),
+  RETURNING id, unit_no, run_no, queue, priority, limit_key, pool, pool_weight, pool_runs),
 cancelled AS (
   DELETE FROM {{timers}} WHERE job_id = ANY(%(ids)s::bigint[]) AND (id < %(timers_before)s::bigint) IS NOT FALSE),
 settled AS (
@@ -74,6 +75,7 @@ doomed AS (
         task_id="coalesce(a.task_id, gen_random_uuid()::text)",
         opens_at=None,
         cut_short=f"m.due_at <> {NEVER}",
+        waits="false",
     )
     + """
 SELECT asked.id, armed.task_id, armed.for_run, x.options::text AS options
@@ -209,14 +211,19 @@ def cancel_timer(executor: Transaction, job_id: int, timer_id: int) -> bool:
 
 _REST = Statement("""
 WITH rests AS (
-  SELECT j.id, a.task_id, CASE WHEN a.closed_at IS NULL THEN 'suspended' WHEN a.closed_at < j.ended_at THEN 'terminated'
-    ELSE a.outcome END AS status
+  SELECT j.id, j.ended_at, a.task_id,
+    CASE WHEN a.closed_at IS NULL THEN 'suspended' WHEN a.closed_at < j.ended_at THEN 'terminated'
+      ELSE a.outcome END AS status
   FROM {jobs} j LEFT JOIN LATERAL (
-    SELECT a.task_id, a.closed_at, a.outcome FROM {askings} a WHERE a.job_id = j.id
+    SELECT a.task_id, a.closed_at, a.outcome FROM {askings} a
+    WHERE a.job_id = j.id AND (a.closed_at IS NOT NULL OR a.opened_at IS DISTINCT FROM j.ended_at)
     ORDER BY a.closed_at DESC NULLS FIRST LIMIT 1) a ON true
   WHERE j.id = %(id)s AND j.status = 'queued' AND j.unit_no IS NULL
     AND NOT EXISTS (SELECT FROM {messages} m WHERE m.job_id = j.id)
-    AND NOT EXISTS (SELECT FROM {timers} t WHERE t.job_id = j.id))
+    AND NOT EXISTS (SELECT FROM {timers} t WHERE t.job_id = j.id)),
+kept_its_key AS (
+  DELETE FROM {askings} a USING rests
+  WHERE a.job_id = rests.id AND a.closed_at IS NULL AND a.opened_at = rests.ended_at)
 UPDATE {jobs} j SET status = CASE rests.status WHEN 'terminated' THEN 'queued' ELSE rests.status END
 FROM rests WHERE j.id = rests.id RETURNING rests.status, rests.task_id, j.retries, j.error::text AS error""")
 
@@ -226,6 +233,7 @@ def rest(executor: Transaction, job_id: int) -> Any | None:
 
     Returns the status in which it rested, with columns for the dead set; None if a run is owed, or in progress. A job
     that never ran, or whose asking is open, is suspended. One that was terminated is left to the caller: it must be
-    terminated again. The end of a run closes the asking of that run; only a shutdown may end without one.
+    terminated again. The end of a run closes the asking of that run; only a shutdown may end without one. An asking
+    that this end has opened (`askings.keep_key`) is removed: it was to begin with the timer.
     """
     return first(executor.run(_REST, id=job_id))

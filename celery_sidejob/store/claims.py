@@ -12,18 +12,23 @@ from enum import IntEnum
 from typing import Any
 
 from .jobs import HANDLE, ROW
+from .outbox.arming import MANAGED
 from .outbox.holds import HELD, LIVES
 from .packets import CONSUME, those
 from .statement import Reader, Statement, Transaction, first
 
-_RUN = f"{ROW}, a.task_id, j.started, j.terminate_tree, a.options::text AS options"
+_RUN = f"{ROW}, a.task_id, a.unique_key, j.started, j.terminate_tree, a.options::text AS options"
 """The columns of its job and its asking that a run needs."""
 
 _CHILD = f"{HANDLE}, NULL::boolean, NULL::boolean, NULL::text{', NULL::boolean' * 4}"
 """A child of the job, in the same columns as the job in the result of a claim."""
 
 
-def _claim(changes: str, condition: str) -> Statement:
+NAMED = "WITH before AS MATERIALIZED (SELECT b.id, b.wakes FROM {jobs} b WHERE b.id = %(id)s),"
+"""The CTE `before` of a claim by name."""
+
+
+def claiming(changes: str, condition: str, *, before: str = NAMED, then: str = "") -> Statement:
     """Return a statement that claims a run, with the children of its snapshot and the wakes of the same snapshot.
 
     `before` is the job in the snapshot. The UPDATE may have waited for the job's row and find more wakes there, from
@@ -33,13 +38,13 @@ def _claim(changes: str, condition: str) -> Statement:
     """
     return Statement(
         f"""
-WITH before AS MATERIALIZED (SELECT b.id, b.wakes FROM {{jobs}} b WHERE b.id = %(id)s),
+{before}
 claimed AS (
   UPDATE {{jobs}} j SET {changes}
     wakes_taken = CASE j.status WHEN 'terminating' THEN j.wakes_taken ELSE before.wakes END,
     status = CASE WHEN j.status <> 'terminating' AND j.wakes = before.wakes THEN 'running' ELSE j.status END
   FROM before
-  WHERE j.id = before.id AND j.task = %(task)s AND {condition}
+  WHERE j.id = before.id AND {condition}
   RETURNING j.*),
 held AS (
   UPDATE {{messages}} m SET {HELD}
@@ -48,7 +53,8 @@ past AS (
   DELETE FROM {{timers}} t USING claimed
   WHERE t.job_id = claimed.id AND claimed.status <> 'terminating' AND t.due_at <= now() AND t.ask IN ('run', 'force')
     AND NOT EXISTS (
-      SELECT FROM {{timers}} e WHERE e.job_id = t.job_id AND e.id < t.id AND e.ask IN ('terminate', 'terminate_tree'))),
+      SELECT FROM {{timers}} e WHERE e.job_id = t.job_id AND e.id < t.id AND e.ask IN ('terminate', 'terminate_tree')))
+  {then},
 family AS MATERIALIZED (
   SELECT id, EXISTS (
       SELECT FROM {{jobs}} c WHERE c.parent_id = claimed.id ORDER BY c.parent_id, c.name OFFSET %(most)s LIMIT 1
@@ -70,23 +76,28 @@ WHERE NOT family.is_large""",
     )
 
 
-_CLAIM = _claim(
-    """run_no = j.run_no + 1, unit_no = 0, worker_id = %(worker_id)s, timer_in_run = false,
+BEGINS = """run_no = j.run_no + 1, unit_no = 0, worker_id = %(worker_id)s, timer_in_run = false,
     run_kind = CASE j.status WHEN 'queued' THEN 'run' ELSE 'shutdown' END,
     ran_at = CASE WHEN j.status <> 'queued' OR j.rate_terminates AND j.rate_opens_at > now() THEN j.ran_at
       ELSE now() END,
     rate_opens_at = CASE WHEN j.status <> 'queued' THEN j.rate_opens_at
       ELSE make_interval(secs => j.rate_interval_s) + greatest(j.rate_opens_at,
-        now() - make_interval(secs => (j.rate_burst - 1)::double precision * j.rate_interval_s)) END,""",
-    f"""j.status IN ('queued', 'terminating') AND j.unit_no IS NULL AND j.run_no = %(for_run)s::bigint - 1
+        now() - make_interval(secs => (j.rate_burst - 1)::double precision * j.rate_interval_s)) END,"""
+"""What a claim changes in its job `j`, as SQL."""
+
+_CLAIM = claiming(
+    BEGINS,
+    f"""j.task = %(task)s AND j.status IN ('queued', 'terminating') AND j.unit_no IS NULL
+    AND j.run_no = %(for_run)s::bigint - 1
     AND EXISTS (
-      SELECT FROM {{messages}} m WHERE m.job_id = j.id AND m.for_run = %(for_run)s::bigint AND m.due_at <= now())
+      SELECT FROM {{messages}} m WHERE m.job_id = j.id AND m.for_run = %(for_run)s::bigint AND m.due_at <= now()
+        AND (%(passes)s OR NOT EXISTS ({MANAGED})))
     AND (j.wakes = before.wakes OR %(leaves)s)
     AND {LIVES}""",
 )
-_CLAIM_AGAIN = _claim(
+_CLAIM_AGAIN = claiming(
     "",
-    """j.run_no = %(for_run)s::bigint AND j.worker_id = %(worker_id)s AND j.unit_no = 0
+    """j.task = %(task)s AND j.run_no = %(for_run)s::bigint AND j.worker_id = %(worker_id)s AND j.unit_no = 0
     AND EXISTS (SELECT FROM {messages} m WHERE m.job_id = j.id AND m.locked_pid = %(pid)s)""",
 )
 
@@ -103,8 +114,9 @@ class Try(IntEnum):
 
 
 def claim(
-    executor: Transaction, job_id: int, *, task: str, for_run: int, worker_id: int, most: int, how: Try
-) -> Sequence[Any]:
+    executor: Transaction, job_id: int, *, task: str, for_run: int, worker_id: int, most: int, how: Try,
+    passes: bool = False,
+) -> Sequence[Any]:  # fmt: skip
     """Begin run `for_run` of the job for this worker; returns the job, then the children of the same snapshot.
 
     No children if there are more than `most` (`has_many_children`), and none for a shutdown. Returns nothing if the
@@ -119,7 +131,7 @@ def claim(
     """
     return executor.run(
         _CLAIM_AGAIN if how == Try.AGAIN else _CLAIM, id=job_id, task=task, for_run=for_run, worker_id=worker_id,
-        pid=os.getpid(), most=most, leaves=how == Try.LEAVING,
+        pid=os.getpid(), most=most, leaves=how == Try.LEAVING, passes=passes,
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from . import estimates
-from .outbox.arming import NEVER
+from .outbox.arming import AT_GATE, NEVER
 from .outbox.checks import QUEUES
 from .statement import Reader, Statement
 
@@ -17,17 +17,19 @@ COUNTED = 2000
 
 _COUNTS = f"""count(*) AS messages, count(*) FILTER (WHERE locked_by IS NOT NULL) AS running,
   count(*) FILTER (WHERE waits AND due_at <= now()) AS depth,
-  count(*) FILTER (WHERE waits AND due_at > now() AND due_at < {NEVER} AND generation IS DISTINCT FROM 1) AS delayed,
-  count(*) FILTER (WHERE waits AND due_at > now() AND generation = 1) AS scheduled,
+  count(*) FILTER (WHERE waits AND due_at > now() AND due_at < {AT_GATE} AND generation IS DISTINCT FROM 1) AS delayed,
+  count(*) FILTER (WHERE waits AND due_at > now() AND due_at < {AT_GATE} AND generation = 1) AS scheduled,
   count(*) FILTER (WHERE waits AND due_at = {NEVER}) AS parked,
   count(*) FILTER (WHERE waits AND due_at <= now() + make_interval(secs => %(horizon_s)s)) AS soon,
-  count(*) FILTER (WHERE waits AND due_at > now() + make_interval(secs => %(horizon_s)s) AND due_at < {NEVER}) AS later,
-  min(due_at) FILTER (WHERE waits AND due_at > now() + make_interval(secs => %(horizon_s)s) AND due_at < {NEVER}
+  count(*) FILTER (WHERE waits AND due_at > now() + make_interval(secs => %(horizon_s)s) AND due_at < {AT_GATE}
+    ) AS later,
+  min(due_at) FILTER (WHERE waits AND due_at > now() + make_interval(secs => %(horizon_s)s) AND due_at < {AT_GATE}
     ) AS later_from,
-  count(*) FILTER (WHERE waits AND due_at <= now() AND published_at IS NULL) AS unpublished,
+  count(*) FILTER (WHERE waits AND due_at <= now() AND published_at IS NULL AND next_check_at < {AT_GATE}
+    ) AS unpublished,
   extract(epoch FROM now() - min(due_at) FILTER (WHERE waits AND due_at <= now()))::double precision AS oldest_due_s,
-  extract(epoch FROM now() - min(due_at) FILTER (WHERE waits AND due_at <= now() AND published_at IS NULL)
-    )::double precision AS oldest_unpublished_s"""
+  extract(epoch FROM now() - min(due_at) FILTER (WHERE waits AND due_at <= now() AND published_at IS NULL
+    AND next_check_at < {AT_GATE}))::double precision AS oldest_unpublished_s"""
 
 _OF_A_SHARE = Statement(f"""
 SELECT queue, {_COUNTS}
@@ -48,7 +50,7 @@ _RUNNING = Statement("SELECT queue, count(*) AS running FROM {messages} WHERE lo
 @dataclass(frozen=True, slots=True)
 class Depth:
     """The numbers of a queue's messages: held by a run, due, waiting for a backoff or a rate, for their first time, or
-    parked.
+    parked. What waits at the gate of a managed queue is due, and not `unpublished`.
 
     `soon` counts messages due within the horizon, `later` the others, the first of which is due at `later_from`. If it
     `is_estimated`, all numbers except `running` are estimates.

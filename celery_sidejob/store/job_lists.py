@@ -43,6 +43,7 @@ WHERE {_STATUSES}{_OTHERS} ORDER BY c.job_id LIMIT %(limit)s""")
 
 
 _LIST_RUNNING = _among("SELECT job_id FROM {messages} WHERE locked_by IS NOT NULL AND job_id IS NOT NULL")
+_LIST_OF_KEY = _among("SELECT job_id FROM {askings} WHERE unique_key = %(unique)s::text AND closed_at IS NULL")
 _LIST_OF_PARENT = _among("SELECT id AS job_id FROM {jobs} WHERE parent_id = %(parent_id)s")
 _LIST_QUEUED = Statement(f"""
 SELECT {HANDLE} FROM {{jobs}} j
@@ -63,17 +64,19 @@ SELECT count(*) > {SMALL} AS many FROM (SELECT FROM {{timers}} ORDER BY due_at L
 
 def page(
     executor: Reader, *, statuses: list[str] | None, task: str | None, queue: str | None, created_by: str | None,
-    parent_id: int | None, after: int, limit: int,
+    parent_id: int | None, unique: str | None, after: int, limit: int,
 ) -> Sequence[Any]:  # fmt: skip
     """Read the next `limit` jobs that match, by id.
 
-    Running jobs and the children of one job are found by an index. For failed jobs and the queued jobs of one queue,
-    the query walks along their entries; for others along all jobs, until enough match. If there are very many timers,
-    it reads all of them and the whole queue.
+    Running jobs, the children of one job and the open job of a unique key are found by an index. For failed jobs and
+    the queued jobs of one queue, the query walks along their entries; for others along all jobs, until enough match. If
+    there are very many timers, it reads all of them and the whole queue.
     """
     how = _LIST
     wanted = set(statuses or ())
-    if parent_id is not None and not executor.run(_IS_LARGE_FAMILY, parent_id=parent_id)[0].large:
+    if unique is not None:
+        how = _LIST_OF_KEY
+    elif parent_id is not None and not executor.run(_IS_LARGE_FAMILY, parent_id=parent_id)[0].large:
         how = _LIST_OF_PARENT
     elif wanted == {"running"}:
         how = _LIST_RUNNING
@@ -82,8 +85,8 @@ def page(
     elif wanted == {"failed"}:
         how = _LIST_FAILED
     return executor.run(
-        how, statuses=statuses, task=task, queue=queue, created_by=created_by, parent_id=parent_id, after=after,
-        limit=limit,
+        how, statuses=statuses, task=task, queue=queue, created_by=created_by, parent_id=parent_id,
+        unique=unique, after=after, limit=limit,
     )  # fmt: skip
 
 

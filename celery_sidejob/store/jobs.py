@@ -26,7 +26,8 @@ ROW = f"""j.id, {READ}, j.status, j.created_at, j.ran_at, j.ended_at, j.run_no,
 
 HANDLE = f"""{ROW},
   (SELECT a.task_id FROM {{askings}} a WHERE a.job_id = j.id
-    ORDER BY a.closed_at DESC NULLS FIRST, a.opened_at DESC LIMIT 1) AS task_id"""
+    ORDER BY a.closed_at DESC NULLS FIRST, a.opened_at DESC LIMIT 1) AS task_id,
+  (SELECT a.unique_key FROM {{askings}} a WHERE a.job_id = j.id AND a.closed_at IS NULL) AS unique_key"""
 
 _NEXT_IDS = Statement("SELECT nextval('{jobs_id_seq}'::regclass) AS id FROM generate_series(1, %(count)s)")
 
@@ -44,7 +45,7 @@ _INSERT = Statement(
     f"""
 WITH given AS (
   SELECT * FROM json_to_recordset(%(rows)s::json) AS r(id bigint, {_RECORD},
-    task_id text, options text, unique_key text, due_at timestamptz, wait_s double precision)),
+    task_id text, options text, unique_key text, due_at timestamptz, wait_s double precision, slot smallint)),
 r AS (
   SELECT coalesce(id, nextval('{{jobs_id_seq}}'::regclass)) AS job_id,
     (due_at > now() OR wait_s > 0::double precision) IS TRUE AS later, *
@@ -59,12 +60,14 @@ t AS (
   INSERT INTO {{timers}} (job_id, due_at, ask, accepted)
   SELECT job_id, coalesce(due_at, now() + make_interval(secs => wait_s)), 'run', true FROM r WHERE later),"""
     + armed(
-        "(SELECT job_id AS id, task_id, queue, priority, 0::bigint AS run_no, NULL AS unit_no FROM r "
-        "WHERE NOT later) j",
+        "(SELECT job_id AS id, task_id, queue, priority, limit_key, 0::bigint AS run_no, NULL AS unit_no, pool, "
+        "pool_weight, pool_runs, slot FROM r WHERE NOT later) j",
         task_id="j.task_id",
         opens_at=None,
         cut_short=None,
         first_check_s="%(first_check_s)s",
+        slot="j.slot",
+        waits="true",
     )
     + """
 SELECT r.job_id, r.task_id, armed.for_run FROM r LEFT JOIN armed ON armed.job_id = r.job_id ORDER BY r.job_id""",
@@ -92,6 +95,7 @@ def insert(executor: Transaction, new: Sequence[NewJob], *, check_interval_s: fl
             "unique_key": None if job.unique is None else job.unique.key,
             "due_at": job.due_at.isoformat() if job.due_at else None,
             "wait_s": job.wait_s,
+            "slot": job.slot,
         }
         for job in new
     ]
@@ -125,7 +129,7 @@ def _taken(constraint: str | None, new: Sequence[NewJob]) -> Exception | None:
 
 _LOCKED = """
 SELECT id, status, task, queue, priority, parent_id, run_no, unit_no, worker_id, run_kind, terminate_tree, losses,
-  max_losses FROM {jobs} WHERE """
+  max_losses, pool FROM {jobs} WHERE """
 _LOCK = Statement(_LOCKED + "id = ANY(%(ids)s::bigint[]) ORDER BY id FOR NO KEY UPDATE", frequent=True)
 
 

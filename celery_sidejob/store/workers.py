@@ -109,7 +109,7 @@ RETURNING (
     WHEN w.id IN (SELECT d.id FROM {{workers}} d WHERE d.dead_at IS NULL AND d.id <> l.holder
       ORDER BY d.id DESC LIMIT {DEPUTIES}) THEN extract(epoch FROM l.expires_at - now())::double precision END
   FROM {{leases}} l LEFT JOIN {{workers}} h ON h.id = l.holder
-  WHERE l.name = 'sweeper') AS sweep_in_s""")
+  WHERE l.name = 'sweeper') AS sweep_in_s, ARRAY(SELECT q.name FROM {{queues}} q) AS managed""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +120,8 @@ class Beaten:
     """
 
     sweep_in_s: float | None
+    managed: frozenset[str]
+    """The managed queues."""
 
 
 def beat(executor: Transaction, worker_id: int, *, schema: str) -> Beaten | None:
@@ -129,7 +131,7 @@ def beat(executor: Transaction, worker_id: int, *, schema: str) -> Beaten | None
     crash in which no worker is declared dead.
     """
     found = executor.run(_BEAT, id=worker_id, schema=schema)
-    return Beaten(found[0].sweep_in_s) if found else None
+    return Beaten(found[0].sweep_in_s, frozenset(found[0].managed)) if found else None
 
 
 _LEAVE = Statement("""

@@ -100,8 +100,8 @@ def _enqueued(
     connections = owner.runtime.connections
     reader = connections if transaction is None else connections.borrow(transaction)
     rows = job_lists.page(
-        reader, statuses=[str(Status.QUEUED)], task=None, queue=None, created_by=None, parent_id=None, after=0,
-        limit=MOST,
+        reader, statuses=[str(Status.QUEUED)], task=None, queue=None, created_by=None, parent_id=None, unique=None,
+        after=0, limit=MOST,
     )  # fmt: skip
     jobs: list[Job | Waiting] = [Job(row.id, runtime=owner.runtime, row=row) for row in rows]
     there = jobs + [_waiting(owner.app, row) for row in undone(reader, MOST)]

@@ -51,7 +51,9 @@ def run_job(job: Job, *, raise_errors: bool = True) -> Job:
         apply_noted_asks(runtime, [job.id])
         rows = due(runtime.connections, job.id)
         if not rows:
-            raise AssertionError(f"{shown(job.refresh())} owes no run now: ask for one with run(), or write to a port.")
+            reasons = " and ".join(job.waiting_for)
+            hint = f"it waits for: {reasons}." if reasons else "ask for one with run(), or write to a port."
+            raise AssertionError(f"{shown(job.refresh())} owes no run now: {hint}")
         _judge(_run(sidejob, worker, rows[0]), raise_errors)
     return job.refresh()
 

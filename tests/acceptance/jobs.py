@@ -306,3 +306,46 @@ def overdue(job: RunningJob) -> None:
         wait_until(lambda: job.stopping, timeout=HOLDING_S, message="the lease to be lost")
     with committed(job) as connection:
         enter(connection, job, "in time", job.run_no)
+
+
+# -- managed queues ----------------------------------------------------------------------------------------------------
+
+
+@sidejob.task(name="acceptance.timed")
+def timed(job: RunningJob, number: int, seconds: float = 0.0) -> None:
+    """Note when a run begins and ends."""
+    note("began", job, number=number)
+    time.sleep(seconds)
+    note("ended", job, number=number)
+
+
+@sidejob.task(name="acceptance.short_lived", time_limit=2)
+def short_lived(job: RunningJob, number: int, seconds: float = 0.0) -> None:
+    """Do the same within a time limit."""
+    timed.run(job, number, seconds)
+
+
+@app.task(name="acceptance.timed_task", durable=True, acks_late=True, reject_on_worker_lost=True)
+def timed_task(number: int, seconds: float = 0.0) -> None:
+    """Note when a run of a durable task begins and ends."""
+    Record.from_env().note("began", number=number)
+    time.sleep(seconds)
+    Record.from_env().note("ended", number=number)
+
+
+@app.task(name="acceptance.retried_task", bind=True, durable=True, max_retries=3)
+def retried_task(self: Any, number: int, countdown: float) -> None:
+    """Retry twice, then end."""
+    Record.from_env().note("began", number=number, retries=self.request.retries)
+    if self.request.retries < 2:
+        raise self.retry(countdown=countdown)
+    Record.from_env().note("ended", number=number)
+
+
+@sidejob.task(name="acceptance.retried", max_retries=3)
+def retried(job: RunningJob, number: int, countdown: float) -> None:
+    """Retry twice, then end."""
+    note("began", job, number=number)
+    if job.run_no < 3:
+        raise job.retry(countdown=countdown)
+    note("ended", job, number=number)

@@ -47,6 +47,7 @@ class Scene:
             **self.broker.configuration,
             sidejob_database_url=database_url,
             sidejob_lost_after=2,
+            sidejob_durable_tasks=["acceptance.*_task"],  # or a call would be Celery's until a worker has received it
             task_default_queue="acceptance",
         )
         self.sidejob = self.app.sidejob

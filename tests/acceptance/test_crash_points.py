@@ -166,7 +166,7 @@ def test_a_client_at_every_point(scene: Scene, acted: Path, doing: str, action: 
     scene.worker(concurrency=2, **QUICK)
     for point in IN_CLIENT[doing]:
         scene.record.path.unlink(missing_ok=True)
-        scene.sql("TRUNCATE jobs CASCADE")
+        scene.sql("DELETE FROM jobs")  # no TRUNCATE: its locks and those of the worker's sweeper may close a circle
         client = scene.processes.start(
             [sys.executable, "-m", "tests.acceptance.client"],
             env={**scene.env, **armed(acted, [point], action)}, name=point.replace(":", "-"),

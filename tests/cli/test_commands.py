@@ -106,7 +106,7 @@ def suspend(job: RunningJob) -> None:
 
 def test_jobs_lists_jobs_by_their_ids(stage: Stage, command: Command) -> None:
     parent = stage.job(queue="maths")
-    child = parent.enqueue("stage.idle", child_name="part")
+    child = parent.enqueue("stage.idle", child_name="part", unique="k")
     stage.run(parent)
 
     header, first, second = command("jobs").lines
@@ -114,6 +114,7 @@ def test_jobs_lists_jobs_by_their_ids(stage: Stage, command: Command) -> None:
     assert header == "Job Status Task Queue Parent Created Last run"
     assert first.startswith(f"{parent.id} completed stage.idle maths 20")
     assert second.startswith(f"{child.id} queued stage.idle celery {parent.id} / part 20")
+    assert [line.split()[0] for line in command("jobs", "--unique", "k").lines] == ["Job", str(child.id)]
 
 
 def test_jobs_as_json_are_everything_about_their_rows(stage: Stage, command: Command) -> None:
@@ -182,7 +183,7 @@ def test_jobs_says_how_to_go_on_when_there_may_be_more(stage: Stage, command: Co
 def test_show_shows_everything_about_a_job(stage: Stage, command: Command) -> None:
     job = stage.job(
         queue="maths", aliases=["sums", "adding"], state={"count": 3, "who": "Ann"}, priority=4,
-        inports={"x": {"default": None, "channels": ["/numbers"]}, "y": {}}, outports=["sum"],
+        inports={"x": {"default": None, "channels": ["/numbers"]}, "y": {}}, outports=["sum"], unique="sums:7",
     )  # fmt: skip
     child = job.enqueue("stage.idle", child_name="part")
     job.input("x").write_many([1, 2])
@@ -196,6 +197,7 @@ def test_show_shows_everything_about_a_job(stage: Stage, command: Command) -> No
         "arguments []",
         "aliases adding, sums",
         f"task id {job.refresh().task_id}",
+        "unique key sums:7",
         "count 3",
         'who "Ann"',
         "in x 2 null /numbers",
@@ -564,7 +566,7 @@ def test_poll_as_json_is_its_report(stage: Stage, command: Command) -> None:
     assert command("poll", "--json").document == {
         "published": 0, "missing": 0, "timers": 0, "publications": 0, "rescued": 0, "declared_dead": 0, "suspected": 0,
         "results": 0, "unpublished": 0, "tasks_taken": 0, "tasks_buried": 0, "shutdowns_skipped": 0,
-        "terminated_pages": 0, "deleted_parts": 0, "broker_emptied": False,
+        "terminated_pages": 0, "deleted_parts": 0, "let_in": 0, "broker_emptied": False,
     }  # fmt: skip
 
 
@@ -867,7 +869,7 @@ def test_arguments_errors_and_tracebacks_are_redacted(database_url: str) -> None
     stage = Stage(database_url, sidejob_redact=redact)
     try:
         task = stage.task(_shout, name="stage.shout", inports={"in": {"default": {"secret": 1}}})
-        job = stage.sidejob.enqueue(task, ("my secret",), {"word": "secret"}, aliases=["secret-1"])
+        job = stage.sidejob.enqueue(task, ("my secret",), {"word": "secret"}, aliases=["secret-1"], unique="secret")
         stage.perform(stage.claim(job))  # type: ignore[arg-type]
         job.set(secret="secret", token={"of": ["secret"]})
 

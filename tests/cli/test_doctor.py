@@ -92,8 +92,9 @@ def test_a_store_that_is_well(locked: Stage) -> None:
     bad = {check for check, several in found.items() if any(one.level != Level.OK for one in several)}
     assert bad == {"durability"}, "the servers of tests do not write to the disk"
     assert found.keys() == {
-        "store", "durability", "clock", "schema", "rights", "queues", "publishing", "tasks", "full ports", "workers",
-        "sweeping", "results", "dead set", "retention", "vacuum", "horizon", "rules", "liveness",
+        "store", "durability", "clock", "schema", "rights", "queues", "publishing", "tasks", "paused queues",
+        "full ports", "workers", "sweeping", "results", "dead set", "retention", "vacuum", "horizon", "rules",
+        "liveness",
     }  # fmt: skip
 
 

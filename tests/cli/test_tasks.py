@@ -23,12 +23,12 @@ def show(post: Post, task_id: str, *words: str, code: int = 0) -> Said:
 
 
 def test_a_task_that_waits_is_shown(post: Post) -> None:
-    post.send("one", expires=600)
+    post.send("one", expires=600, unique="letter:1")
 
     said = show(post, "one")
 
     assert said.lines[0] == "Task one post.letter queued"
-    assert {"queue post", "arguments ('one',) {}"} <= set(said.lines)
+    assert {"queue post", "arguments ('one',) {}", "unique key letter:1"} <= set(said.lines)
     assert any(line.startswith("due 20") for line in said.lines)
     assert any(line.startswith("expires 20") for line in said.lines)
     assert any(line.startswith("published 20") for line in said.lines)
@@ -51,9 +51,11 @@ def test_a_task_for_later_and_one_that_runs_as_json(post: Post) -> None:
 def test_what_is_hidden_is_not_shown(post: Post) -> None:
     post.app.conf.sidejob_redact = lambda text: text.replace("hunter2", "[hidden]")
     post.sidejob._runtime = None  # settings are frozen at their first use
-    post.send("hunter2")
+    post.send("hunter2", unique="of hunter2")
 
-    assert "hunter2" not in show(post, "hunter2", "--json").document["args"]
+    found = show(post, "hunter2", "--json").document
+    assert "hunter2" not in found["args"]
+    assert found["unique"] == "of [hidden]"
 
 
 def test_a_job_is_shown_by_the_task_id_of_its_asking(post: Post) -> None:

@@ -221,6 +221,24 @@ def test_a_job_rests_as_it_did_before(stage: Stage, status: str) -> None:
     assert stage.drain() == 0
 
 
+def test_a_job_that_is_suspended_in_its_second_asking_is_suspended_again(stage: Stage) -> None:
+    asked: list[int] = []
+
+    def body(job: RunningJob) -> None:
+        asked.append(job.run_no)
+        if len(asked) > 1:
+            job.suspend()
+
+    job = at_rest(stage, body)
+    job.run()
+    stage.drain()
+    assert job.refresh().status == "suspended"
+    task_id = job.task_id
+    job.run(countdown=60)
+    assert job.cancel_timer(job.timers[0])
+    assert (job.refresh().status, job.task_id) == ("suspended", task_id)
+
+
 def test_a_failed_job_is_failed_again_and_in_the_dead_set(stage: Stage) -> None:
     job = at_rest(stage, fails)
     job.run(force=True, countdown=60)

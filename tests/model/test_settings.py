@@ -34,6 +34,7 @@ DEFAULTS = {
     "timer_horizon": 60,
     "retention": None,
     "dead_retention": Retention(timedelta(days=180)),
+    "queues": None,
     "max_value_bytes": 1_000_000,
     "redis_url": None,
     "redact": None,
@@ -70,6 +71,7 @@ GOOD = {
         ({"keep": 0}, Retention(keep=0)),
         ({"older_than": timedelta(hours=1), "keep": None}, Retention(timedelta(hours=1))),
     ],
+    "queues": [(None, None), ({"mail": {"limit": 5, "rate": "600/m"}}, {"mail": {"limit": 5, "rate": "600/m"}})],
     "dead_retention": [
         (None, None),
         (0, Retention(timedelta(0))),
@@ -116,6 +118,7 @@ BAD = {
         {"keep": None},
         {"keep": 5, "tasks": {"mail": 60}},
     ],
+    "queues": ["mail", {"": {}}, {"mail": 5}, {"mail": {"limit": 0}}, {"mail": {"limits": 5}}, {"mail": {"rate": "x"}}],
     "dead_retention": [
         -1,
         timedelta(-1),

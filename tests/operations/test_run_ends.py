@@ -114,4 +114,7 @@ def test_nothing_else_begins_or_ends_a_run() -> None:
     """The marker is set by the claim, counted on by the fence, and cleared by the ends."""
     writers = {where for where, statement in statements().items() if "unit_no" in assignments(statement)}
 
-    assert writers == {f"claims.{name}" for name in ("_CLAIM", "_FENCE", "_END", "_RELEASE", "_GIVE_UP")}
+    assert writers == {
+        *(f"claims.{name}" for name in ("_CLAIM", "_FENCE", "_END", "_RELEASE", "_GIVE_UP")),
+        *(f"permits.{name}" for name in ("_CLAIM", "_CLAIM_IN_LOCKED", "_CLAIM_OF_KEYS")),
+    }

@@ -26,6 +26,7 @@ from celery_sidejob.store import (
     jobs,
     kept,
     packets,
+    permits,
     ports,
     room,
     served,
@@ -117,7 +118,7 @@ ANALYZE"""
 
 SMALL = {
     "workers", "leases", "counters", "served", "registry", "meta", "broker_queues", "broker_bindings",
-    "broker_consumers", "tree_deletions", "tree_terminations",
+    "broker_consumers", "tree_deletions", "tree_terminations", "queues",
 }  # fmt: skip
 """Tables that do not grow with the number of jobs."""
 
@@ -558,6 +559,7 @@ def test_a_claim_reads_no_more_children_than_it_wants(
             "pid": 1,
             "most": 500,
             "leaves": False,
+            "passes": False,
         }
         found = skewed_store.execute(
             "EXPLAIN (ANALYZE, FORMAT JSON) " + claims._CLAIM.render(SCHEMA), parameters, prepare=True
@@ -565,6 +567,36 @@ def test_a_claim_reads_no_more_children_than_it_wants(
     plan = found[0][0]["Plan"]  # type: ignore[index]
     assert 0 < rows_read(plan) <= most, json.dumps(plan, indent=1)
     assert plan["Actual Rows"] == 1, "of very many children the index was read, and none is returned"
+
+
+FILL_KEYS = """
+INSERT INTO queues (name, key_limit) VALUES ('keyed', 5);
+INSERT INTO jobs (id, task, queue, status, wakes, limit_key, priority) OVERRIDING SYSTEM VALUE
+  SELECT 1000000 + n, 'task', 'keyed', 'queued', 1, CASE WHEN n > 1 THEN 'k' || n % 10 END, 5
+  FROM generate_series(1, 5000) n;
+INSERT INTO messages (task_id, job_id, for_run, queue, check_interval, rank, limit_key, published_at, next_check_at)
+  SELECT 'keyed' || id, id, 1, queue, '1 h', priority, limit_key, now(), now() + interval '1 h'
+  FROM jobs WHERE queue = 'keyed'"""
+
+
+def test_a_claim_by_keys_reads_the_first_of_each_key_and_the_first_without_one(
+    skewed_store: psycopg.Connection[Any],
+) -> None:
+    with skewed_store.transaction(force_rollback=True):
+        for statement in FILL_KEYS.split(";"):
+            skewed_store.execute(statement)  # type: ignore[arg-type]
+        (worker_id,) = skewed_store.execute(  # type: ignore[misc]
+            "INSERT INTO workers (ident, revision) VALUES ('w', '0001') RETURNING id"
+        ).fetchone()
+        parameters = {
+            "id": 0, "queue": "keyed", "task": "task", "tasks": ["task"], "worker_id": worker_id, "pid": 1, "most": 500
+        }  # fmt: skip
+        found = skewed_store.execute(
+            "EXPLAIN (ANALYZE, FORMAT JSON) " + permits._CLAIM_OF_KEYS.render(SCHEMA), parameters, prepare=True
+        ).fetchone()
+    plan = found[0][0]["Plan"]  # type: ignore[index]
+    assert plan["Actual Rows"] == 1
+    assert rows_read(plan) <= 600, json.dumps(plan, indent=1)
 
 
 def test_a_deletion_reads_no_whole_table_for_its_foreign_keys(skewed_store: psycopg.Connection[Any]) -> None:

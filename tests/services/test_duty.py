@@ -11,8 +11,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from celery_sidejob import StoreUnavailableError
+from celery_sidejob import CapacityPool, StoreUnavailableError
 from celery_sidejob.inspection import COUNTED
+from celery_sidejob.jobs.capacity import declare
 from celery_sidejob.services.duty import Duties, Duty, Report
 from celery_sidejob.services.heartbeat.heartbeat import Heartbeat
 from celery_sidejob.services.heartbeat.prefetched import Prefetched
@@ -211,6 +212,13 @@ def prepare(shop: Stage) -> dict[str, tuple[str, Callable[[], bool]]]:
     shop.sql("UPDATE jobs SET status = 'terminated' WHERE id = %s", gone.id)
     shop.sql("INSERT INTO tree_deletions VALUES (%s)", gone.id)
     shop.sql("INSERT INTO tree_terminations VALUES (%s, %s, true)", left.id, left.id)
+    shop.sql("INSERT INTO capacity_pools (name, capacity, declared, shards, refused) VALUES ('pool', 1, 1, 1, 7)")
+    shop.sql("INSERT INTO capacity_shards VALUES ('pool', 0, 1)")
+    declare(CapacityPool("filled", 1), shop.runtime)
+    filled = CapacityPool("filled", 1).apply_async(shop.idle, on_full="wait").job
+    shop.sql("UPDATE messages SET pool_shard = NULL, due_at = due_at + interval '5000 years',"
+             " next_check_at = '9000-01-01' WHERE job_id = %s", filled.id)  # fmt: skip
+    shop.sql("UPDATE capacity_shards SET used = 0")
     shop.declare_dead(dead)
 
     def holds(statement: str, *parameters: Any) -> Callable[[], bool]:
@@ -226,6 +234,10 @@ def prepare(shop: Stage) -> dict[str, tuple[str, Callable[[], bool]]]:
         ),
         "stored": ("UnsentResults", holds("EXISTS (SELECT FROM askings WHERE job_id = %s AND stored_at IS NOT NULL)",
                                            ended.id)),
+        "sampled": ("CapacitySamples", holds("EXISTS (SELECT FROM capacity_samples WHERE refused = 7)")),
+        "filled": (
+            "CapacityPools", holds("(SELECT pool_shard = 0 FROM messages WHERE job_id = %s)", filled.id)
+        ),
         "pruned": ("Prune", holds("NOT EXISTS (SELECT FROM jobs WHERE id = %s)", old.id)),
         "taken": ("LostTasks", holds("(SELECT losses = 1 FROM messages WHERE task_id = 'taken')")),
         "sent": (

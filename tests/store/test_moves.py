@@ -12,7 +12,7 @@ from psycopg import sql
 from psycopg.errors import CheckViolation
 
 from celery_sidejob.model.status import MOVES, Status
-from celery_sidejob.store import asks, claims
+from celery_sidejob.store import asks, claims, permits
 from celery_sidejob.store.statement import Statement
 from tests.tools.databases import SCHEMA
 from tests.tools.in_process import Stage
@@ -28,6 +28,7 @@ GIVEN: dict[str, tuple[Any, ...]] = {
     "own": (True,), "loss": (True,), "force": (False, True), "tree": (False,),
     "ask": ("run", "force"), "timers_before": (None,), "timer_id": (10**9,), "due_at": ("2099-01-01 00:00+00",),
     "wait_s": (1.0,), "check_interval_s": (30.0,), "first_check_s": (2.0,),
+    "queue": ("q",), "tasks": ([],), "passes": (False, True),
 }  # fmt: skip
 """What each parameter may be."""
 
@@ -54,6 +55,7 @@ def moves_of(stage: Stage) -> set[tuple[Status | None, Status]]:
     """Run every such statement on every row that the schema allows, and return the moves that they make."""
     found: set[tuple[Status | None, Status]] = set()
     with psycopg.connect(stage.database_url, options=f"-c search_path={SCHEMA}") as connection:
+        connection.execute("INSERT INTO queues (name) VALUES ('q')")
         for row, timers in itertools.product(rows(), ((), ("run",), ("force",))):
             with connection.transaction(force_rollback=True):
                 if insert(connection, row, timers, stage.worker_id):
@@ -118,6 +120,7 @@ def test_every_statement_that_sets_a_status_is_among_those_that_are_run() -> Non
         claims._END,
         claims._RELEASE,
         claims._GIVE_UP,
+        permits._CLAIM,
         asks._ASK,
         asks._TERMINATE,
     } < set(writers().values())

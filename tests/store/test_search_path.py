@@ -110,6 +110,14 @@ def test_nothing_in_the_schema_calls_an_operator_of_somebody_else(
         assert called(attacked) == set()
 
 
+def test_our_own_functions_look_nowhere_else(attacked: psycopg.Connection[tuple[object, ...]]) -> None:
+    found = attacked.execute(
+        "SELECT proname FROM pg_catalog.pg_proc WHERE pronamespace = %s::regnamespace"
+        " AND 'search_path=pg_catalog, pg_temp' <> ALL(coalesce(proconfig, '{}'))", [SCHEMA],
+    )  # fmt: skip
+    assert found.fetchall() == []
+
+
 def test_every_function_is_called_by_its_full_name(attacked: psycopg.Connection[tuple[object, ...]]) -> None:
     known = {name for (name,) in attacked.execute("SELECT DISTINCT proname::text FROM pg_catalog.pg_proc")}
     bare = {}
@@ -117,7 +125,9 @@ def test_every_function_is_called_by_its_full_name(attacked: psycopg.Connection[
         text = re.sub(r"--.*|\bextract\(epoch FROM", "", statement.render(SCHEMA))
         text = re.sub(r"\bunnest\((?=[^()]*(\([^()]*\)[^()]*)*,)", "", text)  # of several arrays it is syntax
         found = {
-            match[2] for match in re.finditer(r"(pg_catalog\.)?\b(\w+)\(", text) if match[2] in known and not match[1]
+            match[2]
+            for match in re.finditer(rf'(pg_catalog\.|"{SCHEMA}"\.)?\b(\w+)\(', text)
+            if match[2] in known and not match[1]
         }
         catalogs = set(re.findall(r"(?<!pg_catalog\.)\bpg_(?!catalog\b)\w+(?=\s)(?!\()", text)) & set(
             re.findall(r"\b(?:FROM|JOIN)\s+(pg_\w+)\b(?!\.)", text)

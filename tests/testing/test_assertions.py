@@ -114,6 +114,38 @@ def test_timers_retries_and_durable_tasks_obey_the_clock(stage: Stage, mail: Any
     assert stage.row_counts()["messages"] == 0
 
 
+def test_what_may_not_begin_now_is_quiet(stage: Stage, mail: Any) -> None:
+    stage.sidejob.queue("celery").configure(rate="1/h")
+    for name in ("ada", "bob"):
+        mail.delay(name)
+    stage.job(lambda job: None)
+    assert [run_until_quiet(stage.sidejob, limit=10) for _ in range(2)] == [2, 0]
+    assert stage.row_counts()["messages"] == 1
+
+    stage.sidejob.queue("celery").configure(rate=None, limit=1)
+    stage.sql("UPDATE messages SET locked_by = %s, locked_at = now()", stage.worker_id)  # runs on another worker
+    mail.delay("eve")
+    assert run_until_quiet(stage.sidejob, limit=10) == 0
+
+
+def test_jobs_of_a_key_that_has_its_run_are_left_alone(stage: Stage) -> None:
+    stage.sidejob.queue("keyed").configure(limit_per_key=1)
+    first, _, other = (stage.job(lambda job: None, queue="keyed", limit_key=key) for key in "aab")
+    hold = stage.claim(first)
+    assert run_until_quiet(stage.sidejob, limit=10) == 1
+    assert other.refresh().status == "completed"
+    assert hold is not None
+    stage.perform(hold)
+    assert run_until_quiet(stage.sidejob, limit=10) == 1
+
+
+def test_a_job_that_may_not_run_now_says_why(stage: Stage) -> None:
+    job = stage.job(lambda job: None, queue="mail")
+    stage.sidejob.queue("mail").pause()
+    with pytest.raises(AssertionError, match=r"owes no run now: it waits for: pause\."):
+        run_job(job)
+
+
 def test_the_age_of_what_is_kept_obeys_the_clock_and_workers_live_on(stage: Stage) -> None:
     beat = stage.sql("SELECT beat_at FROM workers")
     job = stage.job(lambda job: 1 / 0)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from celery import Celery
+from celery.backends.cache import DummyClient
 
 from celery_sidejob import SideJob
 
@@ -15,3 +17,9 @@ def make_app(name: str = "shop", *, broker: str | None = "memory://", **settings
     app.conf.update(settings)
     SideJob(app)
     return app
+
+
+@pytest.fixture(autouse=True)
+def no_results_in_memory() -> None:
+    """Empty `cache+memory://`, which all apps of a process share: the same task id may have another test's result."""
+    DummyClient().cache.clear()

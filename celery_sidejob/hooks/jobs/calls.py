@@ -12,14 +12,18 @@ from functools import lru_cache
 from typing import Any
 
 from celery import Celery
-from celery.canvas import Signature
+from celery.app.task import Task
+from celery.canvas import Signature, chord, group
+from celery.canvas import _chain as chain
 from celery.utils.time import make_aware
 from kombu.exceptions import EncodeError
 from kombu.utils.json import dumps as kombu_dumps
 from kombu.utils.uuid import uuid
 
+from ...jobs.job import enqueue
 from ...model import values
 from ...model.call import Call
+from ...model.capacity import Admission, PoolSpec
 from ...model.checks import did_you_mean, is_number, is_seconds, is_text, shown
 from ...model.columns import COLUMNS, OPTIONS
 from ...model.errors import InvalidValueError, UnknownTaskError
@@ -27,8 +31,12 @@ from ...model.port import NO_DATA, PortOptions, parse_ports
 from ...model.unique import Unique
 from ...store import registry
 from ...store.connection.connections import Connections
+from ...unit.open_unit import active
+from ..admission import admission_of, admission_to, following, is_follower
 from ..call_options import check_options
+from ..durability import is_durable
 from ..messages.carried import check_headers, check_names
+from ..overload import Overloaded
 from .propagation import propagated
 
 logger = logging.getLogger("celery_sidejob")
@@ -91,13 +99,13 @@ class CeleryTasks:
             priority = merged.pop("priority", None) if priority is None else priority
             task = task["task"]
         name, args, kwargs = _name_of(task), _sequence(args), dict(kwargs or {})
-        unique = Unique.take(merged)  # what is left are Celery's options
         known = self._app.tasks.get(name)
+        unique, admission = Unique.take(merged), admission_of(known, merged)  # what is left are Celery's options
         if known is None:
             default_queue, registered = self._registered(name)
-            queue = default_queue if queue is None else queue
-            inports, outports = _parsed_ports(registered)
+            queue, (inports, outports) = default_queue if queue is None else queue, _parsed_ports(registered)
             columns = {column.name: registered[column.name] for column in COLUMNS if column.name in registered}
+            admission = admission or _registered_admission(columns, merged)
         elif not getattr(known, "sidejob", False):
             raise UnknownTaskError(
                 f"{name!r} is an ordinary task: decorate it with @sidejob_task to make jobs of it, or call its delay()."
@@ -118,6 +126,7 @@ class CeleryTasks:
             priority=_priority(priority),
             columns=columns,
             unique=unique,
+            admission=admission or admission_to(self._app, queue, follows=is_follower(merged)),
             **self._traced(name, queue, args, kwargs, self._asking(known, merged)),
         )
 
@@ -267,6 +276,36 @@ class CeleryTasks:
         """Return the AsyncResult of an asking."""
         return self._app.AsyncResult(task_id)
 
+    def overloaded(self, pool: str, *, limit: int, used: int, retry_after: float) -> Exception:
+        """Return the error of a call that a full capacity pool refuses."""
+        return Overloaded(
+            f"Capacity pool {pool!r} is full ({used} of {limit} slots are taken): try again in {retry_after:g} s.",
+            pool=pool, limit=limit, used=used, retry_after=retry_after,
+        )  # fmt: skip
+
+    def apply_async(self, task: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -> Any:
+        """Call a task, a name or a signature of one task as Celery does; returns its result."""
+        if isinstance(task, str):
+            known = self._app.tasks.get(task)
+            if known is None and is_durable(self._app, task):
+                return self._app.send_task(task, args, kwargs, **options)
+            if known is None:
+                job = enqueue(self._app.sidejob.runtime, task, args or (), kwargs, **options)
+                result = self.result(str(job.task_id))
+                result.job = job
+                return result
+            task = known
+        if isinstance(task, group | chord | chain) or not isinstance(task, Signature | Task):
+            raise InvalidValueError(
+                f"A capacity pool takes a task, the name of one, or a signature of one task, not {shown(task)}."
+            )
+        return task.apply_async(args, kwargs, **options)
+
+    @property
+    def in_task(self) -> bool:
+        """Whether this thread is in a task of a worker."""
+        return self._app.current_worker_task is not None or active() is not None
+
 
 def _name_of(task: Any) -> str:
     name = task if isinstance(task, str) else getattr(task, "name", None)
@@ -278,6 +317,14 @@ def _name_of(task: Any) -> str:
 def _parsed_ports(registered: Mapping[str, Any]) -> Ports:
     inports, outports = (parse_ports(registered[where], where=where) for where in ("inports", "outports"))
     return inports, outports
+
+
+def _registered_admission(columns: Mapping[str, Any], options: Mapping[str, Any]) -> Admission | None:
+    """Return how a job gets slots of the pool of its task, whose code is not here."""
+    if columns.get("pool") is None:
+        return None
+    pool = PoolSpec(columns["pool"], None, covers="running" if columns.get("pool_runs") else "queued")
+    return following(Admission.of(pool, columns["pool_weight"]), options)
 
 
 def _is_address(options: Mapping[str, Any]) -> bool:

@@ -119,7 +119,9 @@ def run_owed(app: Celery, worker: Heartbeat, row: Any, *, eager: bool) -> Outcom
     runs_here.accepted(delivery, os.getpid())
     try:
         runtime = worker.runtime
-        hold = runs.claim(runtime, row.job_id, task=row.task, for_run=row.for_run, worker_id=worker.worker_id)
+        hold = runs.claim(
+            runtime, row.job_id, task=row.task, for_run=row.for_run, worker_id=worker.worker_id, passes=True
+        )
         if hold is None:
             return None
         request = Context({"id": row.task_id, "is_eager": eager, "called_directly": False})

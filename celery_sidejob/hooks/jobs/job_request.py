@@ -29,28 +29,38 @@ class JobRequest(Delivered):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         header = self._request_dict.get(HEADER)
-        self._key: RunKey | None = (header["job"], header["for_run"]) if header and is_readable(header) else None
-        if self._key is None:  # of a client without this package: it shows the arguments themselves
+        self._named: RunKey | None = (header["job"], header["for_run"]) if header and is_readable(header) else None
+        if self._named is None:  # of a client without this package: it shows the arguments themselves
             self._argsrepr: str = self._redacted(self._argsrepr)
             self._kwargsrepr: str = self._redacted(self._kwargsrepr)
         else:
             self.expires = None  # the row says when the asking expires, and its run looks there
         heartbeat = self._heartbeat
-        if heartbeat is not None and self._key is not None:
+        if heartbeat is not None and self._named is not None:
             lease_s = getattr(self._task, "lease", None)
-            self._deliveries = ((heartbeat.runs, heartbeat.runs.received(self._key, lease_s, request=self)),)
+            self._deliveries = ((heartbeat.runs, heartbeat.runs.received(self._named, lease_s, request=self)),)
 
     @property
     def _has_row(self) -> bool:
-        return self._key is not None
+        return self._named is not None
+
+    @property
+    def _key(self) -> RunKey | None:
+        """The run that it works on: in a managed queue perhaps another than the one that its message names."""
+        if not self._deliveries:
+            return self._named
+        self._heartbeat.note_board()
+        key: RunKey = self._deliveries[0][1].key
+        return key
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
         """A hard limit ends the run as failed, by the worker: its process is about to be killed."""
-        if not soft and self._key is None:
+        if not soft and self._named is None:
             return  # `on_failure` has given it back
         if not soft:
             self._plan(ENDED)
-            self._end_from_outside(Stop("TimeLimitExceeded", f"The run took longer than {timeout} seconds."))
+            stop = Stop("TimeLimitExceeded", f"The run took longer than {timeout} seconds.")
+            self._end_from_outside(stop, self._key)
         super().on_timeout(soft, timeout)
 
     def terminate(self, pool: Any, signal: Any = None) -> None:
@@ -58,7 +68,11 @@ class JobRequest(Delivered):
 
         Celery finds one request of this task id; if that is a copy which only waits, the one that runs is meant.
         Solo and threads cannot stop a body: there the asking ends all the same, and what the body commits is refused.
+        In a managed queue its process may work on another job, which then goes on.
         """
+        if self in active_requests and self._key != self._named:
+            self._announce_revoked("terminated", True, signal, False)
+            return
         self._plan(ENDED)
         if self in active_requests:
             try:
@@ -77,7 +91,7 @@ class JobRequest(Delivered):
         error = getattr(exc_info.exception, "exc", exc_info.exception)
         if isinstance(error, Rested):
             self.send_event(error.event)
-        if self._key is None:
+        if self._named is None:
             return self._on_adopted(error, exc_info, send_failed_event, return_ok)
         if isinstance(error, WorkerLostError | SystemExit | KeyboardInterrupt):
             if self._heartbeat is not None and not self._heartbeat.has_processes:
@@ -113,17 +127,18 @@ class JobRequest(Delivered):
 
     def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
         """Revoking ends this one asking as failed; later askings of the job run."""
-        if self._key is not None:
-            self._end_from_outside(Stop("TaskRevokedError", f"The asking was revoked ({reason}).", "revoked"))
+        if self._named is not None:
+            stop = Stop("TaskRevokedError", f"The asking was revoked ({reason}).", "revoked")
+            self._end_from_outside(stop, self._named)
         super()._announce_revoked(reason, terminated, signum, expired)
 
-    def _end_from_outside(self, stop: Stop) -> None:
+    def _end_from_outside(self, stop: Stop, key: RunKey | None) -> None:
         heartbeat = self._heartbeat
-        if heartbeat is not None and self._key is not None:
-            key, task = self._key, self._type
+        if heartbeat is not None and key is not None:
+            named = self._type if key == self._named else None
 
             def end() -> None:
-                end_from_outside(heartbeat.runtime, key, task, stop, worker_id=heartbeat.worker_id)
+                end_from_outside(heartbeat.runtime, key, named, stop, worker_id=heartbeat.worker_id)
                 heartbeat.runs.stopped(key)  # a body that goes on, as in a thread, is told once it can no longer commit
 
             heartbeat.errands.soon(end)

@@ -55,6 +55,7 @@ from ..broker.connection import PAUSE_S
 from ..events import Suspended, Terminated
 from ..messages.doorbell import HEADER
 from ..worker import own_process, recording
+from .permit import like, turned
 from .revocation import TaskRevokedError as RevokedError
 from .task_body import TaskBody
 
@@ -75,11 +76,15 @@ def run_delivery(task: TaskBody, runtime: Runtime, request: Context) -> Any:
     worker_id = request.get(WORKER)
     if worker_id is None:
         raise Ignore(f"job {header['job']}: this worker has no identity in the store yet; the sweeper sends it again")
-    hold = runs.claim(runtime, header["job"], task=request.task, for_run=header["for_run"], worker_id=worker_id)
+    hold = runs.claim(
+        runtime, header["job"], task=request.task, for_run=header["for_run"], worker_id=worker_id,
+        queue=runtime.tasks.delivered_from(request.delivery_info or {}), tasks=partial(like, task, request),
+    )  # fmt: skip
     if hold is None:
         _tell_if_forged(runtime, header["job"], request.task)
         raise Ignore(f"job {header['job']}: stale delivery for run {header['for_run']}")
-    return run_claimed(task, runtime, hold, request)
+    with turned(task.app, (header["job"], header["for_run"]), (hold.job_id, hold.run_no)):
+        return run_claimed(task.app.tasks[hold.row.task], runtime, hold, request)
 
 
 def _tell_if_forged(runtime: Runtime, job_id: int, task: str) -> None:

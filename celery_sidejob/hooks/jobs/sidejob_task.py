@@ -8,6 +8,7 @@ from typing import Any
 
 from celery import Celery
 
+from ...jobs.capacity import CapacityPool
 from ...jobs.job import Job, enqueue, find_by_task_id
 from ...jobs.running import RetryRun
 from ...model.errors import IllegalMoveError
@@ -49,6 +50,7 @@ class SideJobTask(TaskBody):
     lease_renewal = "auto"
     lease: float | None = None
     publish_status = True
+    capacity: CapacityPool | None = None
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:
@@ -74,11 +76,14 @@ class SideJobTask(TaskBody):
     def job_columns(self) -> Mapping[str, Any]:
         """The columns of its jobs that follow from its options; ``on_lost="dead"`` allows no run to be repeated."""
         retention = Retention() if self.retention is None else Retention.of(self.retention)
-        columns = {
+        columns: dict[str, Any] = {
             "max_losses": 1 if self.on_lost == "dead" else self.max_losses,
             "retention_s": retention.age_s,
             "retention_keep": retention.keep,
         }
+        if self.capacity is not None:
+            runs = self.capacity.spec.covers == "running"
+            columns |= {"pool": self.capacity.name, "pool_weight": 1, "pool_runs": runs}
         rate = parse_rate(self.run_rate)
         if rate is None:
             return columns

@@ -12,7 +12,7 @@ from celery.worker.state import active_requests
 
 from ...model.errors import SideJobError, StoreUnavailableError
 from ...model.settings import Settings
-from ...operations import deferred_locks
+from ...operations import deferred_locks, queues
 from ...operations.runtime import Runtime
 from ...services import stop_flag
 from ...services.heartbeat.heartbeat import Heartbeat
@@ -24,7 +24,7 @@ from .. import configuration, task_check
 from ..broker.rabbitmq_watchdog import RabbitMQWatchdog
 from ..patches import pool_apply, pool_flush, soft_shutdown, worker_stop
 from ..tasks import marking
-from ..worker import greenlets, pool_kind
+from ..worker import board, greenlets, pool_kind
 from ..worker.bell import Bell
 
 logger = logging.getLogger("celery_sidejob")
@@ -106,12 +106,13 @@ class SideJobStep(bootsteps.StartStopStep):
 
         def check() -> None:
             self._sidejob.check_store(runtime.store)
+            queues.apply_declared(runtime, self._sidejob.settings.queues or {})
             if runtime.store.place == 0:
                 self._sidejob.register_tasks()
 
         return Heartbeat(
             runtime, processes if pool_kind.has_processes(worker.pool) else None, file, check=check,
-            is_busy=lambda: bool(active_requests),
+            is_busy=lambda: bool(active_requests), board=board.read,
         )  # fmt: skip
 
     def _register(self) -> None:

@@ -19,6 +19,7 @@ from ...model.errors import StoreUnavailableError
 from ...operations import deferred_locks, durable_locks, revocation
 from ...operations.contents import as_kept, is_forged
 from ...operations.durable_runs import Run
+from ...operations.permits import AtGateError
 from ...operations.runtime import Runtime
 from ..apps import runtime_for
 from ..broker.connection import PAUSE_S
@@ -26,7 +27,7 @@ from ..messages.kept_message import unpacker
 from ..worker import own_process, recording
 from ..worker.received import OF_THE_PARENT
 from . import chords, missing_row_warning
-from .not_begun import Copy, Forged, Left, SentBack
+from .not_begun import AtGate, Copy, Forged, Left, SentBack
 from .present_run import RUNS, run_of
 
 logger = logging.getLogger("celery_sidejob")
@@ -124,6 +125,8 @@ def _begin_locked(delivery: Delivery, stores: Sequence[tuple[Runtime, int]]) -> 
         except StoreUnavailableError as error:
             failure = error
             continue
+        except AtGateError as error:
+            raise AtGate(str(error)) from None
         there.store.answered()
         if has_row:
             _note_begun(delivery, run)

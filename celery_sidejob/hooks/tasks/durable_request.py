@@ -107,11 +107,21 @@ class DurableRequest(Delivered):
         elif given.get(HEADER) is None:
             own = (given, self._payload) if self._decoded else None
             given[ADOPTED] = received(self._app, self.task_name, self._message, own)
-        if self.task.locks_late and is_first(given) and self._content.unpack is None:
+        if self.task.locks_late and is_first(given) and self._content.unpack is None and not self._has_gate:
             given[LATE] = True
             for _, delivery in self._deliveries:
                 delivery.locks_late = True
         return given
+
+    @property
+    def _has_gate(self) -> bool:
+        """Whether its queue may be managed: then the run is locked before it begins."""
+        delivery_info = self._message.delivery_info or {}
+        queue = self._app.sidejob.runtime.tasks.delivered_from(delivery_info)
+        return any(
+            heartbeat.managed is None or (queue is None and heartbeat.managed) or queue in heartbeat.managed
+            for heartbeat in self._holders
+        )
 
     def maybe_expire(self) -> bool:
         """Tell whether it has expired.

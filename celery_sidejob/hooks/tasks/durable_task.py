@@ -14,6 +14,7 @@ from celery.app.task import Context
 from celery.exceptions import Ignore, InvalidTaskError, Reject, Retry
 from kombu.exceptions import ContentDisallowed, DecodeError
 
+from ...jobs.capacity import CapacityPool
 from ...model.durable import HEADER, Address, Death, key_of
 from ...operations.durable_runs import in_body
 from .. import bodies
@@ -35,7 +36,8 @@ class DurableTask(OnCommit):
     The class that is built from it is (marker, the task's own class). `on_lost`: what becomes of a run whose worker
     died, ``"requeue"`` or ``"dead"``; by default the first only for tasks that are `acks_late` with
     `reject_on_worker_lost`, whose author so has called them repeatable. `max_losses`: runs that may be lost.
-    `locks_late`: its first run begins before it is locked; only for what is to run again when it is lost.
+    `locks_late`: its first run begins before it is locked; only for what is to run again when it is lost. `capacity`:
+    the pool in which each message takes a slot.
     """
 
     abstract = True
@@ -43,6 +45,7 @@ class DurableTask(OnCommit):
     on_lost: str | None = None
     max_losses: int | None = None
     locks_late: bool | None = None
+    capacity: CapacityPool | None = None
     Request = "celery_sidejob.hooks.tasks.durable_request:DurableRequest"
 
     @property

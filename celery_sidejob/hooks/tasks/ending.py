@@ -16,7 +16,7 @@ from celery.exceptions import Ignore, SoftTimeLimitExceeded
 
 from ...model.durable import Death
 from ...model.errors import LeaseLostError, StoreUnavailableError
-from ...operations import burials, deferred_locks, durable_ends, durable_locks
+from ...operations import burials, capacity, deferred_locks, durable_ends, durable_locks, permits
 from ...operations.durable_runs import Run, lease_lost
 from .. import bodies
 from . import chords
@@ -103,6 +103,9 @@ def _over(sender: Any = None, retval: Any = None, state: str | None = None, **_:
             del RUNS[run.key[0]]
         if run.late is not None:
             deferred_locks.of(run.runtime).drop(run)
+        permits.freed(run.runtime, run.slot_in)
+        followers = [message.admission.pool.name for message in run.follows if message.admission is not None]
+        capacity.ring(run.runtime, [run.pool, *followers])
 
 
 def _end(task: Any, run: Run, state: str | None, retval: Any) -> None:

@@ -15,10 +15,14 @@ from ...model.durable import DIGEST, WORKER, Digest, Message
 from ...services.heartbeat.heartbeat import Heartbeat
 from ..messages.kept_message import delivered
 from ..outcome import Outcome
+from .not_begun import Copy
 
 
-def run_kept(app: Celery, worker: Heartbeat, message: Message) -> Outcome:
-    """Run a kept message as a pool's process would, by Celery's own tracer; its end is written as always."""
+def run_kept(app: Celery, worker: Heartbeat, message: Message) -> Outcome | None:
+    """Run a kept message as a pool's process would, by Celery's own tracer; its end is written as always.
+
+    None if the gate of its queue was closed, or another run has it.
+    """
     given = delivered(message)
     headers, properties = given["headers"], given["properties"]
     args, kwargs, embed = body_of(app, given)
@@ -37,6 +41,8 @@ def run_kept(app: Celery, worker: Heartbeat, message: Message) -> Outcome:
     if traced.info is None:
         return Outcome(traced.retval)
     error = traced.info.retval
+    if isinstance(error, Copy):
+        return None
     return Outcome(error=error) if traced.info.state == states.FAILURE else Outcome(rests=True)
 
 

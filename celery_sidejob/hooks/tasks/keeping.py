@@ -27,9 +27,10 @@ from kombu.utils.functional import maybe_list
 from ...model.durable import ADOPTED, CALL, DEATHS, DELAYED, DIGEST, HEADER, REPUBLISHED, WORKER, Message
 from ...model.errors import IllegalMoveError, InvalidValueError, SettingsError, StoreUnavailableError
 from ...model.unique import Unique
-from ...operations import durable_ends, keeping
+from ...operations import capacity, durable_ends, keeping
 from ...operations.durable_runs import Run
 from ...operations.unique_keys import KeyHeldError, is_replaced
+from ..admission import admission_of, admission_to, is_follower
 from ..apps import runtime_for
 from ..call_options import check_call
 from ..durability import is_durable, known_tasks
@@ -65,17 +66,28 @@ def send_task(app: Celery, send: Callable[..., Any], name: str, *args: Any, **op
         with chord_transaction.handed_over(options):
             return send_task(app, send, name, *args, **options)
     unique = Unique.take(options)
+    admission, follows = admission_of(known_tasks(app).get(name), options), is_follower(options)
     if unique is not None:
-        return _send_unique(app, send, unique, name, args, options)
+        return _send_unique(app, send, Call(unique=unique, admission=admission, follows=follows), name, args, options)
     if not is_durable(app, name):
+        if admission is not None:
+            raise _has_no_row(app, name, "capacity")
         if options.get("transaction") is not None and not getattr(known_tasks(app).get(name), "sidejob", False):
             return sending_in.send_in(app, send, name, args, options)
         return send(name, *args, **options)
-    return _send_durable(app, send, name, args, options, Call())
+    return _send_durable(app, send, name, args, options, Call(admission=admission, follows=follows))
+
+
+def _has_no_row(app: Celery, name: str, option: str) -> InvalidValueError:
+    """Return the error of a call that needs a row, of a task whose messages have none."""
+    instead = "make it so with durable=True or sidejob_durable_tasks"
+    if getattr(known_tasks(app).get(name), "sidejob", False):
+        instead = "call enqueue(), or its apply_async()"
+    return InvalidValueError(f"A message of {name} has no row, and {option}= needs one: {instead}.")
 
 
 def _send_unique(
-    app: Celery, send: Callable[..., Any], unique: Unique, name: str, args: Any, options: dict[str, Any]
+    app: Celery, send: Callable[..., Any], call: Call, name: str, args: Any, options: dict[str, Any]
 ) -> Any:
     """Send a durable task whose key is to be its own until it is done, or return the result of the one that has it.
 
@@ -83,14 +95,12 @@ def _send_unique(
     is judged anew.
     """
     if not is_durable(app, name):
-        instead = "make it so with durable=True or sidejob_durable_tasks"
-        if getattr(known_tasks(app).get(name), "sidejob", False):
-            instead = "call enqueue(), or its apply_async()"
-        raise InvalidValueError(f"A message of {name} has no row, and unique= needs one: {instead}.")
-    replaces = None
+        raise _has_no_row(app, name, "unique")
+    unique, replaces = call.unique, None
+    assert unique is not None
     while True:
         try:
-            return _send_durable(app, send, name, args, dict(options), Call(unique=unique, replaces=replaces))
+            return _send_durable(app, send, name, args, dict(options), call._replace(replaces=replaces))
         except KeyHeldError as held:
             if not is_replaced(unique, held):
                 return app.AsyncResult(held.task_id)
@@ -113,7 +123,13 @@ def _send_durable(
         lazy = options["producer"] = LazyProducer(app)
     result_subscription.install(app.backend)
     try:
-        with calling(subscriptions=subscriptions, unique=call.unique, replaces=call.replaces):
+        with calling(
+            subscriptions=subscriptions,
+            unique=call.unique,
+            replaces=call.replaces,
+            admission=call.admission,
+            follows=call.follows,
+        ):
             result = send(name, *args, **options)
     finally:
         if lazy is not None:
@@ -189,7 +205,8 @@ class KeepingProducer:
         try:
             keeping.keep(self._runtime, message)
         except StoreUnavailableError as error:
-            if self._runtime.settings.on_store_down != "publish" or message.unique_key is not None:
+            needs_row = message.unique_key is not None or message.admission is not None
+            if needs_row or self._runtime.settings.on_store_down != "publish":
                 raise
             logger.warning("%s is published without a row, as sidejob_on_store_down says: %s", message.task_id, error)
             return self._producer.publish(body, **_without_row(message, options))
@@ -234,10 +251,14 @@ class KeepingProducer:
         }  # fmt: skip
         check_names(self._task, queue=str(queue), routing_key=routing_key or None, exchange=exchange or None)
         self._runtime.publisher.check_sendable(f"The call of {self._task}", headers, properties)
+        present = present_call()
+        admission = present.admission or admission_to(self._app, str(queue), follows=present.follows)
+        if admission is not None:
+            capacity.prepare(self._runtime, [admission])
         return Message(
             task_id, self._task, str(queue), publication_of(about, deaths, call), data, eta=time_of(headers.get("eta")),
             expires_at=time_of(headers.get("expires")), priority=own_priority(about), about={**about, "deaths": deaths},
-            call=call,
+            call=call, admission=admission,
         )  # fmt: skip
 
     def _bound_queue(self, named: str, exchange: str | None, routing_key: Any) -> str | None:

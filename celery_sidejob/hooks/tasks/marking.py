@@ -14,7 +14,7 @@ from ..durability import is_durable, known_tasks
 from ..on_commit import made_early
 from ..patches import task_making
 from ..patches.existing_class import become
-from ..task_options import OF_ORDINARY_TASKS, check_durable, check_ordinary
+from ..task_options import OF_ORDINARY_TASKS, check_capacity, check_durable, check_ordinary
 from .durable_task import DurableTask
 
 
@@ -53,6 +53,8 @@ def _check(app: Celery, task: Any) -> None:
         return
     check_ordinary(task, app.Task)
     durable = is_durable(app, task.name)
+    if not durable:
+        check_capacity(task)
     if durable or getattr(task, "durable", None) is not None:
         check_durable(task)
     if durable and bodies.call_of(task, DurableTask) is None:

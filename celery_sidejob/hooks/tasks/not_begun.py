@@ -9,6 +9,10 @@ class Copy(Ignore):
     """A copy of what runs, was finished, or is in the dead set."""
 
 
+class AtGate(Copy):
+    """The gate of its managed queue is closed: its row waits there, and its message is sent again."""
+
+
 class Forged(Ignore):
     """It has the id of a task that waits or runs, and is another: that one goes on."""
 

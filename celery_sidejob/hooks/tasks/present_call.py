@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from celery.app.task import Context
 
+from ...model.capacity import Admission
 from ...model.durable import Message
 from ...model.unique import Unique
 from ...operations.durable_runs import Claim
@@ -65,6 +66,10 @@ class Call(NamedTuple):
     """The key that the message is to have."""
     replaces: str | None = None
     """The task whose message gives way to it."""
+    admission: Admission | None = None
+    """How the message gets slots of a capacity pool."""
+    follows: bool = False
+    """Whether Celery makes the call for another, so that it is not refused."""
 
 
 _PLAIN = Call()

@@ -60,6 +60,12 @@ def limit(error: BaseException, app: Celery, task: Any, request: Context) -> Tim
     return TimeLimitExceeded(seconds) if seconds and error.seconds == seconds else None  # type: ignore[attr-defined]
 
 
+def runs_beside(app: Celery) -> Deliveries[Any] | None:
+    """Return the runs of jobs that this worker knows, if bodies run beside its heartbeat, not in other processes."""
+    heartbeat = _heartbeat(app)
+    return None if heartbeat is None else heartbeat.runs
+
+
 def _heartbeat(app: Celery) -> Heartbeat | None:
     """Return this worker's heartbeat, if bodies run beside it."""
     found: Heartbeat | None = app.sidejob.heartbeat

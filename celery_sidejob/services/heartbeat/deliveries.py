@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -74,6 +74,20 @@ class Deliveries(Generic[K]):
             of_run = self._deliveries.setdefault(delivery.key, [])
             if delivery not in of_run:
                 of_run.append(delivery)
+
+    def turned(self, named: K, run: K) -> None:
+        """Note that a delivery of one run, in a thread of this process, works on another: it was a permit."""
+        with self._lock:
+            begun = [each for each in self._deliveries.get(named, ()) if each.pid is not None and each.over_at is None]
+            self._turn(begun[:1], run)
+
+    def turned_in(self, runs: Mapping[int, K]) -> None:
+        """Note on which run each process of the pool works, {process: run}, if not on what its delivery names."""
+        if not runs:
+            return
+        with self._lock:
+            for pid, run in runs.items():
+                self._turn([each for each in self._all() if each.pid == pid and each.over_at is None], run)
 
     def over(self, delivery: Delivery[K]) -> None:
         """Note that the delivery is over, whatever its outcome."""
@@ -215,6 +229,13 @@ class Deliveries(Generic[K]):
 
     def _all(self) -> list[Delivery[K]]:
         return [delivery for deliveries in self._deliveries.values() for delivery in deliveries]
+
+    def _turn(self, deliveries: list[Delivery[K]], run: K) -> None:
+        turned = [delivery for delivery in deliveries if delivery.key != run]
+        self._forget(turned)
+        for delivery in turned:
+            delivery.key = run
+            self._deliveries.setdefault(run, []).append(delivery)
 
     def _forget(self, gone: list[Delivery[K]]) -> None:
         for delivery in gone:

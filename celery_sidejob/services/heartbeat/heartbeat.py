@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from ...model.errors import StoreUnavailableError
 from ...operations import recovery
 from ...operations.runtime import Runtime
-from ...store import workers
+from ...store import queues, workers
 from ...store.errors import unavailable_during
 from ...store.outbox import checks, holds
 from ...store.outbox.kinds import JOBS, TASKS
 from ..duty import Duties, Duty, Report
+from .deliveries import RunKey
 from .heartbeat_file import HeartbeatFile
 from .held_tasks import HeldTasks
 from .liveness_lock import LivenessLock
@@ -41,11 +42,16 @@ class Heartbeat(Worker):
     def __init__(
         self, runtime: Runtime, processes: PoolProcesses | None = None, file: HeartbeatFile | None = None, *,
         is_busy: Callable[[], bool] = lambda: True, check: Callable[[], None] = lambda: None,
+        board: Callable[[], Mapping[int, RunKey]] = dict,
     ) -> None:  # fmt: skip
-        """`check` raises if the worker must not serve the store, for example because the schema does not fit."""
+        """`check` raises if the worker must not serve the store, for example because the schema does not fit.
+
+        `board` tells which runs processes of the pool work on, {process: run}, that their deliveries do not name.
+        """
         super().__init__(runtime, is_busy)
         self.name = runtime.store.called("heartbeat")
         self._check = check
+        self._board = board
         self.has_processes = processes is not None
         """Whether bodies run in processes of a pool, not in this one."""
         self._processes = processes or PoolProcesses()
@@ -55,6 +61,8 @@ class Heartbeat(Worker):
         self._beat_at = float("-inf")
         self._sweep_at = float("-inf")
         self._leaves = False
+        self.managed: frozenset[str] | None = None
+        """The managed queues, as of the last beat; None before the first."""
         self.tasks = HeldTasks(self)
         self._strays = Strays(self)
         self._orphans = Orphans(self, self._strays)
@@ -79,6 +87,7 @@ class Heartbeat(Worker):
             executor = self.executor()
             worker_id = workers.register(executor, workers.new_ident(), broker=self.runtime.broker.identity)
             self._lock.take(worker_id, executor)
+            self.managed = frozenset(queues.names(executor))
         # Set only now, so that a failed step above is begun again. An unused identity is found by its silence.
         self._beat_at = time.monotonic()
         self.worker_id = worker_id
@@ -117,6 +126,10 @@ class Heartbeat(Worker):
             logger.warning("Could not give back what this worker held; other workers notice its silence: %s", error)
         return released
 
+    def note_board(self) -> None:
+        """Note which runs the processes of the pool work on; their deliveries may name others."""
+        self.runs.turned_in(self._board())
+
     # -- one look ------------------------------------------------------------------------------------------------
 
     def run_once(self) -> Report:
@@ -130,6 +143,7 @@ class Heartbeat(Worker):
             self.register()  # the store was unavailable when the worker started
         if not self.errands.waiting:  # errands end runs, and need the plans of those runs until then
             self.runs.sweep()
+        self.note_board()
         died = self._processes.died(self.runs.busy() | self.tasks.runs.busy())  # reports each death only once
         self._orphans.died.update(died)
         self.tasks.died.update(died)
@@ -172,6 +186,7 @@ class Heartbeat(Worker):
             self._declared_dead()
             return False
         self._beat_at = time.monotonic()
+        self.managed = beat.managed
         self._sweep_at = self._beat_at + beat.sweep_in_s if beat.sweep_in_s is not None else float("inf")
         return True
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from .capacity_pools import CapacityPools
+from .capacity_samples import CapacitySamples
 from .dead_list import DeadList
 from .dead_workers import DeadWorkers
 from .doorbells import Doorbells
 from .due_tasks import DueTasks
 from .emptied_broker import EmptiedBroker
+from .gates import Gates, LimitKeys
 from .held_by_nobody import HeldByNobody
 from .lost_tasks import LostTasks
 from .parked_terminations import ParkedTerminations
@@ -28,6 +31,8 @@ DUTIES: tuple[type[SweepDuty], ...] = (
     Publications,
     EmptiedBroker,
     VanishedQueues,
+    CapacityPools,
+    Gates,
     Doorbells,
     LostTasks,
     TasksOfEmptiedBroker,
@@ -36,6 +41,8 @@ DUTIES: tuple[type[SweepDuty], ...] = (
     UnsentResults,
     ParkedTerminations,
     TreeDeletions,
+    LimitKeys,
+    CapacitySamples,
     Prune,
 )
 

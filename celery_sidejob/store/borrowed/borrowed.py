@@ -19,6 +19,8 @@ SAVEPOINT = "celery_sidejob"
 
 FOREIGN_KEY_VIOLATION = "23503"
 """Postgres' error code for a reference to a row that was deleted before the referring row was written."""
+SERIALIZATION_FAILURE = "40001"
+"""Postgres' error code in a REPEATABLE READ transaction for a row that others have written since it began."""
 
 T = TypeVar("T")
 
@@ -71,7 +73,7 @@ class Borrowed(Transaction):
                 with self.atomic():
                     return work()
             except Exception as error:
-                if not isinstance(error, Moved) and _code(error) != FOREIGN_KEY_VIOLATION:
+                if not isinstance(error, Moved) and code_of(error) != FOREIGN_KEY_VIOLATION:
                     raise
                 last = error
         raise in_the_way("transaction=", last) from last
@@ -141,13 +143,13 @@ def _explained() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        why = _UNFIT.get(_code(error))
+        why = _UNFIT.get(code_of(error))
         if why is None:
             raise
         raise InvalidValueError(f"The transaction in transaction= {why}") from error
 
 
-def _code(error: Exception) -> str:
+def code_of(error: Exception) -> str:
     """Return Postgres' code for an error of the caller's driver, or an empty text."""
     driver = getattr(error, "orig", None) or error.__cause__ or error  # SQLAlchemy's, Django's, or the driver's own
     return getattr(driver, "sqlstate", None) or getattr(driver, "pgcode", None) or ""

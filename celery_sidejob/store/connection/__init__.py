@@ -5,6 +5,6 @@ connection. A connection that was idle for `IDLE_S` is closed. A worker's servic
 its heartbeat has one of its own (`Connections.talking`).
 
 Any of them may lead through a proxy that gives each transaction another session (PgBouncer in transaction mode). No
-state is therefore kept in a session: only SET LOCAL, no temporary tables, no LISTEN. Statements are prepared only if
-the server that answered the connect also answers statements.
+state is therefore kept in a session: only SET LOCAL, no temporary tables, no LISTEN. Only if the server that answered
+the connect also answers statements, are statements prepared, each with one plan for all parameters.
 """

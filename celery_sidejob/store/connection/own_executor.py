@@ -69,7 +69,12 @@ class OwnExecutor(Transaction):
         self._pgconn = connection.pgconn
 
     def allow_prepared(self) -> None:
-        """Allow preparing statements that run again and again: there is no proxy in between."""
+        """Allow preparing statements that run again and again: there is no proxy in between.
+
+        Each is planned once for all its parameters. Each is written for one plan, and Postgres would else plan some
+        each time: a claim in a managed queue takes 0.5 ms, and to plan it 1.5 ms.
+        """
+        self._cursor.execute("SET plan_cache_mode = force_generic_plan", prepare=False)
         self.connection.prepare_threshold = PREPARE_AFTER
         self._plans_end = time.monotonic() + PLANS_LIVE_S
 

@@ -14,6 +14,27 @@ FIRST_CHECK_S = 2.0
 NEVER = "'9000-01-01 00:00:00+00'::timestamptz"
 """When a message is due that waits for a condition and not for a time. Not infinity, which no datetime can be."""
 
+AT_GATE = "'5000-01-01 00:00:00+00'::timestamptz"
+"""From this time on, and before `NEVER`, is the next check of a message that waits at the gate of its queue."""
+
+WITHOUT_SLOT = "interval '5000 years'"
+"""How much later, as SQL, a row is due that waits for a slot of its capacity pool: its `due_at` is behind `AT_GATE`.
+
+Whatever asks for due rows passes it over. Who admits it takes the years back: those of a pool keep their order.
+"""
+
+IN_POOL = f"m.due_at >= {AT_GATE} AND m.due_at < {NEVER}"
+"""The condition that a message `m` waits for a slot of its pool, as SQL."""
+
+AHEAD_OF_GATE = f"m.next_check_at + interval '0 s' < {AT_GATE}"
+"""The condition that a message `m` does not wait at a gate, as SQL; no index fits it.
+
+Where Postgres takes the table for empty, it would read the whole index on `next_check_at` for each message.
+"""
+
+MANAGED = "SELECT FROM {queues} q WHERE q.name = m.queue"
+"""The settings of the queue of a message `m`, as SQL: there are none if nobody manages it."""
+
 OPENS_AT = "CASE WHEN j.status <> 'terminating' AND NOT j.rate_terminates THEN j.rate_opens_at END"
 """The moment from which its rate lets the next run of a job begin, as SQL; NULL if nothing is to be waited for.
 
@@ -24,6 +45,7 @@ A job that a run beyond its rate terminates waits for nothing, nor does a shutdo
 def armed(
     jobs: str, *, task_id: str, opens_at: str | None, cut_short: str | None = "false",
     wait_s: str = "0::double precision", losses: str = "0", first_check_s: str = f"{FIRST_CHECK_S}",
+    slot: str = "NULL::smallint", waits: str = "j.status <> 'terminating'",
 ) -> str:  # fmt: skip
     """Return the CTE `armed`: the row of each of these jobs says when its next run is owed.
 
@@ -32,42 +54,65 @@ def armed(
     in progress is not armed: the end of that run arms it.
 
     **When a run is owed is decided here**, by the row's `due_at`: now, after a backoff, or once the job's rate allows
-    it. A pause, a limit or a dependency is a condition in `owed_at` and in no other place: with a `due_at` that never
-    comes (`NEVER`), the run is not published, and no claim takes it. An UPDATE of `due_at` and `next_check_at` releases
-    it.
+    it. A dependency is a condition in `owed_at` and in no other place: with a `due_at` that never comes (`NEVER`), the
+    run is not published, and no claim takes it. An UPDATE of `due_at` and `next_check_at` releases it. What a queue as
+    a whole forbids (a pause, a limit, a rate) is no condition of a row: the claim looks for it (`permits.py`).
+
+    A row of a capacity pool without a slot waits for one (`WITHOUT_SLOT`), unless it is a shutdown's; the triggers of
+    `messages` admit it at the commit if there is room, and otherwise when a slot is freed.
+
+    In a managed queue the row gets a `rank`, by which the claim finds the best. A queue that is not managed has no
+    settings, and its rows have no rank.
 
     A job has one row. A row that a run held turns into the row of the next run. A row that is already armed stays
     unchanged; with `cut_short` its `due_at` is decided anew. With None for `cut_short` the jobs are new and have no
     row: looking for one makes the insert of a thousand jobs a quarter slower.
 
-    All arguments are SQL. `jobs` stands behind FROM and has the columns id, queue, priority, run_no and unit_no of each
-    job as `j`; `opens_at` is `OPENS_AT`, or None where no rate can delay the run; `wait_s` is the backoff, `losses` are
-    added to those of the row. A row that is due now is checked after `first_check_s`. The statement takes the parameter
-    `check_interval_s`. The CTE returns (task_id, job_id, for_run); the caller publishes the message after the commit. A
-    row that is not due yet has None for task_id and for_run: the sweeper publishes it in time. Where the store is the
-    broker, the statement itself publishes all of them.
+    All arguments are SQL. `jobs` stands behind FROM and has the columns id, queue, priority, limit_key, run_no,
+    unit_no, pool, pool_weight and pool_runs of each job as `j`; `opens_at` is `OPENS_AT`, or None where no rate can
+    delay the run; `wait_s` is the backoff, `losses` are added to those of the row; `slot` is the shard in which a new
+    job was admitted, and `waits` tells whether it waits for one. A row that is due now is checked after
+    `first_check_s`. The statement takes the parameter `check_interval_s`. The CTE returns (task_id, job_id, for_run);
+    the caller publishes the message after the commit. A row that is not due yet has None for task_id and for_run: the
+    sweeper publishes it in time. Where the store is the broker, the statement itself publishes all of them.
     """
     owed_at = f"now() + make_interval(secs => {wait_s})"
     if opens_at is not None:
         owed_at = f"greatest({owed_at}, {opens_at})"
+    waits = f"(j.pool IS NOT NULL AND {slot} IS NULL AND {waits})"
+    first_check = f"""now() + make_interval(secs => {first_check_s}::double precision)
+      /*!+ make_interval(secs => %(check_interval_s)s)*/"""
+
+    def check_of(at: str) -> str:
+        # A row that is due before its first check passes for one whose message is under way.
+        later = f"{at}/*!+ make_interval(secs => %(check_interval_s)s)*/"
+        return f"CASE WHEN {at} > now() THEN {later} ELSE {first_check} END"
+
+    keeps_slot = f"m.pool_shard IS NOT NULL AND m.pool_runs IS NOT TRUE AND excluded.due_at >= {AT_GATE}"
     turned = f"""
   ON CONFLICT (job_id) DO UPDATE
-    SET task_id = excluded.task_id, for_run = excluded.for_run, due_at = excluded.due_at,
-      next_check_at = excluded.next_check_at, check_interval = excluded.check_interval,
-      losses = m.losses + excluded.losses, published_at = excluded.published_at, suspected_at = NULL, {UNLOCKED}
+    SET task_id = excluded.task_id, for_run = excluded.for_run,
+      due_at = CASE WHEN {keeps_slot} THEN excluded.due_at - {WITHOUT_SLOT} ELSE excluded.due_at END,
+      next_check_at = CASE WHEN {keeps_slot} THEN {check_of(f"excluded.due_at - {WITHOUT_SLOT}")}
+        ELSE excluded.next_check_at END,
+      check_interval = excluded.check_interval, losses = m.losses + excluded.losses,
+      published_at = coalesce(excluded.published_at/*!, CASE WHEN {keeps_slot} THEN now() END*/), suspected_at = NULL,
+      rank = excluded.rank, limit_key = excluded.limit_key, {UNLOCKED}
       /*!, priority = excluded.priority*/
     WHERE m.locked_by IS NOT NULL OR {cut_short} AND m.due_at > now()"""
     return f"""
 armed AS (
-  INSERT INTO {{messages}} AS m (task_id, job_id, for_run, queue, due_at, next_check_at, check_interval, losses
-    /*!, priority, published_at*/)
+  INSERT INTO {{messages}} AS m (task_id, job_id, for_run, queue, due_at, next_check_at, check_interval, losses, rank,
+    limit_key, pool, pool_weight, pool_rank, pool_runs, pool_shard/*!, priority, published_at*/)
   SELECT {task_id}, j.id, j.run_no + 1, j.queue, owed.at,
-    CASE WHEN owed.at > now() THEN owed.at
-      ELSE now() + make_interval(secs => {first_check_s}::double precision) END
-      /*!+ make_interval(secs => %(check_interval_s)s)*/,
-    make_interval(secs => %(check_interval_s)s), {losses}
-    /*!, {priority_of_job("j.priority")}, now()*/
-  FROM {jobs} CROSS JOIN LATERAL (SELECT {owed_at} AS at) owed
+    CASE WHEN {waits} THEN {NEVER} ELSE {check_of("owed.at")} END,
+    make_interval(secs => %(check_interval_s)s), {losses},
+    (SELECT coalesce(j.priority, 0::smallint) FROM {{queues}} q WHERE q.name = j.queue), j.limit_key,
+    j.pool, j.pool_weight, CASE WHEN j.pool IS NOT NULL THEN coalesce(j.priority, 0::smallint) END,
+    j.pool_runs, {slot}
+    /*!, {priority_of_job("j.priority")}, CASE WHEN NOT {waits} THEN now() END*/
+  FROM {jobs} CROSS JOIN LATERAL (
+    SELECT {owed_at} + CASE WHEN {waits} THEN {WITHOUT_SLOT} ELSE interval '0 s' END AS at) owed
   WHERE j.unit_no IS NULL{"" if cut_short is None else turned}
   RETURNING m.job_id, CASE WHEN m.due_at <= now() THEN m.task_id END AS task_id,
     CASE WHEN m.due_at <= now() THEN m.for_run END AS for_run/*!, {ARMED}*/)/*!,{referred("armed")}*/"""

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from ..statement import Autocommit, Reader, Statement, Transaction
-from .arming import FIRST_CHECK_S
+from .arming import AHEAD_OF_GATE, FIRST_CHECK_S
 from .kinds import BY_TASK_ID, JOBS, KINDS, SOON, TASKS, Kind, free, parameters
 from .publishing import LONGEST_CHECK_S
 
@@ -202,8 +202,8 @@ def hasten(
 
 # Rows due by now are checked anyway. But the message of a due and unmarked row may have been in the broker.
 _MAY_BE_THERE = {
-    JOBS: "m.next_check_at > now() AND (m.published_at IS NOT NULL OR m.due_at <= now())",
-    TASKS: "m.generation IS NOT NULL AND (m.published_at IS NOT NULL OR m.due_at <= now())",
+    JOBS: f"m.next_check_at > now() AND {AHEAD_OF_GATE} AND (m.published_at IS NOT NULL OR m.due_at <= now())",
+    TASKS: f"m.generation IS NOT NULL AND {AHEAD_OF_GATE} AND (m.published_at IS NOT NULL OR m.due_at <= now())",
 }
 _IN_BROKER = {
     kind: Statement(f"""
@@ -229,7 +229,7 @@ _REPUBLISH = {
     JOBS: Statement(
         free(
             BY_TASK_ID,
-            """m.task_id = r.task_id AND m.job_id IS NOT NULL AND m.locked_by IS NULL
+            f"""m.task_id = r.task_id AND m.job_id IS NOT NULL AND m.locked_by IS NULL AND {AHEAD_OF_GATE}
       AND (m.published_at < %(seen_at)s::timestamptz OR m.published_at IS NULL AND m.due_at <= now())""",
         )
         + """
@@ -242,7 +242,7 @@ FROM free WHERE m.task_id = free.task_id"""
     TASKS: Statement(
         free(
             BY_TASK_ID,
-            """m.task_id = r.task_id AND m.body IS NOT NULL AND m.locked_by IS NULL
+            f"""m.task_id = r.task_id AND m.body IS NOT NULL AND m.locked_by IS NULL AND {AHEAD_OF_GATE}
       AND (m.published_at IS NOT NULL OR m.due_at <= now())""",
         )
         + f"""
@@ -290,9 +290,9 @@ def republish_in(executor: Transaction, queue: str) -> int:
 
 # -- messages that should be in the broker's queues ------------------------------------------------------------------
 
-_IN_QUEUE = Statement("""
+_IN_QUEUE = Statement(f"""
 SELECT count(*) AS messages FROM (
-  SELECT FROM {messages} m WHERE m.queue = %(queue)s AND m.locked_by IS NULL
+  SELECT FROM {{messages}} m WHERE m.queue = %(queue)s AND m.locked_by IS NULL AND {AHEAD_OF_GATE}
     AND (m.published_at IS NOT NULL OR m.due_at <= now())
   ORDER BY m.next_check_at LIMIT %(limit)s) counted""")
 

@@ -13,11 +13,18 @@ SELECT m.task_id, m.job_id, m.for_run, m.queue, coalesce(m.task, j.task) AS task
 FROM {messages} m LEFT JOIN {jobs} j ON j.id = m.job_id
 WHERE m.due_at <= now() AND m.locked_by IS NULL AND m.doom IS NULL AND (m.job_id IS NOT NULL OR m.body IS NOT NULL)
   AND coalesce(m.job_id = %(job_id)s::bigint, true)
-ORDER BY m.due_at, m.job_id, m.task_id LIMIT 100""")
+  AND NOT EXISTS (SELECT FROM {queues} q WHERE q.name = m.queue AND (q.paused_at IS NOT NULL OR q.rate_opens_at > now()
+    OR q.run_limit <= (SELECT count(*) FROM {messages} b WHERE b.queue = q.name AND b.locked_by IS NOT NULL)
+    OR q.key_limit <= (SELECT count(*) FROM {messages} b
+      WHERE b.queue = q.name AND b.locked_by IS NOT NULL AND b.limit_key = m.limit_key)))
+ORDER BY m.rank DESC NULLS LAST, m.due_at, m.job_id, m.task_id LIMIT 100""")
 
 
 def due(executor: Reader, job_id: int | None = None) -> Sequence[Any]:
-    """Read rows of jobs, or of one job, and of durable tasks; a job's have no `body`."""
+    """Read rows of jobs, or of one job, and of durable tasks; a job's have no `body`.
+
+    Those of a queue whose gate is closed are left out.
+    """
     return executor.run(_DUE, job_id=job_id)
 
 

@@ -7,12 +7,13 @@ it. A durable task's row decides this itself, so every change names the generati
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...model.durable import Content, Key, Message
 from ...model.run_end import RunEnd
-from ..statement import Autocommit, Reader, Statement, Transaction
+from ..statement import Autocommit, Reader, Statement, Transaction, first
 from ..task_end import UNLOCKED, TaskEnd
+from .arming import AT_GATE, MANAGED
 from .kinds import BY_TASK_ID, JOBS, TASKS, Kind, free
 from .tasks import DIGEST
 
@@ -24,23 +25,24 @@ LIVES = "EXISTS (SELECT FROM {workers} w WHERE w.id = %(worker_id)s AND w.dead_a
 
 _BEGIN = Statement(
     f"""
-UPDATE {{messages}} SET {HELD}, on_lost = %(on_lost)s, max_losses = %(max_losses)s
+UPDATE {{messages}} m SET {HELD}, on_lost = %(on_lost)s, max_losses = %(max_losses)s
 WHERE task_id = %(task_id)s AND generation = %(generation)s AND locked_by IS NULL AND doom IS NULL AND body IS NOT NULL
-  AND task = %(task)s AND {DIGEST} = %(digest)s
+  AND task = %(task)s AND {DIGEST} = %(digest)s AND due_at < {AT_GATE} AND NOT EXISTS ({MANAGED})
   AND {LIVES}
-RETURNING losses""",
+RETURNING pool""",
     frequent=True,
 )
 
 
 def begin(
     executor: Transaction, key: Key, content: Content, *, worker_id: int, pid: int, on_lost: str, max_losses: int
-) -> bool:
-    """Lock the row for a run of its content; False for a copy: the task runs, ended, moved on, or is in the dead set.
+) -> Any | None:
+    """Lock the row for a run of its content, and return its (pool).
 
-    Also False if the content differs from the row's.
+    None for a copy: the task runs, ended, moved on, or is in the dead set. Also None if the content differs from the
+    row's, if the row waits for a slot of its capacity pool, or its queue is managed: then `permits.begin` decides.
     """
-    return bool(
+    return first(
         executor.run(
             _BEGIN, task_id=key[0], generation=key[1], task=content.task, digest=content.digest, worker_id=worker_id,
             pid=pid, on_lost=on_lost, max_losses=max_losses,
@@ -48,27 +50,38 @@ def begin(
     )  # fmt: skip
 
 
-_ADOPT = Statement("""
-INSERT INTO {messages} (task_id, task, queue, publication, body, generation, expires_at, published_at, next_check_at,
+_ADOPT = Statement(f"""
+INSERT INTO {{messages}} (task_id, task, queue, publication, body, generation, expires_at, published_at, next_check_at,
   check_interval, locked_by, locked_at, locked_pid, on_lost, max_losses)
-SELECT %(task_id)s, %(task)s, %(queue)s, %(publication)s, %(body)s, 1, %(expires_at)s::timestamptz, now(), 'infinity',
-  make_interval(secs => %(check_interval_s)s), w.id, now(), %(pid)s, %(on_lost)s, %(max_losses)s
-FROM {workers} w WHERE w.id = %(worker_id)s AND w.dead_at IS NULL
-ON CONFLICT (task_id) DO NOTHING RETURNING task_id""")
+SELECT %(task_id)s, %(task)s, m.queue, %(publication)s, %(body)s, 1, %(expires_at)s::timestamptz, now(),
+  CASE WHEN g.is_managed THEN now() + make_interval(secs => %(check_interval_s)s) ELSE 'infinity' END,
+  make_interval(secs => %(check_interval_s)s), CASE WHEN NOT g.is_managed THEN w.id END,
+  CASE WHEN NOT g.is_managed THEN now() END, %(pid)s, CASE WHEN NOT g.is_managed THEN %(on_lost)s END, %(max_losses)s
+FROM {{workers}} w CROSS JOIN (SELECT %(queue)s::text AS queue) m
+  CROSS JOIN LATERAL (SELECT EXISTS ({MANAGED}) AS is_managed) g
+WHERE w.id = %(worker_id)s AND w.dead_at IS NULL
+ON CONFLICT (task_id) DO NOTHING RETURNING locked_by IS NOT NULL AS begun""")
+
+
+class Adopted(NamedTuple):
+    """A message of which a row was made. It has `begun` unless its queue is managed: then `permits.begin` decides."""
+
+    begun: bool
 
 
 def adopt(
     executor: Transaction, message: Message, *, worker_id: int, pid: int, on_lost: str, max_losses: int,
     check_interval_s: float,
-) -> bool:  # fmt: skip
-    """Make a locked row for a message that has none; False if another delivery was faster."""
-    return bool(
+) -> Adopted | None:  # fmt: skip
+    """Make a row for a message that has none, locked if it begins; None if another delivery was faster."""
+    row = first(
         executor.run(
             _ADOPT, task_id=message.task_id, task=message.task, queue=message.queue, publication=message.publication,
             body=message.body, expires_at=message.expires_at, worker_id=worker_id, pid=pid, on_lost=on_lost,
             max_losses=max_losses, check_interval_s=check_interval_s,
         )
     )  # fmt: skip
+    return None if row is None else Adopted(row.begun)
 
 
 _REMOVE = Statement(

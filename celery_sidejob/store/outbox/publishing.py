@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..statement import Autocommit, Statement, Transaction
+from .arming import AHEAD_OF_GATE
 from .kinds import BY_TASK_ID, JOBS, KINDS, SOON, TASKS, Kind, free, parameters
 
 LONGEST_CHECK_S = 6 * 3600.0
@@ -17,7 +18,8 @@ _MARK = {
         free(
             kind.given,
             f"""{kind.is_given} AND m.published_at IS NULL AND m.locked_by IS NULL AND m.doom IS NULL
-      AND m.suspected_at IS NULL AND (%(again)s::boolean OR m.on_lost IS NULL)""",
+      AND m.suspected_at IS NULL AND {AHEAD_OF_GATE} AND m.next_check_at + interval '0 s' > now()
+      AND (%(again)s::boolean OR m.on_lost IS NULL)""",
             of_row=f"m.task_id, {SOON}",
         )
         + """
@@ -34,10 +36,12 @@ def mark_published(
 ) -> None:
     """Mark the rows whose messages the broker has; a later generation is not touched.
 
-    A mark that is lost in a crash of Postgres costs one more publication, so the commit does not wait for the disk. Two
-    kinds of rows are not marked. One is already missing: the process that had received its message died before this
-    mark was written, and the message must be sent again. The other was begun and lost by a run meanwhile (a lock sets
-    `on_lost`): the mark is for the message that this run had. It is marked if the sweeper published it `again`.
+    A mark that is lost in a crash of Postgres costs one more publication, so the commit does not wait for the disk.
+    Four kinds of rows are not marked. One is already missing: the process that had received its message died before
+    this mark was written, and the message must be sent again. One waits at the gate of its managed queue by now: its
+    message has come and gone. One is due to be published, as it is when it was let in at that gate: it would not be.
+    One was begun and lost by a run meanwhile (a lock sets `on_lost`): the mark is for the message that this run had. It
+    is marked if the sweeper published it `again`.
     """
     executor.run(_MARK[kind], **parameters(published), again=again)
 

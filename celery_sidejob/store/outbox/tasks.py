@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...model.checks import is_number
 from ...model.durable import Content, Key, Message
 from ...model.run_end import RunEnd
 from ..statement import Reader, Statement, Transaction, first
 from ..task_end import UNLOCKED, TaskEnd
-from .arming import FIRST_CHECK_S
+from .arming import FIRST_CHECK_S, NEVER, WITHOUT_SLOT
 from .references import KEPT, referred
 
 DIGEST = "encode(sha256(body), 'hex')"
@@ -35,28 +36,47 @@ def _first_check(eta: str, priority: str) -> str:
     /*!+ CASE WHEN {priority} IS NOT NULL THEN make_interval(secs => %(check_interval_s)s) ELSE interval '0 s' END*/"""
 
 
+def _due(eta: str, waits: str) -> str:
+    """When a row is due, as SQL: not before it has a slot, if it `waits` for one."""
+    return f"coalesce({eta}, now()) + CASE WHEN {waits} THEN {WITHOUT_SLOT} ELSE interval '0 s' END"
+
+
 _PRIORITY = "%(priority)s::smallint"
+_WITHOUT_SLOT = "(%(pool)s::text IS NOT NULL AND %(slot)s::smallint IS NULL)"
+_ROW_WITHOUT_SLOT = "(r.pool IS NOT NULL AND r.slot IS NULL)"
 _FIRST_CHECK = _first_check("%(eta)s::timestamptz", _PRIORITY)
 _WAITS = "/*!priority IS NULL AND */coalesce(due_at > now() + make_interval(secs => %(horizon_s)s), false) AS waits"
 
 
-def _sent(priority: str) -> str:
+def _sent(priority: str, waits: str = "false") -> str:
     """Return when a row with this priority is published by the statement that writes it, as SQL."""
-    return f"CASE WHEN {priority} IS NOT NULL THEN now() END"
+    return f"CASE WHEN {priority} IS NOT NULL AND NOT {waits} THEN now() END"
 
 
-_KEEP = Statement(
-    f"""
+def _kept(source: str, **options: Any) -> Statement:
+    """Return the statement that keeps a message; `source` makes a row of the values that are given."""
+    values = f"""%(task_id)s, %(task)s, %(queue)s, %(publication)s, %(body)s, 1,
+  {_due("%(eta)s::timestamptz", _WITHOUT_SLOT)}, %(expires_at)s::timestamptz,
+  CASE WHEN {_WITHOUT_SLOT} THEN {NEVER} ELSE {_FIRST_CHECK} END, make_interval(secs => %(check_interval_s)s),
+  %(unique_key)s::text, %(pool)s::text, %(pool_weight)s::smallint, %(pool_rank)s::smallint,
+  %(pool_runs)s::boolean, %(slot)s::smallint /*!, {_PRIORITY}, {_sent(_PRIORITY, _WITHOUT_SLOT)}*/"""
+    return Statement(
+        f"""
 /*!WITH kept AS (*/
 INSERT INTO {{messages}}
-  (task_id, task, queue, publication, body, generation, due_at, expires_at, next_check_at, check_interval, unique_key
-    /*!, priority, published_at*/)
-VALUES (%(task_id)s, %(task)s, %(queue)s, %(publication)s, %(body)s, 1, coalesce(%(eta)s::timestamptz, now()),
-  %(expires_at)s::timestamptz, {_FIRST_CHECK}, make_interval(secs => %(check_interval_s)s), %(unique_key)s::text
-    /*!, {_PRIORITY}, {_sent(_PRIORITY)}*/)
+  (task_id, task, queue, publication, body, generation, due_at, expires_at, next_check_at, check_interval, unique_key,
+    pool, pool_weight, pool_rank, pool_runs, pool_shard/*!, priority, published_at*/)
+{source.format(values=values)}
 ON CONFLICT DO NOTHING RETURNING {_WAITS}/*!, {KEPT}),{referred("kept")}
 SELECT waits FROM kept*/""",
-    frequent=True,
+        **options,
+    )
+
+
+_KEEP = _kept("VALUES ({values})", frequent=True)
+_KEEP_UNLESS_LOCKED = _kept(
+    "SELECT {values} FROM (SELECT set_config('lock_timeout', %(lock_ms)s::text, true) AS longest) wait "
+    "WHERE wait.longest IS NOT NULL"
 )
 
 
@@ -76,53 +96,74 @@ class Kept:
     generation: int = 1
 
 
-def keep(run: Callable[..., Sequence[Any]], message: Message, waits: Waits) -> Kept | None:
+def keep(
+    run: Callable[..., Sequence[Any]], message: Message, waits: Waits, *, locked_s: float | None = None
+) -> Kept | None:
     """Keep a message that is about to be published; None if one of this task id, or unique key, exists already.
 
-    `run` runs a statement in an open transaction, or does other work while the server inserts.
+    `run` runs a statement in an open transaction, or does other work while the server inserts. Another transaction may
+    keep a message of this task id or key, and be open still: this waits for its end, with `locked_s` for so many
+    seconds at most. Then Postgres raises LockNotAvailable.
     """
-    found = run(_KEEP, task_id=message.task_id, unique_key=message.unique_key, **_columns(message, waits))
+    columns = _columns(message, waits) | {
+        "task_id": message.task_id, "unique_key": message.unique_key, "pool": _pool(message),
+        "pool_weight": _pool_weight(message), "pool_rank": _pool_rank(message), "pool_runs": _pool_runs(message),
+        "slot": message.slot,
+    }  # fmt: skip
+    if locked_s is None:
+        found = run(_KEEP, **columns)
+    else:
+        found = run(_KEEP_UNLESS_LOCKED, **columns, lock_ms=str(round(locked_s * 1000)))
     return Kept(found[0].waits) if found else None
 
 
-_HOLDER = Statement("""
-SELECT task_id, locked_by IS NULL AND losses = 0 AND generation = 1 AS waits FROM {messages}
-WHERE unique_key = %(key)s AND (doom IS NULL OR locked_by IS NOT NULL)""")
+_IN_THE_WAY = Statement("""
+SELECT task_id, locked_by IS NULL AND losses = 0 AND generation = 1 AS waits, true AS has_key FROM {messages}
+WHERE unique_key = %(key)s AND (doom IS NULL OR locked_by IS NOT NULL)
+UNION ALL SELECT task_id, false, false FROM {messages} WHERE task_id = %(task_id)s
+ORDER BY has_key DESC LIMIT 1""")
 
 
-def holder(executor: Reader, key: str) -> Any | None:
-    """Read the message that has a unique key: (task_id, waits); `waits` says that no run of it has begun.
+def in_the_way(executor: Reader, task_id: str, *, key: str) -> Any | None:
+    """Read the message that keeps one with this task id and unique key from being kept: (task_id, waits, has_key).
 
-    A doomed one that does not run has its key no more.
+    `has_key`: it has the unique key, which a doomed message that does not run has no more; `waits` says that no run of
+    it has begun. Otherwise it only has the task id. None if no message is in the way any more.
     """
-    return first(executor.run(_HOLDER, key=key))
+    return first(executor.run(_IN_THE_WAY, task_id=task_id, key=key))
 
 
 _GIVE_WAY = Statement("""
 UPDATE {messages} SET unique_key = NULL, doom = 'revoked', suspected_at = NULL, published_at = NULL,
   next_check_at = now()
 WHERE task_id = %(task_id)s AND unique_key = %(key)s AND locked_by IS NULL AND doom IS NULL AND losses = 0
-  AND generation = 1""")
+  AND generation = 1
+RETURNING task_id""")
 
 
-def give_way(executor: Transaction, task_id: str, *, key: str) -> None:
-    """Revoke a message that another replaces, and take its unique key from it; nothing happens if a run has begun."""
-    executor.run(_GIVE_WAY, task_id=task_id, key=key)
+def give_way(executor: Transaction, task_id: str, *, key: str) -> bool:
+    """Revoke a message that another replaces, and take its unique key from it; False if a run of it has begun."""
+    return bool(executor.run(_GIVE_WAY, task_id=task_id, key=key))
 
 
 _KEEP_MANY = Statement(
     f"""
 WITH r AS MATERIALIZED (
   SELECT * FROM unnest(%(task_ids)s::text[], %(tasks)s::text[], %(queues)s::text[], %(publications)s::text[],
-    %(bodies)s::bytea[], %(etas)s::timestamptz[], %(expires)s::timestamptz[]/*!, %(priorities)s::smallint[]*/)
-    AS r(task_id, task, queue, publication, body, eta, expires_at/*!, priority*/)),
+    %(bodies)s::bytea[], %(etas)s::timestamptz[], %(expires)s::timestamptz[], %(pools)s::text[],
+    %(weights)s::smallint[], %(ranks)s::smallint[], %(runs)s::boolean[], %(slots)s::smallint[]
+    /*!, %(priorities)s::smallint[]*/)
+    AS r(task_id, task, queue, publication, body, eta, expires_at, pool, pool_weight, pool_rank,
+      pool_runs, slot/*!, priority*/)),
 kept AS (
   INSERT INTO {{messages}}
-    (task_id, task, queue, publication, body, generation, due_at, expires_at, next_check_at, check_interval
-      /*!, priority, published_at*/)
-  SELECT r.task_id, r.task, r.queue, r.publication, r.body, 1, coalesce(r.eta, now()), r.expires_at,
-    {_first_check("r.eta", "r.priority")}, make_interval(secs => %(check_interval_s)s)
-    /*!, r.priority, {_sent("r.priority")}*/
+    (task_id, task, queue, publication, body, generation, due_at, expires_at, next_check_at, check_interval,
+      pool, pool_weight, pool_rank, pool_runs, pool_shard/*!, priority, published_at*/)
+  SELECT r.task_id, r.task, r.queue, r.publication, r.body, 1, {_due("r.eta", _ROW_WITHOUT_SLOT)}, r.expires_at,
+    CASE WHEN {_ROW_WITHOUT_SLOT} THEN {NEVER} ELSE {_first_check("r.eta", "r.priority")} END,
+    make_interval(secs => %(check_interval_s)s), r.pool, r.pool_weight, r.pool_rank,
+    r.pool_runs, r.slot
+    /*!, r.priority, {_sent("r.priority", _ROW_WITHOUT_SLOT)}*/
   FROM r
   ON CONFLICT (task_id) DO NOTHING
   RETURNING task_id, {_WAITS}/*!, {KEPT}*/)/*!,{referred("kept")}*/
@@ -147,6 +188,9 @@ def keep_many(
         queues=[message.queue for message in messages], publications=[message.publication for message in messages],
         bodies=[message.body for message in messages], etas=[message.eta for message in messages],
         expires=[message.expires_at for message in messages], check_interval_s=waits.check_interval_s,
+        pools=[_pool(message) for message in messages], weights=[_pool_weight(message) for message in messages],
+        ranks=[_pool_rank(message) for message in messages], runs=[_pool_runs(message) for message in messages],
+        slots=[message.slot for message in messages],
         priorities=[message.priority for message in messages],
         horizon_s=waits.horizon_s, first_check_s=FIRST_CHECK_S + publishing_takes_s, early_s=EARLY_S,
     )  # fmt: skip
@@ -165,6 +209,26 @@ def unpublished(executor: Reader, task_ids: Iterable[str], *, horizon_s: float) 
     """Read which of these rows exist, are not marked as published, and do not wait in the store."""
     found = executor.run(_UNPUBLISHED, task_ids=list(task_ids), horizon_s=horizon_s)
     return {row.task_id for row in found}
+
+
+def _pool(message: Message) -> str | None:
+    return None if message.admission is None else message.admission.pool.name
+
+
+def _pool_weight(message: Message) -> int | None:
+    return None if message.admission is None else message.admission.weight
+
+
+def _pool_rank(message: Message) -> int | None:
+    """Return the message's priority, by which those of a pool that wait are served."""
+    if message.admission is None:
+        return None
+    given = ((message.about or {}).get("properties") or {}).get("priority")
+    return given if is_number(given, most=255) else 0
+
+
+def _pool_runs(message: Message) -> bool | None:
+    return None if message.admission is None else message.admission.pool.covers == "running"
 
 
 def _columns(message: Message, waits: Waits) -> dict[str, Any]:

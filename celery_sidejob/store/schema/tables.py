@@ -33,6 +33,13 @@ TABLES = {
     "served": Table("worker_id queues tasks skew_s", "SELECT INSERT UPDATE"),
     "counters": Table("name label value", "SELECT INSERT UPDATE"),
     "leases": Table("name holder expires_at", "SELECT UPDATE"),
+    "queues": Table(
+        "name ordered run_limit key_limit rate_interval_s rate_burst rate_opens_at paused_at pause_reason declared"
+    ),
+    "limit_keys": Table("queue key served_at"),
+    "capacity_pools": Table("name capacity declared shards covers refused sampled created_at", "SELECT INSERT UPDATE"),
+    "capacity_shards": Table("pool shard capacity used admitted freed", "SELECT INSERT UPDATE"),
+    "capacity_samples": Table("pool taken_at admitted freed refused", "SELECT INSERT DELETE"),
     "jobs": Table(
         " ".join(column.name for column in COLUMNS) + " id created_at status run_no unit_no worker_id run_kind "
         "ended_run wakes wakes_taken timer_in_run terminate_tree losses retries started ran_at ended_at error "
@@ -41,7 +48,7 @@ TABLES = {
     "messages": Table(
         "task_id job_id for_run task queue publication body generation due_at expires_at next_check_at check_interval "
         "published_at suspected_at locked_by locked_at locked_pid on_lost max_losses losses doom "
-        "priority unique_key"
+        "priority unique_key rank limit_key pool pool_weight pool_rank pool_runs pool_shard"
     ),
     "parked": Table("job_id task queue parked_at end_at"),
     "duplicates": Table("task_id call tried kept_until"),
@@ -68,6 +75,9 @@ TABLES = {
     "broker_dead": Table("id queue priority died_at reason headers properties body", "SELECT INSERT DELETE"),
     "broker_broadcasts": Table("id exchange routing_key sent_at headers properties body", "SELECT INSERT DELETE"),
 }
+
+TRIGGERS = ("messages_enter_pool", "messages_leave_pool", "messages_pause_in_pool", "messages_rest_in_pool")
+"""Triggers without which slots of capacity pools would not be counted."""
 
 SEQUENCES = ("jobs_id_seq",)
 """Sequences from which numbers are drawn by name; those of other columns need no right."""
@@ -116,8 +126,16 @@ WHERE c.relkind IN ('r', 'p') AND c.relnamespace = (SELECT n.oid FROM pg_namespa
 GROUP BY c.relname""")
 
 
+_TRIGGERS_FOUND = Statement("""
+SELECT t.tgname AS name FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
+WHERE t.tgenabled <> 'D' AND c.relnamespace = (SELECT n.oid FROM pg_namespace n WHERE n.nspname = %(schema)s)""")
+
+
 def missing(executor: Reader, schema: str) -> list[str]:
-    """Return what a schema at our own revision lacks, as "packets" for a whole table or "jobs.wakes" for a column."""
+    """Return what a schema at our own revision lacks, as "packets" for a whole table or "jobs.wakes" for a column.
+
+    A trigger that is not there, or disabled, is "trigger messages_leave_pool".
+    """
     found = {row.name: row.columns for row in executor.run(_FOUND, schema=schema)}
     lacking: list[str] = []
     for name, table in sorted(TABLES.items()):
@@ -125,4 +143,5 @@ def missing(executor: Reader, schema: str) -> list[str]:
             lacking += [f"{name}.{column}" for column in sorted(set(table.columns.split()).difference(found[name]))]
         else:
             lacking.append(name)
-    return lacking
+    triggers = {row.name for row in executor.run(_TRIGGERS_FOUND, schema=schema)}
+    return [*lacking, *(f"trigger {name}" for name in TRIGGERS if name not in triggers)]

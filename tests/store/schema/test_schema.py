@@ -26,7 +26,7 @@ CHANGED = {
     "status", "run_no", "unit_no", "worker_id", "run_kind", "ended_run", "rate_opens_at", "wakes", "wakes_taken",
     "timer_in_run", "terminate_tree", "losses", "retries", "started", "ran_at", "ended_at", "error", "inputs_memo",
 }  # fmt: skip
-CHANGED_BY_ADOPTION = {"parent_id", "name"}
+CHANGED_OUTSIDE_RUNS = {"parent_id", "name", "priority"}
 
 UTILITY = re.compile(r"SET LOCAL\b", re.IGNORECASE)
 """Statements that Postgres runs and does not prepare."""
@@ -190,7 +190,7 @@ def test_what_a_run_changes_is_in_no_foreign_key(connection: psycopg.Connection[
 def test_the_columns_that_a_run_changes_are_those_of_the_statements() -> None:
     changed = set().union(*map(assignments, statements().values()))
 
-    assert changed == CHANGED | CHANGED_BY_ADOPTION
+    assert changed == CHANGED | CHANGED_OUTSIDE_RUNS
 
 
 # --- constraints --------------------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ def test_the_columns_that_a_run_changes_are_those_of_the_statements() -> None:
 def test_every_constraint_has_the_name_we_gave_it(connection: psycopg.Connection[Any]) -> None:
     written = io.StringIO()
     migrate.upgrade_sql(SCHEMA, written)
-    given = set(re.findall(r"CONSTRAINT (\w+)", written.getvalue()))
+    given = set(re.findall(r"CONSTRAINT (?:TRIGGER )?(\w+)", written.getvalue()))
 
     found = connection.execute(
         "SELECT conname FROM pg_constraint WHERE connamespace = %s::regnamespace AND contype <> 'n'",  # not NOT NULL
@@ -220,6 +220,7 @@ def test_statuses_are_those_of_the_model(connection: psycopg.Connection[Any]) ->
 IN_RUN = {"status": "running", "run_no": 1, "unit_no": 0, "worker_id": 1, "run_kind": "run"}
 SHUTTING_DOWN = {**IN_RUN, "status": "terminating", "run_kind": "shutdown"}
 RATE = {"rate_interval_s": 0.1, "rate_burst": 600, "rate_terminates": False}
+POOLED = {"pool": "p", "pool_weight": 1}
 DOORBELL = {"job_id": 1, "for_run": 1}
 CONTINUATION = {"publication": "{}"}
 DURABLE = {**CONTINUATION, "task": "t", "body": b"[]", "generation": 1}
@@ -238,6 +239,7 @@ LEGAL = {
             {"status": "terminating", "wakes": 1},
             {"parent_id": 1, "name": "child"},
             {**RATE, "rate_opens_at": NOW},
+            POOLED,
             *({"status": status} for status in Status if status is not Status.RUNNING),
         ],
     ),
@@ -250,6 +252,8 @@ LEGAL = {
             {**DOORBELL, "suspected_at": NOW},
             DURABLE,
             {**DURABLE, "locked_by": 1, "locked_at": NOW, "on_lost": "dead", "max_losses": 3},
+            {**DOORBELL, **POOLED, "pool_rank": 0},
+            {**DURABLE, **POOLED, "pool_rank": 0, "pool_shard": 0},
             *({**DURABLE, "doom": doom} for doom in ("lost", "expired")),
         ],
     ),
@@ -291,6 +295,14 @@ ILLEGAL: dict[str, list[dict[str, Any]]] = {
         {**RATE, "rate_interval_s": 0},
         {**RATE, "rate_burst": 0},
         *({name: value for name, value in RATE.items() if name != lacking} for lacking in RATE),
+    ],
+    "jobs_pool_check": [{"pool": "p"}, {"pool_weight": 1}, {"pool": "p", "pool_weight": 0}],
+    "messages_pool_check": [
+        {**DOORBELL, "pool": "p"},
+        {**DOORBELL, "pool_weight": 1},
+        {**DOORBELL, "pool": "p", "pool_weight": 0, "pool_rank": 0},
+        {**DOORBELL, **POOLED},
+        {**DOORBELL, "pool_shard": 0},
     ],
     "messages_job_check": [
         {},

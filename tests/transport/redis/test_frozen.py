@@ -142,7 +142,8 @@ def test_a_worker_that_waits_for_its_tasks_as_it_stops_does_not_stand_still(
     env = {"BROKER_URL": broker_url, "SETTINGS": json.dumps(settings), **record.env}
     worker = processes.start_worker("tests.transport.worker_app", env=env, pool="prefork", concurrency=1)
     client.send_task("last", (60,))
-    record.wait_for("begun")
+    active = client.control.inspect([worker.nodename], timeout=1).active
+    wait_until(lambda: (active() or {}).get(worker.nodename), message="its main process to know that the task runs")
     worker.send_signal(signal.SIGQUIT)
     worker.wait_for_log("Initiating Soft Shutdown")
     worker.wait(30)

@@ -1,0 +1,80 @@
+"""`queues`, `pause`, `resume` and `unmanage`: the managed queues, and their gates."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import click
+from rich.text import Text
+
+from ..jobs.queue import Queue
+from .command import answering
+from .output import Output, moment, printable, table_if_any
+
+
+@click.command()
+@answering
+def queues(sidejob: Any, output: Output) -> None:
+    """Show the managed queues: what limits them, and what waits and runs there."""
+    found = [_about(queue) for queue in sidejob.queues()]
+    rows = [
+        (
+            printable(each["name"]), _gate(each), each["limit"] or "", each["limit_per_key"] or "", each["rate"] or "",
+            *each["counts"].values(),
+        )
+        for each in found
+    ]  # fmt: skip
+    shown = table_if_any(
+        "Queue", "", "Limit", "Per key", "Rate", "Waiting", "Running", "Scheduled", "Blocked", "Lost", rows=rows
+    )
+    output.answer(found, shown or Text("No queue is managed: declare one in sidejob_queues, or pause one."))
+
+
+@click.command()
+@click.argument("queue")
+@click.option("--reason", metavar="TEXT", help="Why; `queues` and `doctor` show it.")
+@answering
+def pause(sidejob: Any, output: Output, queue: str, reason: str | None) -> None:
+    """Begin no further run of a queue, on any worker, until `resume`; runs in progress go on."""
+    paused = sidejob.queue(queue)
+    paused.pause(reason)
+    output.answer(
+        _about(paused), Text(f"Queue {printable(queue)} is paused. Runs in progress: {paused.counts.running}.")
+    )
+
+
+@click.command()
+@click.argument("queue")
+@answering
+def resume(sidejob: Any, output: Output, queue: str) -> None:
+    """Let runs of a queue begin again."""
+    resumed = sidejob.queue(queue)
+    was_paused = resumed.paused
+    resumed.resume()
+    said = "goes on" if was_paused else "was not paused"
+    output.answer(_about(resumed), Text(f"Queue {printable(queue)} {said}. Waiting: {resumed.counts.waiting}."))
+
+
+@click.command()
+@click.argument("queue")
+@answering
+def unmanage(sidejob: Any, output: Output, queue: str) -> None:
+    """Manage a queue no more: its pause, limits and order are gone, and what waited at its gate begins."""
+    was_managed = sidejob.queue(queue).unmanage()
+    said = "is not managed any more" if was_managed else "was not managed"
+    output.answer({"name": queue, "was_managed": was_managed}, Text(f"Queue {printable(queue)} {said}."))
+
+
+def _about(queue: Queue) -> dict[str, Any]:
+    return {
+        "name": queue.name, "paused_at": queue.paused_at, "reason": queue.pause_reason, "ordered": queue.ordered,
+        "limit": queue.limit, "limit_per_key": queue.limit_per_key, "rate": queue.rate, "counts": asdict(queue.counts),
+    }  # fmt: skip
+
+
+def _gate(about: dict[str, Any]) -> str:
+    if about["paused_at"] is None:
+        return ""
+    why = f": {printable(about['reason'])}" if about["reason"] else ""
+    return f"paused {moment(about['paused_at'])}{why}"

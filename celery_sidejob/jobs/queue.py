@@ -1,0 +1,176 @@
+"""`Queue`: pauses a queue, sets its limits, and looks into it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from ..model.checks import check_number, check_texts
+from ..model.errors import InvalidValueError
+from ..model.queue import UNCHANGED, QueueSettings, without_pool
+from ..model.rate import UNITS, Rate
+from ..operations import queues
+from ..operations.runtime import Runtime
+from ..store.queues import ManagedQueue
+from .job import Job
+
+
+@dataclass(frozen=True, slots=True)
+class QueueCounts:
+    """How many jobs and durable tasks of a queue wait, run, or may not begin yet.
+
+    `waiting`: may begin now, or wait at the queue's gate. `scheduled`: wait for their time, a backoff or their own
+    rate. `blocked`: no worker of the queue knows their task. `lost`: run in a worker that was declared dead, and are
+    about to be taken from it.
+    """
+
+    waiting: int
+    running: int
+    scheduled: int
+    blocked: int
+    lost: int
+
+
+class Queue:
+    """A queue, by its name; equal and hashable by it. It is managed once it was declared, paused or configured."""
+
+    def __init__(self, name: str, *, runtime: Runtime) -> None:
+        check_texts(queue=name)
+        if not name:
+            raise InvalidValueError("A queue has a name: '' is none.")
+        self.name = name
+        self._runtime = runtime
+
+    def __repr__(self) -> str:
+        return f"<Queue {self.name}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Queue) and self.name == other.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    # -- the gate ------------------------------------------------------------------------------------------------
+
+    def pause(self, reason: str | None = None) -> None:
+        """Begin no further run of this queue, on any worker, whatever they have fetched; runs in progress go on.
+
+        It lasts until `resume()`, over restarts of everything. A pause of a paused queue changes only the reason. If
+        the queue was not managed before, tasks that lock late still begin for up to `sidejob_heartbeat_interval`.
+        """
+        check_texts(reason=reason)
+        queues.pause(self._runtime, self.name, reason)
+
+    def resume(self) -> None:
+        """Let runs begin again; what waited at the gate is published within a second or so, the oldest first."""
+        queues.resume(self._runtime, self.name)
+
+    @property
+    def paused(self) -> bool:
+        """Whether the queue is paused; asks the store."""
+        return self.paused_at is not None
+
+    @property
+    def paused_at(self) -> datetime | None:
+        """When the queue was paused; None if it is not."""
+        found = self._read()
+        return None if found is None else found.paused_at
+
+    @property
+    def pause_reason(self) -> str | None:
+        """Why the queue was paused, as given."""
+        found = self._read()
+        return None if found is None else found.pause_reason
+
+    # -- settings ------------------------------------------------------------------------------------------------
+
+    def configure(
+        self, *, ordered: bool = UNCHANGED, limit: int | None = UNCHANGED, limit_per_key: int | None = UNCHANGED,
+        rate: str | float | None = UNCHANGED,
+    ) -> Queue:  # fmt: skip
+        """Change settings at once, for all workers; what is not given stays, and None takes a limit away.
+
+        `ordered`: jobs are served exactly by priority, then by the time since which they are due. (In a queue that is
+        managed for another reason they are, too.) `limit`: runs at once, over all workers, of jobs and durable tasks.
+        `limit_per_key`: runs at once of jobs with the same `limit_key`; keys are served in turn. `rate`: runs that
+        begin in a second, minute or hour, such as "600/m". Lower limits stop no run. Raises InvalidValueError before
+        anything is changed.
+
+        What is set stays until somebody sets it otherwise, or the declaration in `sidejob_queues` changes.
+        """
+        changes = {"ordered": ordered, "limit": limit, "limit_per_key": limit_per_key, "rate": rate}
+        queues.configure(
+            self._runtime, self.name, {name: value for name, value in changes.items() if value is not UNCHANGED}
+        )
+        return self
+
+    def unmanage(self) -> bool:
+        """Take away all settings and the pause, for all workers; returns whether the queue was managed.
+
+        What waited at the gate is published within a second or so. From now on each message begins the job that it
+        names. Raises InvalidValueError if `sidejob_queues` declares the queue: the next worker to start would manage it
+        again.
+        """
+        if without_pool((self._runtime.settings.queues or {}).get(self.name, {})):
+            raise InvalidValueError(
+                f"Queue {self.name!r} is declared in sidejob_queues, by which the next worker that starts would manage "
+                "it again: take it out there first."
+            )
+        return queues.unmanage(self._runtime, self.name)
+
+    @property
+    def managed(self) -> bool:
+        """Whether the queue is managed; asks the store."""
+        return self._read() is not None
+
+    @property
+    def ordered(self) -> bool:
+        """Whether exact order was asked for."""
+        return self._settings.ordered
+
+    @property
+    def limit(self) -> int | None:
+        """How many runs may be in progress at once; None without a limit."""
+        return self._settings.limit
+
+    @property
+    def limit_per_key(self) -> int | None:
+        """How many runs with the same `limit_key` may be in progress at once; None without a limit."""
+        return self._settings.limit_per_key
+
+    @property
+    def rate(self) -> str | None:
+        """How many runs may begin, as "10/s"; None without a rate."""
+        return None if self._settings.rate is None else _in_text(self._settings.rate)
+
+    # -- what is in it -------------------------------------------------------------------------------------------
+
+    @property
+    def counts(self) -> QueueCounts:
+        """How many jobs and durable tasks wait and run; reads the whole queue."""
+        row = queues.counts(self._runtime, self.name)
+        return QueueCounts(row.waiting, row.running, row.scheduled + row.timers, row.blocked, row.lost)
+
+    def peek(self, limit: int = 25) -> list[Job]:
+        """Return the next jobs in the order of service, without any effect; durable tasks are not among them."""
+        check_number("limit", limit, least=0, of="peek")
+        return [Job(job_id, runtime=self._runtime) for job_id in queues.peek(self._runtime, self.name, limit=limit)]
+
+    # ------------------------------------------------------------------------------------------------------------
+
+    @property
+    def _settings(self) -> QueueSettings:
+        found = self._read()
+        return QueueSettings() if found is None else found.settings
+
+    def _read(self) -> ManagedQueue | None:
+        found: Mapping[str, ManagedQueue] = queues.read(self._runtime, [self.name])
+        return found.get(self.name)
+
+
+def _in_text(rate: Rate) -> str:
+    """Return a rate in the shortest unit in which it is at least one run, or in hours."""
+    units = [(unit, seconds / rate.interval_s) for unit, seconds in UNITS.items()]
+    unit, runs = next((found for found in units if found[1] >= 1), units[-1])
+    return f"{runs:g}/{unit}"

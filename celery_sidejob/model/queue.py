@@ -1,0 +1,82 @@
+"""What can be set of a managed queue: exact order, limits and a rate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from .capacity import PoolSpec
+from .checks import did_you_mean, is_number, shown
+from .errors import InvalidValueError
+from .rate import FORM as RATE_FORM
+from .rate import Rate, parse_rate
+
+MOST = 1_000_000
+"""The largest limit."""
+KEYS = ("ordered", "limit", "limit_per_key", "rate")
+
+
+class _Unchanged:
+    def __repr__(self) -> str:
+        return "UNCHANGED"
+
+
+UNCHANGED: Any = _Unchanged()
+"""Stands for a setting that is not to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSettings:
+    """The settings of a managed queue; None where nothing limits it."""
+
+    ordered: bool = False
+    limit: int | None = None
+    limit_per_key: int | None = None
+    rate: Rate | None = None
+
+    def with_(self, where: str, changes: Mapping[str, Any]) -> QueueSettings:
+        """Return the settings with these changes; InvalidValueError if one has a value that cannot be."""
+        unknown = next((key for key in changes if key not in KEYS), None)
+        if unknown is not None:
+            raise InvalidValueError(
+                f"{where} has no setting {shown(unknown)}; there are {', '.join(KEYS)}.{did_you_mean(unknown, KEYS)}"
+            )
+        found: dict[str, Any] = {key: value for key, value in changes.items() if value is not UNCHANGED}
+        if "ordered" in found and not isinstance(found["ordered"], bool):
+            raise InvalidValueError(f"ordered of {where} is True or False, not {shown(found['ordered'])}.")
+        for name in ("limit", "limit_per_key"):
+            value = found.get(name)
+            if value is not None and not is_number(value, least=1, most=MOST):
+                raise InvalidValueError(
+                    f"{name} of {where} is a number of runs at once, from 1 to {MOST}, or None, not {shown(value)}. "
+                    "To let nothing run, pause the queue."
+                )
+        if found.get("rate") is not None:
+            rate = parse_rate(found["rate"])
+            if rate is None:
+                raise InvalidValueError(f"rate of {where} is {RATE_FORM}, or None, not {shown(found['rate'])}.")
+            found["rate"] = rate
+        return replace(self, **found)
+
+
+def without_pool(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a declaration sets of its queue itself; its capacity pool is asked by the calls."""
+    return {name: value for name, value in settings.items() if name != "pool"}
+
+
+def is_declaration(declared: Any) -> bool:
+    """Tell whether a value can be `sidejob_queues`: names of queues, each with settings that can be."""
+    if not isinstance(declared, Mapping):
+        return False
+    for name, settings in declared.items():
+        if not isinstance(name, str) or not name or not isinstance(settings, Mapping):
+            return False
+        pool = settings.get("pool")
+        if pool is not None and not isinstance(getattr(pool, "spec", None), PoolSpec):
+            return False
+        try:
+            QueueSettings().with_(name, without_pool(settings))
+        except InvalidValueError:
+            return False
+    return True

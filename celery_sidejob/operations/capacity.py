@@ -1,0 +1,306 @@
+"""Capacity pools: works are admitted by the transaction that makes them, or refused before anything is written."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+from ..model.capacity import Admission, PoolSpec, parts_of
+from ..model.changes import NewJob
+from ..model.durable import Message
+from ..model.errors import InvalidValueError, PoolConflictError, StoreUnavailableError
+from ..store import capacity
+from ..store.connection.connections import Connections
+from ..store.statement import Reader, Transaction
+from ..store.write_behind import WriteBehind
+from . import permits
+from .hold import BeginsAgainError
+from .runtime import Runtime
+
+Work = TypeVar("Work", NewJob, Message)
+
+REFUSALS_S = 1.0
+"""Seconds within which a refusal is in the totals."""
+RUNG_TOGETHER = 100
+"""Messages published at once by whoever has freed slots."""
+SOONEST_S, LATEST_S = 1.0, 60.0
+"""The bounds of `retry_after`."""
+
+
+logger = logging.getLogger("celery_sidejob")
+
+_made: WeakKeyDictionary[Connections, set[PoolSpec]] = WeakKeyDictionary()
+"""The pools that this process knows to exist."""
+
+
+class PoolFullError(Exception):
+    """A pool has no room for a work: nothing was written. The caller turns it into `Overloaded`."""
+
+    def __init__(self, admission: Admission) -> None:
+        super().__init__(admission.pool.name)
+        self.admission = admission
+
+
+class PoolFilledError(BeginsAgainError):
+    """A pool has filled up since a run was told that there was room."""
+
+    def __init__(self, admission: Admission) -> None:
+        super().__init__(f"Capacity pool {admission.pool.name!r} has filled up meanwhile.")
+
+
+def admit(executor: Transaction, works: Sequence[Work]) -> list[Work]:
+    """Take the slots of works that are admitted now, all or none, and return the works with their slots.
+
+    The caller's transaction makes them. Raises PoolFullError, PoolConflictError, and InvalidValueError for a work that
+    has no room even in an empty pool. A pool that does not exist yet is made.
+    """
+    wanted: dict[str, list[Work]] = defaultdict(list)
+    for work in works:
+        admission = judged(work)
+        if admission is not None:
+            wanted[admission.pool.name].append(work)
+    slots: dict[str, int] = {}
+    for name in sorted(wanted):
+        if len(wanted[name]) == 1:
+            (work,) = wanted[name]
+            slots[work.task_id] = _admit_one(executor, _admission(work))
+        else:
+            slots.update(_admit_many(executor, wanted[name]))
+    return [replace(work, slot=slots[work.task_id]) if work.task_id in slots else work for work in works]
+
+
+def judged(work: NewJob | Message) -> Admission | None:
+    """Return the admission of a work whose slots are taken, or refused, by the transaction that makes it; else None."""
+    return work.admission if work.admission is not None and work.admission.is_judged else None
+
+
+def ensure(executor: Transaction, pool: PoolSpec) -> None:
+    """Make a pool unless it exists. Raises PoolConflictError if it exists with another declaration."""
+    _known(executor, pool)
+
+
+def prepare(runtime: Runtime, admissions: Iterable[Admission | None]) -> None:
+    """Make the pools of works that are not judged, once in a process: their rows count only in a pool that exists.
+
+    Never raises for a pool: nothing of what follows a work may be lost for it.
+    """
+    made = _made.setdefault(runtime.connections, set())
+    for admission in admissions:
+        if admission is None or admission.is_judged or admission.pool.limit is None or admission.pool in made:
+            continue
+        pool = admission.pool
+        try:
+            runtime.connections.transact("declare", partial(ensure, pool=pool))
+            made.add(pool)
+        except PoolConflictError as error:
+            logger.warning("%s", error)
+            made.add(pool)
+        except StoreUnavailableError:
+            return  # what is to be written next will say so
+
+
+def check_room(executor: Reader, admission: Admission, *, pending: int = 0) -> None:
+    """Raise PoolFullError if a pool has no room now for a work beside `pending` slots of others; nothing is taken."""
+    if not admission.refuses:
+        return
+    row = capacity.read(executor, admission.pool.name)
+    if row is None:
+        return  # it is made, empty, by the transaction that makes the work
+    _check_fits(admission, row)
+    if row.room < admission.weight or row.used + pending + admission.weight > row.capacity:
+        raise PoolFullError(admission)
+
+
+@contextmanager
+def refusing(runtime: Runtime) -> Iterator[None]:
+    """Raise `Overloaded` if a pool refuses what is made in the block."""
+    try:
+        yield
+    except PoolFullError as full:
+        raise refusal(runtime, full) from None
+
+
+def refusal(runtime: Runtime, full: PoolFullError) -> Exception:
+    """Return the error that tells how full a pool is and when to try again, and count the refusal."""
+    pool = full.admission.pool
+    row = runtime.connections.read(lambda executor: capacity.read(executor, pool.name))
+    refusals = runtime.connections.write_behind(
+        "refusals", lambda: WriteBehind("refusals of capacity pools", partial(_count, runtime), within_s=REFUSALS_S)
+    )
+    refusals.add([pool.name])
+    return runtime.tasks.overloaded(
+        pool.name, limit=0 if row is None else row.capacity, used=0 if row is None else row.used,
+        retry_after=LATEST_S if row is None else _retry_after(full.admission.weight, row),
+    )  # fmt: skip
+
+
+def ring(runtime: Runtime, pools: Iterable[str | None]) -> None:
+    """Publish what has got slots of these pools by a commit of this process; never raises for the store.
+
+    The sweeper publishes what is not published here.
+    """
+    names = sorted({pool for pool in pools if pool is not None})
+    if names:
+        runtime.after_commit(partial(_ring, runtime, names))
+
+
+def fill(runtime: Runtime) -> int:
+    """Admit works that wait although there are free slots: their time has come, or a lock was in the way.
+
+    Returns how many pools had any.
+    """
+    names = capacity.fillable(runtime.connections)
+    for name in names:
+        runtime.connections.transact("fill", partial(capacity.fill, name=name))
+    if names:
+        _ring(runtime, names)
+    return len(names)
+
+
+def resize(runtime: Runtime, pool: PoolSpec, limit: int) -> None:
+    """Give a pool another limit, at once; works that hold slots keep them."""
+
+    def work(executor: Transaction) -> None:
+        row = _known(executor, pool)
+        capacity.lock(executor, pool.name)
+        if limit < row.shards:
+            raise InvalidValueError(
+                f"Capacity pool {pool.name!r} has {row.shards} shards and cannot have {limit} slots: a shard needs one "
+                "slot at least."
+            )
+        capacity.resize(executor, pool.name, limit=limit, parts=parts_of(limit, row.shards))
+        capacity.fill(executor, pool.name)
+
+    runtime.connections.transact("resize", work)
+    ring(runtime, [pool.name])
+
+
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def _ring(runtime: Runtime, names: Sequence[str]) -> None:
+    try:
+        rows = runtime.connections.read(partial(capacity.let_in, names=names, limit=RUNG_TOGETHER))
+        permits.publish_jobs(runtime, [row.task_id for row in rows if row.job_id is not None])
+        permits.publish_tasks(runtime, [row.task_id for row in rows if row.job_id is None])
+    except StoreUnavailableError as error:
+        logger.warning("The sweeper publishes what has got slots of %s: %s", ", ".join(names), error)
+
+
+def _admission(work: NewJob | Message) -> Admission:
+    assert work.admission is not None
+    return work.admission
+
+
+def _admit_one(executor: Transaction, admission: Admission) -> int:
+    pool = admission.pool
+    shards = pool.shards
+    while True:
+        row = capacity.admit(
+            executor, pool.name, weight=admission.weight, refuses=admission.refuses, first_shard=_first_shard(shards),
+            shards=shards,
+        )  # fmt: skip
+        if row is None:
+            _known(executor, pool)
+            continue
+        _check_alike(pool, row)
+        if row.slot is not None:
+            return int(row.slot)
+        _check_fits(admission, row)
+        if not row.had_room:
+            raise PoolFullError(admission)
+
+
+def _admit_many(executor: Transaction, works: Sequence[NewJob | Message]) -> dict[str, int]:
+    """Take the slots of several works of one pool; returns {task id: shard}."""
+    pool = _admission(works[0]).pool
+    row = _known(executor, pool)
+    admissions = [_admission(work) for work in works]
+    needed = sum(admission.weight for admission in admissions if admission.refuses)
+    for admission in admissions:
+        _check_fits(admission, row)
+    if needed and needed > row.capacity - row.used:  # only read: whoever is refused locks nothing
+        raise PoolFullError(admissions[-1])
+    rooms = {row.shard: row.capacity - row.used for row in capacity.lock(executor, pool.name)}
+    start = _first_shard(row.shards)
+    order = [(start + place) % row.shards for place in range(row.shards)]
+    taken: dict[int, tuple[int, int]] = {}
+    slots: dict[str, int] = {}
+    for work, admission in zip(works, admissions, strict=True):
+        found = next((shard for shard in order if rooms[shard] >= admission.weight), None)
+        if found is None and admission.refuses:
+            raise PoolFullError(admission)
+        shard = found if found is not None else max(order, key=lambda shard: rooms[shard])
+        rooms[shard] -= admission.weight
+        weight, count = taken.get(shard, (0, 0))
+        taken[shard] = weight + admission.weight, count + 1
+        slots[work.task_id] = shard
+    capacity.take(executor, pool.name, taken)
+    return slots
+
+
+def _known(executor: Transaction, pool: PoolSpec) -> Any:
+    """Return the row of a pool, which is made if there is none."""
+    row = capacity.read(executor, pool.name)
+    if row is None:
+        if pool.limit is None:
+            raise InvalidValueError(
+                f"Capacity pool {pool.name!r} does not exist yet, and its declaration is not in this process: start a "
+                "worker that serves the task, or import its module here."
+            )
+        capacity.declare(
+            executor, pool.name, limit=pool.limit, covers=pool.covers, parts=parts_of(pool.limit, pool.shards)
+        )
+        row = capacity.read(executor, pool.name)
+    _check_alike(pool, row)
+    return row
+
+
+def _check_alike(pool: PoolSpec, row: Any) -> None:
+    """Compare a declaration with the pool: its limit is what was declared first, or what it was resized to."""
+    if pool.limit is None:
+        return
+    if pool.limit in (row.declared, row.capacity) and (pool.shards, pool.covers) == (row.shards, row.covers):
+        return
+    resized = "" if row.declared == row.capacity else f" (now {row.capacity})"
+    raise PoolConflictError(
+        f"Capacity pool {pool.name!r} is declared with limit {pool.limit}, shards {pool.shards} and covers "
+        f"{pool.covers!r}, but exists with limit {row.declared}{resized}, shards {row.shards} and covers "
+        f"{row.covers!r}. Give it another name, or call resize({pool.limit}) with the declaration that exists, and "
+        "change the code then."
+    )
+
+
+def _check_fits(admission: Admission, row: Any) -> None:
+    """Refuse a weight for which there is no room in an empty pool: trying again would never help."""
+    if admission.refuses and row.most is not None and admission.weight > row.most:
+        raise InvalidValueError(
+            f"weight={admission.weight} does not fit into capacity pool {admission.pool.name!r}: a shard has "
+            f"{row.most} slots at most."
+        )
+
+
+def _first_shard(shards: int) -> int:
+    """Return where this thread begins to look for room, so that not all callers lock the same row."""
+    return hash((os.getpid(), threading.get_ident())) % shards
+
+
+def _retry_after(weight: int, row: Any) -> float:
+    """Return after how many seconds so many slots are likely to be free, by how many works have freed theirs lately."""
+    freed = row.freed - row.freed_before
+    if freed <= 0:
+        return LATEST_S
+    soon = weight * max(float(row.window_s), SOONEST_S) / int(freed)
+    return round(min(LATEST_S, max(SOONEST_S, soon)), 1)
+
+
+def _count(runtime: Runtime, names: Iterable[str]) -> None:
+    runtime.connections.transact("refusals", lambda executor: capacity.count_refusals(executor, names), single=True)

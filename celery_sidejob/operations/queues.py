@@ -1,0 +1,142 @@
+"""What people ask of queues: pause and resume them, set their limits, and look into them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from ..model.errors import JobNotFoundError
+from ..model.queue import QueueSettings, without_pool
+from ..store import jobs, queues
+from ..store import permits as store_permits
+from ..store.queues import ManagedQueue
+from ..store.statement import Transaction
+from . import permits
+from .runtime import Runtime
+
+logger = logging.getLogger("celery_sidejob")
+
+
+def read(runtime: Runtime, names: Iterable[str] | None = None) -> dict[str, ManagedQueue]:
+    """Read managed queues by their names: those that are named, or all."""
+    return queues.read(runtime.connections, names)
+
+
+def pause(runtime: Runtime, name: str, reason: str | None) -> None:
+    """Begin no further run of a queue, anywhere; what runs goes on.
+
+    Each store has its own queues: durable tasks may be kept in any.
+    """
+    for there in runtime.in_each_store():
+        queues.pause(there.connections, name, reason)
+
+
+def resume(runtime: Runtime, name: str) -> None:
+    """Let runs of a queue begin again, and publish the first of what waits at its gate.
+
+    If the process dies between the two, the sweeper publishes it.
+    """
+    for there in runtime.in_each_store():
+        queues.resume(there.connections, name)
+        permits.let_in(there, name)
+
+
+def unmanage(runtime: Runtime, name: str) -> bool:
+    """Have nobody manage a queue any more, and tell whether it was managed; the sweeper publishes what its gate kept.
+
+    Permits that come later find no queue to lock: they leave nothing at the gate, and begin jobs by their names.
+    """
+
+    def work(executor: Transaction) -> bool:
+        if not queues.unmanage(executor, name):
+            return False
+        store_permits.let_all_in(executor, name)
+        return True
+
+    was_managed = False
+    for there in runtime.in_each_store():
+        was_managed |= there.connections.transact("unmanage", work)
+    return was_managed
+
+
+def configure(runtime: Runtime, name: str, changes: Mapping[str, Any]) -> QueueSettings:
+    """Change settings of a queue, and return all its settings. It is managed from now on."""
+    where = f"queue {name!r}"
+    QueueSettings().with_(where, changes)
+    settings = QueueSettings()
+    for there in runtime.in_each_store():
+
+        def work(executor: Transaction) -> QueueSettings:
+            found = queues.lock(executor, name)
+            changed = found.settings.with_(where, changes)
+            queues.set_(executor, name, changed, declared=None)
+            return changed
+
+        settings = there.connections.transact("configure-queue", work)
+        _take_over(there, name)
+    return settings
+
+
+def apply_declared(runtime: Runtime, declared: Mapping[str, Mapping[str, Any]]) -> None:
+    """Apply declarations in one store that differ from the last ones there; others keep what was set at run time.
+
+    A queue of which only the capacity pool is declared is not managed for that.
+    """
+    declared = {name: own for name, settings in declared.items() if (own := without_pool(settings))}
+    known = queues.read(runtime.connections, declared) if declared else {}
+    for name, settings in declared.items():
+        if name not in known or known[name].declared != settings:
+            _declare(runtime, name, settings)
+
+
+def counts(runtime: Runtime, name: str) -> Any:
+    """Count the messages of a queue by what they wait for."""
+    return queues.counts(runtime.connections, name)
+
+
+def peek(runtime: Runtime, name: str, *, limit: int) -> Sequence[int]:
+    """Return the ids of the jobs that are owed a run, in the order of service."""
+    is_managed = permits.is_managed(runtime, name)
+    return queues.peek(runtime.connections, name, limit=limit, is_managed=is_managed)
+
+
+def set_priority(runtime: Runtime, job_id: int, priority: int) -> None:
+    """Change the priority of a job, also of its run that waits already; equal priorities keep their order."""
+
+    def work(executor: Transaction) -> None:
+        if job_id not in jobs.lock(executor, [job_id]):
+            raise JobNotFoundError(f"There is no job {job_id}: it was deleted.")
+        queues.set_priority(executor, job_id, priority)
+
+    runtime.connections.transact("set-priority", work)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def _declare(runtime: Runtime, name: str, declared: Mapping[str, Any]) -> None:
+    def work(executor: Transaction) -> bool:
+        found = queues.lock(executor, name)
+        if found.declared == declared:  # another process was faster
+            return False
+        settings = QueueSettings().with_(f'sidejob_queues["{name}"]', declared)
+        queues.set_(executor, name, settings, declared=declared)
+        return True
+
+    if runtime.connections.transact("configure-queue", work):
+        logger.info("Queue %s has the settings that sidejob_queues declares: %s", name, dict(declared))
+        _take_over(runtime, name)
+
+
+def _take_over(runtime: Runtime, name: str) -> None:
+    """Rank what waited before its queue was managed, and let in what a closed gate has kept.
+
+    If the process dies meanwhile, the rest is served in the order in which its messages come.
+    """
+    after, goes_on = 0, True
+    while goes_on:
+        page = runtime.connections.transact("rank", partial(queues.rank, name=name, after=after), single=True)
+        after, goes_on = page.last, page.goes_on
+    permits.let_in(runtime, name)

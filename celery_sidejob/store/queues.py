@@ -1,0 +1,191 @@
+"""Rows of `queues`: what a person or the configuration has set of the queues that are managed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from ..model.queue import QueueSettings
+from ..model.rate import Rate
+from .asks import IS_TIMER
+from .outbox.arming import AT_GATE, MANAGED
+from .statement import Autocommit, Reader, Statement, Transaction
+
+_COLUMNS = """q.name, q.ordered, q.run_limit, q.key_limit, q.rate_interval_s, q.rate_burst, q.paused_at, q.pause_reason,
+  q.declared::text AS declared"""
+_NAMES = Statement("SELECT q.name FROM {queues} q ORDER BY q.name")
+_READ = Statement(f"""
+SELECT {_COLUMNS} FROM {{queues}} q WHERE q.name = ANY(%(names)s::text[]) OR %(names)s::text[] IS NULL
+ORDER BY q.name""")
+
+
+@dataclass(frozen=True, slots=True)
+class ManagedQueue:
+    """A managed queue as the store has it."""
+
+    name: str
+    settings: QueueSettings
+    paused_at: datetime | None
+    pause_reason: str | None
+    declared: Mapping[str, Any] | None
+    """Its last declaration that was applied."""
+
+
+def names(executor: Reader) -> list[str]:
+    """Read the names of the managed queues."""
+    return [row.name for row in executor.run(_NAMES)]
+
+
+def read(executor: Reader, queues: Iterable[str] | None = None) -> dict[str, ManagedQueue]:
+    """Read managed queues by their names: those of these `queues`, or all."""
+    given = None if queues is None else list(queues)
+    return {row.name: _of_row(row) for row in executor.run(_READ, names=given)}
+
+
+def _of_row(row: Any) -> ManagedQueue:
+    rate = None if row.rate_interval_s is None else Rate(row.rate_interval_s, row.rate_burst)
+    settings = QueueSettings(row.ordered, row.run_limit, row.key_limit, rate)
+    declared = None if row.declared is None else json.loads(row.declared)
+    return ManagedQueue(row.name, settings, row.paused_at, row.pause_reason, declared)
+
+
+_MANAGE = Statement("INSERT INTO {queues} (name) VALUES (%(name)s) ON CONFLICT (name) DO NOTHING")
+_LOCK = Statement(f"SELECT {_COLUMNS} FROM {{queues}} q WHERE q.name = %(name)s FOR UPDATE")
+_SET = Statement("""
+UPDATE {queues} SET ordered = %(ordered)s, run_limit = %(limit)s, key_limit = %(key_limit)s,
+  rate_opens_at = CASE WHEN rate_interval_s = %(interval_s)s::double precision THEN rate_opens_at END,
+  rate_interval_s = %(interval_s)s::double precision, rate_burst = %(burst)s,
+  declared = coalesce(%(declared)s::json, declared)
+WHERE name = %(name)s""")
+
+
+def lock(executor: Transaction, name: str) -> ManagedQueue:
+    """Have a queue managed, lock its row against claims and other changes, and return it."""
+    executor.run(_MANAGE, name=name)
+    return _of_row(executor.run(_LOCK, name=name)[0])
+
+
+def set_(executor: Transaction, name: str, settings: QueueSettings, *, declared: Mapping[str, Any] | None) -> None:
+    """Change the settings of a locked queue; another rate begins with a full bucket."""
+    rate = settings.rate
+    executor.run(
+        _SET, name=name, ordered=settings.ordered, limit=settings.limit, key_limit=settings.limit_per_key,
+        interval_s=None if rate is None else rate.interval_s, burst=None if rate is None else rate.burst,
+        declared=None if declared is None else json.dumps(declared),
+    )  # fmt: skip
+
+
+_PAUSE = Statement("""
+INSERT INTO {queues} AS q (name, paused_at, pause_reason) VALUES (%(name)s, now(), %(reason)s)
+ON CONFLICT (name) DO UPDATE SET paused_at = coalesce(q.paused_at, now()), pause_reason = excluded.pause_reason""")
+_RESUME = Statement("UPDATE {queues} SET paused_at = NULL, pause_reason = NULL WHERE name = %(name)s")
+
+
+def pause(connections: Autocommit, name: str, reason: str | None) -> None:
+    """Close the gate of a queue; of one that is paused only the reason changes."""
+    connections.run(_PAUSE, name=name, reason=reason)
+
+
+def resume(connections: Autocommit, name: str) -> None:
+    """Open the gate of a queue that was paused."""
+    connections.run(_RESUME, name=name)
+
+
+_UNMANAGE = Statement("DELETE FROM {queues} WHERE name = %(name)s RETURNING name")
+
+
+def unmanage(executor: Transaction, name: str) -> bool:
+    """Have nobody manage a queue; waits for those who have locked it. Tells whether it was managed."""
+    return bool(executor.run(_UNMANAGE, name=name))
+
+
+_PAUSED = Statement("""
+SELECT q.name, q.pause_reason, extract(epoch FROM now() - q.paused_at)::double precision AS paused_s,
+  EXISTS (SELECT FROM {messages} m WHERE m.queue = q.name AND m.locked_by IS NULL AND m.due_at <= now()) AS waiting
+FROM {queues} q WHERE q.paused_at < now() - make_interval(secs => %(for_s)s) ORDER BY q.name""")
+
+
+def paused(executor: Reader, *, for_s: float) -> Sequence[Any]:
+    """Read the queues that have been paused for so long: (name, pause_reason, paused_s, waiting)."""
+    return executor.run(_PAUSED, for_s=for_s)
+
+
+RANKED_TOGETHER = 1000
+
+_RANK = Statement(f"""
+WITH page AS MATERIALIZED (
+  SELECT m.task_id, m.job_id FROM {{messages}} m
+  WHERE m.job_id > %(after)s::bigint AND m.queue = %(name)s AND m.rank IS NULL AND m.locked_by IS NULL
+  ORDER BY m.job_id LIMIT {RANKED_TOGETHER} FOR UPDATE OF m SKIP LOCKED),
+ranked AS (
+  UPDATE {{messages}} m SET rank = coalesce(j.priority, 0::smallint)
+  FROM page JOIN {{jobs}} j ON j.id = page.job_id WHERE m.task_id = page.task_id RETURNING m.job_id)
+SELECT max(ranked.job_id) AS last, count(*) = {RANKED_TOGETHER} AS goes_on FROM ranked""")
+
+
+def rank(executor: Transaction, name: str, *, after: int) -> Any:
+    """Rank a page of messages of jobs that are older than the management of their queue: (last, goes_on)."""
+    return executor.run(_RANK, name=name, after=after)[0]
+
+
+_SET_RANK = Statement(f"""
+WITH j AS (UPDATE {{jobs}} SET priority = %(priority)s::smallint WHERE id = %(id)s RETURNING id, priority)
+UPDATE {{messages}} m SET rank = CASE WHEN m.rank IS NOT NULL THEN j.priority END,
+  pool_rank = CASE WHEN m.pool IS NOT NULL THEN j.priority END,
+  published_at = CASE WHEN EXISTS ({MANAGED}) OR m.due_at > now() THEN m.published_at END,
+  next_check_at = CASE WHEN EXISTS ({MANAGED}) OR m.due_at > now() THEN m.next_check_at ELSE now() END
+FROM j WHERE m.job_id = j.id AND m.locked_by IS NULL""")
+
+
+def set_priority(executor: Transaction, job_id: int, priority: int) -> None:
+    """Change the priority of a locked job. What waits in a queue that is not managed is published again with it."""
+    executor.run(_SET_RANK, id=job_id, priority=priority)
+
+
+_COUNTS = Statement(f"""
+SELECT count(*) FILTER (WHERE m.locked_by IS NULL AND m.due_at <= now()) AS waiting,
+  count(*) FILTER (WHERE m.locked_by IS NOT NULL AND w.dead_at IS NULL) AS running,
+  count(*) FILTER (WHERE m.locked_by IS NULL AND m.due_at > now() AND m.due_at < {AT_GATE}) AS scheduled,
+  count(*) FILTER (WHERE m.locked_by IS NULL AND m.due_at >= {AT_GATE}) AS blocked,
+  count(*) FILTER (WHERE m.locked_by IS NOT NULL AND (w.id IS NULL OR w.dead_at IS NOT NULL)) AS lost,
+  (SELECT count(DISTINCT t.job_id) FROM {{timers}} t JOIN {{jobs}} j ON j.id = t.job_id
+   WHERE j.queue = %(name)s AND {IS_TIMER} AND NOT EXISTS (SELECT FROM {{messages}} o WHERE o.job_id = j.id)) AS timers
+FROM {{messages}} m LEFT JOIN {{workers}} w ON w.id = m.locked_by WHERE m.queue = %(name)s AND m.doom IS NULL""")
+
+
+def counts(executor: Reader, name: str) -> Any:
+    """Count the messages of a queue by what they wait for, and the jobs that only a timer waits for (`timers`).
+
+    `blocked`: parked, because no worker of the queue knows the task, or without a slot of its capacity pool. `lost`:
+    held by a worker that was declared dead. Reads the whole queue.
+    """
+    return executor.run(_COUNTS, name=name)[0]
+
+
+_PEEK = Statement("""
+SELECT m.job_id FROM {messages} m
+WHERE m.queue = %(name)s AND m.job_id IS NOT NULL AND m.locked_by IS NULL AND m.due_at <= now()
+ORDER BY coalesce(m.rank, (SELECT j.priority FROM {jobs} j WHERE j.id = m.job_id), 0::smallint) DESC, m.due_at, m.job_id
+LIMIT %(limit)s""")
+_PEEK_RANKED = Statement("""
+SELECT m.job_id FROM {messages} m
+WHERE m.queue = %(name)s AND m.rank IS NOT NULL AND m.locked_by IS NULL AND m.due_at <= now()
+ORDER BY m.rank DESC, m.due_at, m.job_id LIMIT %(limit)s""")
+
+
+def peek(executor: Reader, name: str, *, limit: int, is_managed: bool) -> list[int]:
+    """Read the jobs that are owed a run, best first; of a queue that is not managed it reads all that waits."""
+    found: Sequence[Any] = executor.run(_PEEK_RANKED if is_managed else _PEEK, name=name, limit=limit)
+    return [row.job_id for row in found]
+
+
+_FORGET_KEYS = Statement("""
+DELETE FROM {limit_keys} WHERE served_at < now() - interval '1 day'""")
+
+
+def forget_keys(connections: Autocommit) -> None:
+    """Forget when keys were served that had no turn for a day: they come first then, as new ones do."""
+    connections.run(_FORGET_KEYS)

@@ -1,0 +1,269 @@
+"""Capacity pools of durable tasks: a message holds its slots from the call until the task is done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import psycopg
+import pytest
+from celery import Celery, chord, group
+from celery.exceptions import TimeoutError
+
+from celery_sidejob import CapacityPool, InvalidValueError, Overloaded, StoreUnavailableError
+from celery_sidejob.jobs.capacity import SlotHolder
+from celery_sidejob.model.durable import Content
+from celery_sidejob.operations.revocation import revoke
+from celery_sidejob.store import workers
+from celery_sidejob.store.outbox import holds
+from celery_sidejob.store.statement import Statement
+from tests.acceptance.lenders import LENDERS
+from tests.tools.apps import make_app
+from tests.tools.crash_points import Arm, lost
+
+SLOTS = Statement("SELECT used, admitted, freed FROM {capacity_shards} WHERE pool = 'mail' ORDER BY shard")
+HELD = Statement("SELECT coalesce(sum(pool_weight), 0) AS slots FROM {messages} WHERE pool_shard IS NOT NULL")
+PUBLISHED = Statement("SELECT task_id, published_at IS NOT NULL AS published FROM {messages}")
+CONTENT = Statement("SELECT task, encode(sha256(body), 'hex') AS digest FROM {messages} WHERE task_id = %(task_id)s")
+UNLOCK = Statement("""
+UPDATE {messages} SET locked_by = NULL, locked_at = NULL, locked_pid = NULL, next_check_at = now()
+WHERE task_id = %(task_id)s""")
+DUE = Statement("UPDATE {messages} SET next_check_at = now()")
+ROWS = Statement("SELECT task_id FROM {messages} ORDER BY task_id")
+END = Statement("DELETE FROM {messages} WHERE task_id = %(task_id)s")
+
+POOL = CapacityPool("mail", 2)
+
+
+def send_mail(to: str = "") -> None:
+    """Send a mail."""
+
+
+@pytest.fixture
+def app(database_url: str) -> Iterator[Celery]:
+    made = make_app("mail", result_backend="cache+memory://", sidejob_database_url=database_url)
+    made.task(send_mail, name="mail", durable=True, capacity=POOL, shared=False)
+    made.task(send_mail, name="other", durable=True, shared=False)
+    made.task(send_mail, name="plain", shared=False)
+    yield made
+    made.sidejob.close()
+    made.close()
+
+
+def slots(app: Celery) -> list[tuple[int, int, int]]:
+    return [tuple(row) for row in app.sidejob.runtime.connections.run(SLOTS)]
+
+
+def held(app: Celery) -> int:
+    return int(app.sidejob.runtime.connections.run(HELD)[0].slots)
+
+
+def kept(app: Celery) -> list[str]:
+    return [row.task_id for row in app.sidejob.runtime.connections.run(ROWS)]
+
+
+def call(app: Celery, task_id: str, **options: Any) -> Any:
+    return app.tasks["mail"].apply_async(task_id=task_id, **options)
+
+
+def published(app: Celery) -> dict[str, bool]:
+    return {row.task_id: row.published for row in app.sidejob.runtime.connections.run(PUBLISHED)}
+
+
+def end(app: Celery, task_id: str) -> None:
+    app.sidejob.runtime.connections.run(END, task_id=task_id)
+
+
+def test_a_full_pool_refuses_a_call_and_keeps_nothing(app: Celery) -> None:
+    call(app, "one")
+    call(app, "two", countdown=3600)
+    for options in ({}, {"unique": "k"}):
+        with pytest.raises(Overloaded) as refused:
+            call(app, "three", **options)
+        assert (refused.value.pool, refused.value.limit, refused.value.used) == ("mail", 2, 2)
+    with pytest.raises(Overloaded):
+        app.send_task("mail", task_id="three")
+    assert (slots(app), kept(app)) == ([(2, 2, 0)], ["one", "two"])
+    end(app, "one")
+    call(app, "three")
+    assert (slots(app), held(app)) == ([(2, 3, 1)], 2)
+
+
+def test_a_pool_is_called_for_a_task_without_one(app: Celery) -> None:
+    pool = CapacityPool("mail", 3)
+    other = app.tasks["other"]
+    assert pool.apply_async(other, ("a",), weight=2, task_id="one").id == "one"
+    assert pool.apply_async(other.s("b"), weight=2, on_full="drop") is None
+    assert pool.apply_async("other", weight=2, bounded=False, task_id="two").id == "two"
+    assert (slots(app), kept(app)) == ([(4, 2, 0)], ["one", "two"])
+    assert pool.children() == [
+        SlotHolder("one", None, "other", "celery", 2, False), SlotHolder("two", None, "other", "celery", 2, False)
+    ]  # fmt: skip
+    with pytest.raises(InvalidValueError, match="A message of plain has no row, and capacity= needs one"):
+        pool.cast(app.tasks["plain"])
+
+
+def test_many_at_once_are_kept_or_refused_together(app: Celery) -> None:
+    mail = app.tasks["mail"]
+    call(app, "one")
+    with pytest.raises(Overloaded):
+        app.sidejob.send_many([mail.s(), mail.s()])
+    app.sidejob.send_many([mail.s().set(task_id="two"), app.tasks["other"].s().set(task_id="three")])
+    assert (slots(app), kept(app), held(app)) == ([(2, 2, 0)], ["one", "three", "two"], 2)
+
+
+def test_what_celery_calls_for_another_is_not_refused_and_waits(app: Celery) -> None:
+    """The parts of a group or chord, and what follows a task, would be lost."""
+    mail = app.tasks["mail"]
+    group([mail.s() for _ in range(4)], app=app).apply_async()
+    assert (slots(app), len(kept(app))) == ([(2, 2, 0)], 4)
+    chord([mail.s(), mail.s()], mail.si(), app=app).apply_async()
+    assert (slots(app), len(kept(app)), held(app)) == ([(2, 2, 0)], 6, 2)
+    with pytest.raises(Overloaded):
+        (mail.si() | mail.si()).apply_async()
+    for task_id in kept(app):
+        end(app, task_id)
+    assert slots(app)[0][0] == 0
+
+
+def test_a_task_that_waits_is_published_when_it_has_a_slot_and_not_begun_before(app: Celery) -> None:
+    runtime = app.sidejob.runtime
+    pool = CapacityPool("mail", 2)
+    call(app, "one")
+    call(app, "two")
+    pool.apply_async(app.tasks["other"], on_full="wait", task_id="three", priority=1)
+    pool.apply_async(app.tasks["other"], on_full="wait", task_id="four", priority=9)
+    runtime.connections.write_behind_now()
+    app.sidejob.poll()
+    assert published(app) == {"one": True, "two": True, "three": False, "four": False}
+    worker_id = workers.register(runtime.connections, "test:capacity")
+    content = Content(*runtime.connections.run(CONTENT, task_id="three")[0])
+    begun = partial(
+        holds.begin, key=("three", 1), content=content, worker_id=worker_id, pid=1, on_lost="dead", max_losses=1
+    )
+    assert runtime.connections.transact("begin", begun) is None, "a copy that has come from anywhere"
+    end(app, "one")
+    app.sidejob.poll()
+    runtime.connections.write_behind_now()
+    assert published(app) == {"two": True, "three": False, "four": True}
+    end(app, "two")
+    app.sidejob.poll()
+    runtime.connections.write_behind_now()
+    assert published(app) == {"three": True, "four": True}
+    assert runtime.connections.transact("begin", begun).pool == "mail"
+    revoke(runtime, ["four"])
+    app.sidejob.poll()
+    assert (slots(app), kept(app)) == ([(1, 4, 3)], ["three"])
+
+
+def test_a_durable_task_gives_its_slot_back_between_two_runs(app: Celery) -> None:
+    runtime = app.sidejob.runtime
+    pool = CapacityPool("mail", 1, covers="running")
+    for task_id in ("one", "two"):
+        pool.apply_async(app.tasks["other"], task_id=task_id)
+    worker_id = workers.register(runtime.connections, "test:capacity")
+    content = Content(*runtime.connections.run(CONTENT, task_id="one")[0])
+    begin = partial(holds.begin, content=content, worker_id=worker_id, pid=1, on_lost="requeue", max_losses=9)
+    assert runtime.connections.transact("begin", partial(begin, key=("two", 1))) is None
+    assert runtime.connections.transact("begin", partial(begin, key=("one", 1))) is not None
+    assert pool.used == 1
+    runtime.connections.run(UNLOCK, task_id="one")
+    assert [holder.task_id for holder in pool.children()] == ["one"], "it has waited for longer"
+    assert slots(app) == [(1, 2, 1)]
+    end(app, "one")
+    assert [holder.task_id for holder in pool.children()] == ["two"]
+    end(app, "two")
+    assert slots(app) == [(0, 3, 3)]
+
+
+def test_a_revoked_task_that_waits_is_buried_without_a_slot(app: Celery) -> None:
+    call(app, "one")
+    call(app, "two")
+    POOL.apply_async(app.tasks["mail"], on_full="wait", task_id="three")
+    revoke(app.sidejob.runtime, ["three"])
+    app.sidejob.poll()
+    assert (slots(app), kept(app)) == ([(2, 2, 0)], ["one", "two"])
+
+
+def test_a_revoked_task_frees_its_slot_when_it_is_buried(app: Celery) -> None:
+    call(app, "one")
+    revoke(app.sidejob.runtime, ["one"])
+    app.sidejob.poll()
+    assert (slots(app), kept(app)) == ([(0, 1, 1)], [])
+
+
+def test_a_call_whose_answer_was_lost_takes_one_slot(app: Celery, at: Arm) -> None:
+    at("durable-keep:after-commit", lost)
+    call(app, "one")
+    assert (slots(app), kept(app)) == ([(1, 1, 0)], ["one"])
+
+
+def test_a_call_that_is_not_kept_takes_no_slot(app: Celery) -> None:
+    call(app, "one", unique="k")
+    with pytest.raises(InvalidValueError, match="task_id='one' is taken"):
+        call(app, "one")
+    assert call(app, "two", unique="k").id == "one"
+    with pytest.raises(InvalidValueError, match="is taken"):
+        app.sidejob.send_many([app.tasks["mail"].s().set(task_id="one")])
+    assert slots(app) == [(1, 1, 0)]
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_a_slot_belongs_to_the_caller_s_transaction(app: Celery, database_url: str, many: bool) -> None:
+    def ask(task_id: str, transaction: Any) -> None:
+        if many:
+            app.sidejob.send_many([app.tasks["mail"].s().set(task_id=task_id)], transaction=transaction)
+        else:
+            call(app, task_id, transaction=transaction)
+
+    with LENDERS["psycopg"](database_url) as lender:
+        ask("one", lender.transaction)
+        lender.rollback()
+        ask("two", lender.transaction)
+        ask("three", lender.transaction)
+        with pytest.raises(Overloaded):
+            ask("four", lender.transaction)
+        lender.commit()
+    assert (slots(app), kept(app)) == ([(2, 2, 0)], ["three", "two"])
+
+
+def test_a_transaction_that_sees_an_older_state_of_the_store_takes_no_slot(app: Celery, database_url: str) -> None:
+    """It cannot know how many there are: Postgres refuses that, as always at such a level, and its caller repeats."""
+    call(app, "one")
+    with LENDERS["psycopg"](database_url) as lender:
+        lender.sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        lender.sql("SELECT count(*) FROM sidejob.messages")
+        call(app, "two")
+        with pytest.raises(psycopg.errors.SerializationFailure):
+            call(app, "three", transaction=lender.transaction)
+        lender.rollback()
+        with pytest.raises(Overloaded):
+            call(app, "three", transaction=lender.transaction)
+    assert slots(app) == [(2, 2, 0)]
+
+
+def test_a_call_waits_for_its_result_and_expires_with_its_caller(app: Celery) -> None:
+    mail = app.tasks["mail"]
+    app.backend.store_result("answered", "sent", "SUCCESS")
+    assert POOL.call(mail, task_id="answered", timeout=10) == "sent"
+    end(app, "answered")
+    with pytest.raises(TimeoutError):
+        POOL.call(mail, task_id="unanswered", timeout=0.2)
+    assert slots(app) == [(1, 2, 1)]
+    app.sidejob.runtime.connections.run(DUE)
+    app.sidejob.poll()
+    assert (slots(app), kept(app)) == ([(0, 2, 2)], [])
+
+
+def test_a_pool_is_not_passed_over_while_no_store_answers() -> None:
+    made = make_app(
+        "mail", sidejob_database_url="postgresql://127.0.0.1:1/nowhere", sidejob_on_store_down="publish",
+    )  # fmt: skip
+    made.task(send_mail, name="mail", durable=True, capacity=POOL, shared=False)
+    try:
+        with pytest.raises(StoreUnavailableError):
+            call(made, "one")
+    finally:
+        made.sidejob.close()
+        made.close()
