@@ -5,9 +5,9 @@ end, and a process may die in between. Rules are those of `store/dependencies.py
 of `MISTAKES` is what one is tempted to do instead.
 
 Nobody who ends a dependency locks the job that depends on it, and nobody who makes a job depend on others locks those.
-An end takes away its own edges and notes that the job is to be looked at. It does so for edges that it can see; whether
-it has any, its own row tells (`flag`). An edge that is new is confirmed by whoever looks: under the lock of the
-dependency, which has then ended, or gets the flag.
+An end marks its own edges as over, and that mark is the note that the job is to be looked at. It does so for edges that
+it can see; whether it has any, its own row tells (`flag`). An edge that is new is a note as well: whoever looks confirms
+it under the lock of the dependency, which has then ended, or gets the flag. Only a look takes edges away.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from tests.protocol_model.walk import replace
 W = TypeVar("W")
 
 MISTAKES = (
-    "looking locks no dependency", "looking sets no flag", "adding notes nothing", "an end notes after its commit",
-    "an end notes nothing", "looking takes its notes last", "looking releases in any case",
-    "looking does not look again under its locks", "adding does not lock the job", "undepend notes nothing",
-    "a deletion notes nothing", "an end reads its flag before its lock",
+    "looking locks no dependency", "looking sets no flag", "looking releases in any case",
+    "looking takes away more than it has seen", "adding confirms its edge", "adding does not lock the job",
+    "an end takes its edge away", "an end marks after its commit", "an end reads its flag before its lock",
+    "undepend takes the edge away", "a deletion takes its edge away",
 )  # fmt: skip
-SEEN = ("new", "kept", "going")
-"""Edges that are committed; `going`: a transaction that is open takes it away."""
+SEEN = ("new", "kept", "going", "over")
+"""Edges that are committed; `going`: a transaction that is open marks it as over."""
 
 
 @dataclass(frozen=True)
@@ -39,22 +39,23 @@ class World:
     lock: tuple[str, str] = ("", "")
     """Who has locked each dependency: end, look or deletion."""
     edge: tuple[str, str] = ("", "")
-    """adding, new, kept (confirmed), going; empty without one."""
+    """adding, new, kept (confirmed), going, over; empty without one."""
     end: tuple[str, str] = ("", "")
-    """What ends each dependency: locked, sees (took its edge), sees nothing; late, where it notes afterwards."""
+    """What ends each dependency: locked, sees (marks its edge), sees nothing; late, where it marks afterwards."""
     blocked: bool = False
     begun: str = ""
     job_lock: str = ""
     """Who has locked the job: add (with a number), look or undepend."""
-    note: bool = False
     add: tuple[str, str] = ("", "")
     """Who makes the job depend on each: locked, added, over."""
     look: str = ""
-    """Who looks at it: found (new edges), locking, locked, judged; then `frees` or `keeps`."""
+    """Who looks at it: found (new edges), locking, locked; then `frees` or `keeps`."""
     found: tuple[int, ...] = ()
     """The new edges that were seen before the locks."""
     confirms: tuple[int, ...] = ()
     """Those whose dependencies get the flag at the commit."""
+    takes: tuple[int, ...] = ()
+    """The edges that the look takes away at the commit."""
     undepend: str = ""
     """Who takes the first edge away, or not: locked, over."""
     deaths: int = 1
@@ -93,9 +94,10 @@ def _add(world: World, which: int, mistake: str | None) -> Iterator[World]:
             job_lock=world.job_lock if is_open else _free(world, f"add {which}"),
         )  # fmt: skip
     elif mine == "added":
+        edge = "kept" if mistake == "adding confirms its edge" else "new"
         yield replace(
-            world, add=put(world.add, which, "over"), edge=put(world.edge, which, "new"), blocked=True,
-            note=world.note or mistake != "adding notes nothing", job_lock=_free(world, f"add {which}"),
+            world, add=put(world.add, which, "over"), edge=put(world.edge, which, edge), blocked=True,
+            job_lock=_free(world, f"add {which}"),
         )  # fmt: skip
         if world.deaths:
             yield replace(
@@ -105,7 +107,7 @@ def _add(world: World, which: int, mistake: str | None) -> Iterator[World]:
 
 
 def _end(world: World, which: int, mistake: str | None) -> Iterator[World]:
-    """A dependency ends: with its flag its transaction takes away the edges that it can see, and notes the job."""
+    """A dependency ends: with its flag its transaction marks the edges that it can see as over."""
     mine, early = world.end[which], mistake == "an end reads its flag before its lock"
     if mine == "" and world.is_open[which] and early:
         yield replace(world, end=put(world.end, which, "flagged" if world.flag[which] else "plain"))
@@ -113,21 +115,22 @@ def _end(world: World, which: int, mistake: str | None) -> Iterator[World]:
         yield replace(world, end=put(world.end, which, f"locked {mine}".strip()), lock=put(world.lock, which, "end"))
     elif mine.startswith("locked"):
         has_flag = mine == "locked flagged" if early else world.flag[which]
-        takes = has_flag and world.edge[which] in ("new", "kept")
-        edge = put(world.edge, which, "going") if takes else world.edge
-        yield replace(world, end=put(world.end, which, "sees" if takes else "sees nothing"), edge=edge)
+        marks = has_flag and world.edge[which] in ("new", "kept")
+        edge = put(world.edge, which, "going") if marks else world.edge
+        yield replace(world, end=put(world.end, which, "sees" if marks else "sees nothing"), edge=edge)
     elif mine in ("sees", "sees nothing"):
-        takes, late = mine == "sees", mistake == "an end notes after its commit"
+        marks, late = mine == "sees", mistake == "an end marks after its commit"
+        after = "" if mistake == "an end takes its edge away" else "kept" if late else "over"
         yield replace(
             world,
-            end=put(world.end, which, "late" if takes and late else "over"),
-            edge=put(world.edge, which, "") if takes else world.edge,
+            end=put(world.end, which, "late" if marks and late else "over"),
+            edge=put(world.edge, which, after) if marks else world.edge,
             is_open=put(world.is_open, which, False),
             lock=put(world.lock, which, ""),
-            note=world.note or (takes and not late and mistake != "an end notes nothing"),
         )
     elif mine == "late":
-        yield replace(world, end=put(world.end, which, "over"), note=True)
+        edge = put(world.edge, which, "over") if world.edge[which] else world.edge
+        yield replace(world, end=put(world.end, which, "over"), edge=edge)
         if world.deaths:
             yield replace(world, end=put(world.end, which, "over"), deaths=world.deaths - 1)
     if world.deaths and mine in ("locked", "sees", "sees nothing"):
@@ -138,24 +141,21 @@ def _end(world: World, which: int, mistake: str | None) -> Iterator[World]:
 
 
 def _delete(world: World, mistake: str | None) -> Iterator[World]:
-    """The first dependency is deleted: its edges go with it. New edges of it and a deletion wait for each other."""
+    """The first dependency is deleted, which marks its edges. New edges of it and a deletion wait for each other."""
     if world.is_open[0] and not world.lock[0] and world.edge[0] != "adding" and world.end[0] == "":
         yield replace(world, lock=put(world.lock, 0, "deletion"))
     elif world.lock[0] == "deletion":
-        note = world.note or (world.edge[0] != "" and mistake != "a deletion notes nothing")
+        edge = "over" if world.edge[0] and mistake != "a deletion takes its edge away" else ""
         yield replace(
-            world, lock=put(world.lock, 0, ""), is_open=put(world.is_open, 0, False), edge=put(world.edge, 0, ""),
-            note=note,
-        )  # fmt: skip
+            world, lock=put(world.lock, 0, ""), is_open=put(world.is_open, 0, False), edge=put(world.edge, 0, edge)
+        )
 
 
 def _look(world: World, mistake: str | None) -> Iterator[World]:
-    """Look at the job: confirm its new edges, take away those of ended dependencies, and free it without any."""
-    new = tuple(which for which in (0, 1) if world.edge[which] == "new")
-    last = mistake == "looking takes its notes last"
+    """Look at the job: confirm its new edges, take away those that are over, and free it without any."""
     match world.look:
-        case "" if world.note:
-            yield replace(world, look="found", found=new)
+        case "" if "new" in world.edge or "over" in world.edge:
+            yield replace(world, look="found", found=tuple(n for n in (0, 1) if world.edge[n] == "new"))
         case "found" if not world.job_lock:
             yield replace(world, look="locking", job_lock="look")
         case "locking":
@@ -165,44 +165,50 @@ def _look(world: World, mistake: str | None) -> Iterator[World]:
                 yield replace(world, look="locked")
             elif not world.lock[missing[0]]:
                 yield replace(world, lock=put(world.lock, missing[0], "look"))
-        case "locked" if new != world.found and mistake != "looking does not look again under its locks":
-            yield _looked(world)
-        case "locked":  # the notes are taken first: what is noted from now on is looked at once more
-            edges, confirms = world.edge, []
-            for which in world.found:
-                if not world.is_open[which]:
-                    edges = put(edges, which, "")
-                elif mistake != "looking sets no flag":
-                    confirms.append(which)
-            left = any(edge in SEEN for edge in edges)
+        case "locked":  # an edge that has become new meanwhile is left to the next look
+            new = tuple(which for which in world.found if world.edge[which] == "new")
+            over = tuple(which for which in (0, 1) if world.edge[which] == "over")
+            takes = (*over, *(which for which in new if not world.is_open[which]))
+            flags = mistake != "looking sets no flag"
+            left = any(world.edge[which] in SEEN for which in (0, 1) if which not in takes)
             frees = not left or mistake == "looking releases in any case"
-            note = world.note and last
-            yield replace(world, look="frees" if frees else "keeps", edge=edges, confirms=tuple(confirms), note=note)
+            yield replace(
+                world, look="frees" if frees else "keeps", takes=takes,
+                found=tuple(which for which in new if which not in takes),
+                confirms=tuple(which for which in new if which not in takes and flags),
+            )  # fmt: skip
         case "frees" | "keeps":
-            kept = tuple("kept" if edge == "new" and n in world.found else edge for n, edge in enumerate(world.edge))
+            takes = world.takes
+            if mistake == "looking takes away more than it has seen":
+                takes = (*takes, *(which for which in (0, 1) if world.edge[which] == "over"))
+            edge = tuple("" if n in takes else _confirmed(world, n) for n in (0, 1))
             flag = tuple(has or n in world.confirms for n, has in enumerate(world.flag))
-            after = replace(world, edge=kept, flag=flag, note=world.note and not last)
-            yield _looked(replace(after, blocked=after.blocked and world.look == "keeps"))
-    if world.deaths and world.look in ("locking", "locked"):
+            blocked = world.blocked and world.look == "keeps"
+            yield _looked(replace(world, edge=edge, flag=flag, blocked=blocked))
+    if world.deaths and world.look in ("locking", "locked", "frees", "keeps"):
         yield _looked(replace(world, deaths=world.deaths - 1))
+
+
+def _confirmed(world: World, which: int) -> str:
+    return "kept" if world.edge[which] == "new" and which in world.found else world.edge[which]
 
 
 def _looked(world: World) -> World:
     lock = tuple("" if owner == "look" else owner for owner in world.lock)
-    return replace(world, look="", found=(), confirms=(), lock=lock, job_lock=_free(world, "look"))
+    return replace(world, look="", found=(), confirms=(), takes=(), lock=lock, job_lock=_free(world, "look"))
 
 
 def _undepend(world: World, mistake: str | None) -> Iterator[World]:
-    """Take the first edge away; the deletion waits for an end that is just taking it."""
+    """Mark the first edge as over; that waits for an end that is just marking it."""
     if world.undepend == "":
         yield replace(world, undepend="over")
     match world.undepend:
         case "" if world.blocked and not world.job_lock:
             yield replace(world, undepend="locked", job_lock="undepend")
         case "locked" if world.edge[0] != "going":
-            edge = put(world.edge, 0, "") if world.edge[0] in SEEN else world.edge
-            note = world.note or mistake != "undepend notes nothing"
-            yield replace(world, undepend="over", edge=edge, note=note, job_lock=_free(world, "undepend"))
+            mark = "" if mistake == "undepend takes the edge away" else "over"
+            edge = put(world.edge, 0, mark) if world.edge[0] in SEEN else world.edge
+            yield replace(world, undepend="over", edge=edge, job_lock=_free(world, "undepend"))
 
 
 def _free(world: World, owner: str) -> str:
