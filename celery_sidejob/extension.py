@@ -206,7 +206,8 @@ class SideJob:
         """Make one job of a task, a task's name or a signature, in one transaction or not at all.
 
         Options: `queue`, `parent` with `child_name`, `eta`, `countdown`, `created_by`, `inports`, `outports`,
-        `aliases`, `state`, `priority` (0 to 9, higher is sooner), `transaction`, and Celery's own (`link`, `task_id`,
+        `aliases`, `state`, `priority` (0 to 9, higher is sooner), `depends_on` (jobs, ids or aliases that must have
+        completed first) with `on_failure` (see `Job.depend_on`), `transaction`, and Celery's own (`link`, `task_id`,
         `expires`, …). Raises UnknownTaskError, TypeError for arguments that the task does not take, and the errors of
         values and names that are refused, before anything is written.
         """
@@ -237,6 +238,15 @@ class SideJob:
         written, for what is no signature, is a group or a chord, is not durable, or has a task id that is taken.
         """
         return sending.send_many(self.app, signatures, transaction)
+
+    def cancel(self, *jobs: Job | int | str, with_dependents: bool = False) -> list[Job]:
+        """Terminate jobs together: all of them in one transaction, or none; returns those that are terminated.
+
+        Raises HasDependentsError, and changes nothing, if a job that is not among them depends on one of them.
+        `with_dependents`: all that depend on them, on those, and so on are terminated as well. Inside a run the jobs
+        are judged now, and terminated by its commit.
+        """
+        return jobs_of.cancel(self.runtime, jobs, with_dependents=with_dependents)
 
     # -- finding jobs --------------------------------------------------------------------------------------------
 

@@ -290,6 +290,13 @@ UNWRITTEN: dict[str, Case] = {
     "the job to be adopted has a parent": lambda s: s.other.adopt(s.kid, "x"),
     "the job to be disowned is not a child": lambda s: s.job.disown("nobody"),
     "a job would be its own ancestor": lambda s: s.kid.adopt(s.job, "x"),
+    "a job would wait for itself": lambda s: s.job.depend_on(s.job),
+    "`depends_on` with an alias that no job has": lambda s: s.stage.job(depends_on=["nobody"]),
+    "`cancel` of a job that is not there": lambda s: s.sidejob.cancel(s.job, "nobody"),
+    "`depends_on` is not a list": lambda s: s.stage.job(depends_on="mine"),
+    "what is to be waited for is not a job": lambda s: s.stage.job(depends_on=[1.5]),
+    "`on_failure` is none of the three": lambda s: s.stage.job(depends_on=[s.job], on_failure="stop"),
+    "`on_failure` without `depends_on`": lambda s: s.stage.job(on_failure="fail"),
 }
 """Asked outside of runs: no table has a row more or less afterwards."""
 
@@ -507,6 +514,18 @@ def replaced_too_late(scene: Scene) -> None:
     scene.stage.job(unique="mine", on_duplicate="replace")
 
 
+def depended_on(scene: Scene) -> None:
+    """Cancel a job for which another one waits."""
+    scene.stage.job(depends_on=[scene.job])
+    scene.sidejob.cancel(scene.job)
+
+
+def failed_with_another(scene: Scene) -> None:
+    """Run a job that is to fail with one that was terminated."""
+    scene.other.terminate(without_shutdown=True)
+    scene.stage.run(scene.stage.job(depends_on=[scene.other], on_failure="fail"))
+
+
 def overloaded(scene: Scene) -> None:
     """Call a full pool."""
     for _ in range(2):
@@ -612,6 +631,9 @@ def lost_on_the_way(scene: Scene) -> None:
 
 
 ELSEWHERE: dict[str, Case] = {
+    "`cancel` of a job on which another depends": depended_on,
+    "a job that was to fail with another one begins": failed_with_another,
+    "`depend_on` or `undepend` of a job that has begun": lambda s: s.stage.claim(s.job) and s.job.depend_on(s.other),
     "a client writes to a port that has no room": lambda s: filled(s).write(3),
     "more packets at once than the limit": lambda s: filled(s).write_many([1, 2, 3]),
     "a run fills a port that only its own job reads": lambda s: s.stage.inside(

@@ -164,6 +164,9 @@ CREATE TABLE {s}.jobs (
   ended_at timestamptz,
   error json,
   inputs_memo json,
+  blocked boolean,
+  has_dependents boolean,
+  failed_by bigint,
   CONSTRAINT jobs_parent_id_name_key UNIQUE (parent_id, name),
   CONSTRAINT jobs_status_check CHECK (status IN ({statuses})),
   CONSTRAINT jobs_in_run_check
@@ -317,6 +320,18 @@ CREATE TABLE {s}.timers (
 CREATE INDEX timers_job_id_idx ON {s}.timers (job_id);
 CREATE INDEX timers_due_at_idx ON {s}.timers (due_at);
 CREATE INDEX timers_noted_idx ON {s}.timers (id) WHERE NOT accepted;
+
+CREATE TABLE {s}.dependencies (
+  job_id bigint NOT NULL CONSTRAINT dependencies_job_id_fkey REFERENCES {s}.jobs ON DELETE CASCADE,
+  depends_on bigint NOT NULL,
+  on_failure text NOT NULL,
+  state text NOT NULL DEFAULT 'new',
+  CONSTRAINT dependencies_pkey PRIMARY KEY (job_id, depends_on),
+  CONSTRAINT dependencies_on_failure_check CHECK (on_failure IN ('wait', 'fail', 'run')),
+  CONSTRAINT dependencies_state_check CHECK (state IN ('new', 'kept', 'over', 'failed'))
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
+CREATE INDEX dependencies_depends_on_idx ON {s}.dependencies (depends_on, job_id);
+CREATE INDEX dependencies_noted_idx ON {s}.dependencies (job_id) WHERE state <> 'kept';
 
 CREATE TABLE {s}.tree_terminations (
   job_id bigint CONSTRAINT tree_terminations_pkey PRIMARY KEY,

@@ -22,7 +22,7 @@ from .messages.kept_message import PROPERTIES, time_of
 KNOWN = PROPERTIES.union(
     *(inspect.signature(taking).parameters for taking in (Celery.send_task, Task.apply_async, Producer.publish)),
     {"queue", "exchange_type", "ignore_result", "stamped_headers", "transaction", "event_dispatcher"},
-    {"unique", "on_duplicate"},
+    {"unique", "on_duplicate", "depends_on", "on_failure"},
     {"user_id", "cluster_id", "timestamp"},
 )
 """Options of a call that mean something to Celery, to kombu or to us."""

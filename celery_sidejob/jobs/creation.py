@@ -33,6 +33,7 @@ from ..store.errors import NoAnswer, OutcomeUnknown
 from ..store.statement import Transaction
 from ..unit.lookup import locate
 from ..unit.open_unit import OpenUnit, active
+from .depending import edges_of
 from .uniqueness import create_unique, first_of_each, with_the_replaced
 
 Ports = Mapping[str, PortOptions]
@@ -54,6 +55,8 @@ def draft(  # noqa: PLR0913 - the options of a new job
     aliases: Iterable[str] = (),
     state: Mapping[str, Any] | None = None,
     priority: int | None = None,
+    depends_on: Iterable[Any] = (),
+    on_failure: str | None = None,
     executor: Transaction | None = None,
     **options: Any,
 ) -> NewJob:
@@ -72,11 +75,12 @@ def draft(  # noqa: PLR0913 - the options of a new job
         raise InvalidValueError(f"state= takes a mapping of keys to values, not a {type(state).__name__}.")
     limit = runtime.settings.max_value_bytes
     wait_s, due_at = when(runtime, eta=call.eta, countdown=call.countdown)
+    edges = edges_of(runtime, depends_on, on_failure, executor)
     admission, columns = call.admission, dict(call.columns)
     if admission is not None:
         runs = admission.pool.covers == "running"
         columns |= {"pool": admission.pool.name, "pool_weight": admission.weight, "pool_runs": runs}
-        if wait_s is not None or due_at is not None:
+        if wait_s is not None or due_at is not None or edges:
             admission = replace(admission, mode="wait")
     return NewJob(
         task_id=call.task_id,
@@ -90,6 +94,7 @@ def draft(  # noqa: PLR0913 - the options of a new job
         **columns,
         **{name: OPTIONS[name](name, value) for name, value in given.items()},
         options=json.dumps(dict(call.options)) if call.options else None,
+        depends_on=edges,
         unique=call.unique,
         admission=admission,
         due_at=due_at,
@@ -219,7 +224,7 @@ def _numbered(drafts: Sequence[NewJob], ids: Iterable[int]) -> list[NewJob]:
 
 def _is_plain(new: NewJob) -> bool:
     """Tell whether such jobs, however many, are made by one statement, which needs no BEGIN, no COMMIT and no lock."""
-    return new.parent_id is None and not (new.ports or new.aliases or new.state or new.unique)
+    return new.parent_id is None and not (new.ports or new.aliases or new.state or new.unique or new.depends_on)
 
 
 def _check_room(runtime: Runtime, unit: OpenUnit, made: Sequence[NewJob]) -> None:

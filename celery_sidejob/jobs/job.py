@@ -16,6 +16,7 @@ from ..model.changes import (
     CancelTimer,
     Change,
     ConfigurePorts,
+    DependOn,
     Direction,
     Disown,
     NewJob,
@@ -23,6 +24,7 @@ from ..model.changes import (
     RemoveAlias,
     SetState,
     Terminate,
+    Undepend,
     UnsetState,
 )
 from ..model.channel import job as channel_of_job
@@ -41,7 +43,10 @@ from ..model.errors import (
 from ..model.names import alias_taken, check_alias, check_child_name, check_key, circle
 from ..model.port import WILDCARD
 from ..model.status import FINISHED, Status, statuses_of
+from ..operations.cancelling import cancel as cancel_together
+from ..operations.cancelling import to_cancel
 from ..operations.deletion import delete
+from ..operations.dependencies import check_waits
 from ..operations.queues import set_priority
 from ..operations.runtime import Runtime
 from ..operations.shutdown import end_without_shutdown
@@ -49,11 +54,13 @@ from ..operations.unit_of_work import carry_out
 from ..operations.waiting import waiting_for
 from ..store import aliases as alias_rows
 from ..store import asks, jobs, ports, trees
+from ..store import dependencies as dependency_rows
 from ..store import state as state_rows
 from ..unit import view as unit_view
 from ..unit.lookup import locate
 from ..unit.open_unit import active, submit
 from .creation import check_child_name_is_free, create, draft, port_rows, when
+from .depending import check_in_run, check_on_failure, ids_of, pending_edges
 from .port import Port
 from .scopes import current_context
 from .timers import Timer, timer_id, timers
@@ -254,12 +261,56 @@ class Job:
             return is_there
         return wanted in carry_out(self._runtime, "cancel", [CancelTimer(self.id, wanted)]).wakes.found
 
+    def depend_on(self, *jobs: Job | int | str, on_failure: str = "wait") -> Job:
+        """Have the job, which has not begun, wait until these jobs have completed: jobs, ids or aliases.
+
+        One that has completed already, or is gone, counts as completed. If one fails or is terminated, the job waits
+        on (``wait``: it may be retried), fails without a call of its body (``fail``), or waits for it no longer
+        (``run``). Raises CycleError if one of them waits for this job, IllegalMoveError if its first run has begun.
+        """
+        change = DependOn(self.id, ids_of(self._runtime, jobs), check_on_failure(on_failure))
+        unit = active()
+        if unit is not None:
+            check_in_run(self._runtime, unit, change, self._read())
+        if change.on:
+            self._do("depend", change)
+        return self._forget()
+
+    def undepend(self, *jobs: Job | int | str) -> Job:
+        """Have the job wait for these jobs no longer; for none at all if none is given.
+
+        Raises IllegalMoveError if its first run has begun.
+        """
+        on = ids_of(self._runtime, jobs) if jobs else None
+        if active() is not None:
+            check_waits(self._read())
+        self._do("depend", Undepend(self.id, on))
+        return self._forget()
+
+    @property
+    def dependencies(self) -> list[Job]:
+        """The jobs for which this one waits, oldest first; asks the store. In a run they are as its unit leaves them.
+
+        One that has completed is not among them, even while others are waited for.
+        """
+        rows = {row.id: row for row in dependency_rows.dependencies_of(self._runtime.connections, self.id)}
+        unit = active()
+        ids = list(rows) if unit is None else pending_edges(unit.changes, rows, self.id)
+        return self._found([Job(job_id, runtime=self._runtime, row=rows.get(job_id)) for job_id in ids])
+
+    @property
+    def dependents(self) -> list[Job]:
+        """The jobs that wait for this one, oldest first; asks the store. In a run they are as the store has them."""
+        rows = dependency_rows.dependents_of(self._runtime.connections, self.id)
+        return self._found([Job(row.id, runtime=self._runtime, row=row) for row in rows])
+
     @property
     def waiting_for(self) -> list[str]:
         """Why the job's next run does not begin now; asks the store.
 
-        Each is `timer`, `retry`, `pause`, `limit`, `rate`, `room` or `no worker`. Empty if it may begin, if it is in
-        progress, and if no run is owed. `pause`, `limit`: those of its queue; `rate`: its own or its queue's. `room`:
+        Each is `dependencies`, `timer`, `retry`, `pause`, `limit`, `rate`, `pool`, `room` or `no worker`. Empty if it
+        may begin, if it is in progress, and if no run is owed. `dependencies`: other jobs (`dependencies`) have not
+        completed. `pause`, `limit`: those of its queue; `rate`: its own or its queue's. `room`:
         its last run wrote to a full port, and the job runs again when there is room. `no worker`: no live worker of the
         job's queue knows its task; the job goes on by itself once one does. In a run it is as the store has it.
         """
@@ -621,6 +672,24 @@ def enqueue_many(runtime: Runtime, items: Iterable[Mapping[str, Any]], transacti
         error.job = Job(error.job_id, runtime=runtime) if error.job_id is not None else None
         raise
     return [_handle(runtime, new, transaction) for new in made]
+
+
+def cancel(runtime: Runtime, jobs_: Iterable[Job | int | str], *, with_dependents: bool) -> list[Job]:
+    """Terminate jobs, all or none; inside a run by its commit."""
+    named = []
+    for job in jobs_:
+        found = locate(runtime, _id_of(job))
+        if found is None:
+            raise JobNotFoundError(f"There is no job {job!r} to be cancelled: it was deleted, or never committed.")
+        named.append(found[0])
+    unit = active()
+    if unit is None:
+        ids = cancel_together(runtime, named, dependents=with_dependents) if named else []
+    else:
+        ids = to_cancel(runtime.connections, named, dependents=with_dependents)
+        for job_id in ids:
+            unit.add(Terminate(job_id))
+    return [Job(job_id, runtime=runtime) for job_id in ids]
 
 
 def _handle(runtime: Runtime, new: NewJob | int, transaction: Any) -> Job:

@@ -16,6 +16,9 @@ from .unique import Unique
 
 Direction = Literal["in", "out"]
 
+OnFailure = Literal["wait", "fail", "run"]
+"""What a job does when one that it depends on has failed or was terminated."""
+
 PortKey = tuple[int, Direction, str]
 """Names a port: (job id, direction, name)."""
 
@@ -46,6 +49,8 @@ class NewJob(JobColumns):
     ports: tuple[PortRow, ...] = ()
     aliases: tuple[str, ...] = ()
     state: dict[str, str] = field(default_factory=dict)
+    depends_on: tuple[tuple[int, OnFailure], ...] = ()
+    """The jobs that it waits for, each with what a failure of that one does."""
     unique: Unique | None = None
     replaces: int | None = None
     """The job whose unique key this one takes, if no run of it has begun."""
@@ -209,6 +214,23 @@ class Disown:
 
 
 @dataclass(frozen=True, slots=True)
+class DependOn:
+    """Further jobs that the job waits for."""
+
+    job_id: int
+    on: tuple[int, ...]
+    on_failure: OnFailure
+
+
+@dataclass(frozen=True, slots=True)
+class Undepend:
+    """Jobs that the job waits for no longer; all of them with None."""
+
+    job_id: int
+    on: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
 class RememberInputs:
     """The defaults with which `for_inputs` was called, to avoid a second call with the same ones."""
 
@@ -217,6 +239,8 @@ class RememberInputs:
 
 
 FamilyChange = AddAlias | RemoveAlias | Adopt | Disown
+
+DependencyChange = DependOn | Undepend
 
 PortChange = Write | SetDefault | SetChannels | ConfigurePorts
 
@@ -232,5 +256,6 @@ Change = (
     | UnsetState
     | RememberInputs
     | FamilyChange
+    | DependencyChange
     | PortChange
 )

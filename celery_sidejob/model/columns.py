@@ -57,6 +57,7 @@ class JobColumns:
     pool: str | None = field(default=None, metadata=_column("text", shown="pool"))
     pool_weight: int | None = field(default=None, metadata=_column("smallint"))
     pool_runs: bool | None = field(default=None, metadata=_column("boolean"))
+    blocked: bool | None = field(default=None, metadata=_column("boolean"))
 
 
 COLUMNS = tuple(Column(each.name, **each.metadata) for each in fields(JobColumns))

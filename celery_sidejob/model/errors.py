@@ -6,6 +6,7 @@ Bad input is refused before anything is written.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,7 +128,25 @@ class NotAChildError(SideJobError, LookupError):
 
 
 class CycleError(SideJobError):
-    """The adoption would make a job its own ancestor."""
+    """The adoption would make a job its own ancestor, or the dependency would make it wait for itself."""
+
+
+class HasDependentsError(SideJobError):
+    """Jobs that are not to be cancelled depend on some that are: `dependents`, {job id: ids of those that wait}."""
+
+    def __init__(self, message: str, dependents: Mapping[int, tuple[int, ...]]) -> None:
+        super().__init__(message, dependents)
+        self.dependents = dict(dependents)
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class DependencyFailedError(SideJobError):
+    """A job on which this one depended with ``on_failure="fail"`` has failed or was terminated.
+
+    The body was not called.
+    """
 
 
 class LeaseLostError(SideJobError):

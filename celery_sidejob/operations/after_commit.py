@@ -46,6 +46,8 @@ class AfterCommit:
     continuations: list[Continuation] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
     noted: list[int] = field(default_factory=list)
+    looks: set[int] = field(default_factory=set)
+    """Jobs of which it is to be looked at whether they still wait for others."""
     trees: set[int] = field(default_factory=set)
     """Roots of large trees that are to be terminated, a page in each transaction."""
     published: dict[str, int] = field(default_factory=dict)
@@ -66,6 +68,10 @@ class AfterCommit:
             self.doorbells.append(Doorbell.of(new.id, new, row, new.options))
         elif new.pool is not None:
             self.pools.add(new.pool)
+
+    def silence(self, job_id: int) -> None:
+        """Have no doorbell rung of a job whose message waits after all."""
+        self.doorbells = [bell for bell in self.doorbells if bell.job_id != job_id]
 
     def ports_changed(self, ports: Iterable[Any]) -> None:
         """Note whether one of these ports keeps the log: this process then asks anew who listens."""

@@ -11,7 +11,7 @@ from ..model.status import Status
 from ..store import aliases, jobs, ports, state, trees
 from ..store.errors import Moved
 from ..store.statement import Transaction
-from . import capacity, unique_keys
+from . import capacity, dependencies, unique_keys
 from .after_commit import AfterCommit
 from .being_deleted import is_being_deleted
 from .lock_set import LockSet
@@ -40,10 +40,11 @@ class Family:
         for job in new:
             self._check_parent(job)
         unique_keys.take(executor, new)
-        new = self._admitted(new)
+        new = self._admitted(dependencies.judge(executor, new, self._lock_set))
         for row in jobs.insert(executor, new, check_interval_s=self._check_interval_s):
             self._lock_set.statuses[row.job_id] = Status.QUEUED
             self._after_commit.created(self._lock_set.new[row.job_id], row)
+        dependencies.add(executor, new, self._after_commit)
         rows = [port_row(job.id, port) for job in new for port in job.ports]
         if rows:
             made = ports.put(executor, rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from . import capacity
 from .after_commit import AfterCommit, follow
+from .dependencies import look
 from .noted_asks import apply_noted_asks
 from .publications import deliver
 from .runtime import Runtime
@@ -11,13 +12,15 @@ from .tree_terminations import terminate_pages
 
 
 def follow_up(runtime: Runtime, after_commit: AfterCommit, *, to_the_end: bool = False) -> None:
-    """Tell, publish and store; then apply the noted asks, terminate pages of large trees, and deliver publications.
+    """Tell, publish and store; then apply the noted asks, free jobs that waited for others, terminate pages of
+    large trees, and deliver publications.
 
     All of it is in rows by now, so no error here makes the call fail, and the sweeper does what is left, also if this
     process dies. `to_the_end`: return only when the large trees are terminated.
     """
     follow(runtime, after_commit)
     apply_noted_asks(runtime, after_commit.noted, () if to_the_end else after_commit.trees)
+    look(runtime, after_commit.looks)
     if to_the_end:
         terminate_pages(runtime, after_commit.trees, to_the_end=True)
     deliver(runtime, after_commit.undelivered)

@@ -23,6 +23,7 @@ from ..store import askings, asks, claims, dead, packets, ports
 from ..store.outbox import arming, continuations
 from ..store.statement import Transaction
 from .after_commit import AfterCommit
+from .dependencies import mark_ended
 from .hold import Hold
 from .runs import Unit
 from .runtime import Runtime
@@ -82,18 +83,25 @@ def end_job_run(  # noqa: PLR0913 - a run, how it ended, and where that is writt
         _follow_closing(runtime, executor, hold, row, ending, after_commit)
     if row.goes_on:
         _arm_next_run(runtime, executor, hold, row, ending, after_commit)
+    if row.has_dependents:
+        mark_ended(executor, hold.job_id, row.status, after_commit)
     if row.status == Status.TERMINATED:
         asks.drop_runs(executor, hold.job_id)
         ports.unsubscribe(executor, hold.job_id)  # nobody would read the messages of its channels
+    _note_failure(hold, ending, after_commit)
+    if row.status in (Status.FAILED, ending.gives_up):
+        _bury(executor, hold, row, ending, after_commit)
+    return row
+
+
+def _note_failure(hold: Hold, ending: Ending, after_commit: AfterCommit) -> None:
+    """Note the event of a run that ended with an error and is not tried again."""
     if ending.error and ending.how != RunEnd.RETRIED:
         shown = json.loads(ending.error)
         error = shown["message"] or shown["type"]
         after_commit.events.append(
             RunFailed(hold.job_id, hold.row.task, hold.run_no, error, ending.traceback or shown.get("traceback"))
         )
-    if row.status in (Status.FAILED, ending.gives_up):
-        _bury(executor, hold, row, ending, after_commit)
-    return row
 
 
 def _write(  # noqa: PLR0913 - as above

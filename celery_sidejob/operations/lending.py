@@ -12,6 +12,7 @@ from ..model.messages import Doorbell
 from ..store.borrowed.borrowed import Borrowed
 from ..store.outbox import doorbells
 from .after_commit import AfterCommit, announce, dispatch
+from .dependencies import look
 from .noted_asks import apply_noted_asks
 from .publications import deliver
 from .runtime import Runtime
@@ -40,10 +41,11 @@ def follow_commit_of(runtime: Runtime, borrowed: Borrowed, after_commit: AfterCo
         dispatch(runtime, map(Doorbell.of_row, rows), armed_now=True)
         for job_id in noted:
             apply_noted_asks(runtime, [job_id])
+        look(runtime, after_commit.looks)
         deliver(runtime, after_commit.undelivered)
 
     work = partial(do_after_commit, committed)
-    if jobs or noted or after_commit.undelivered or after_commit.announcements:
+    if jobs or noted or after_commit.looks or after_commit.undelivered or after_commit.announcements:
         borrowed.after_commit(work)
     return work
 

@@ -6,10 +6,11 @@ import logging
 from collections.abc import Iterable
 
 from ..model.errors import StoreUnavailableError
-from ..store import jobs
+from ..store import asks, jobs
 from ..store.errors import FAILURES
 from ..store.statement import Transaction
 from .after_commit import AfterCommit, follow
+from .dependencies import look
 from .lock_set import LockSet
 from .runtime import Runtime
 from .tree_terminations import terminate_pages
@@ -25,6 +26,13 @@ def apply_noted_asks(runtime: Runtime, job_ids: Iterable[int], trees: Iterable[i
     the store does not take now, is left to the sweeper.
     """
     terminate_pages(runtime, {*trees, *_apply(runtime, job_ids, leaves=FAILURES)})
+
+
+def apply_due(runtime: Runtime, limit: int) -> None:
+    """Do at once, for so many jobs, what the sweeper would do in its next turns."""
+    found = asks.due(runtime.connections, limit)
+    look(runtime, [row.job_id for row in found if row.depends])
+    apply_noted_asks(runtime, [row.job_id for row in found])
 
 
 def apply_due_timers(runtime: Runtime, job_id: int) -> None:
@@ -54,6 +62,7 @@ def _apply(runtime: Runtime, job_ids: Iterable[int], *, leaves: tuple[type[Excep
             break
         follow(runtime, after_commit)
         waiting += after_commit.noted
+        look(runtime, after_commit.looks)
         trees |= after_commit.trees
     return trees
 

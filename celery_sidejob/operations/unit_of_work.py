@@ -16,6 +16,7 @@ from ..model.changes import (
     CancelTimer,
     Change,
     Connect,
+    DependencyChange,
     Disown,
     FamilyChange,
     NewJob,
@@ -32,7 +33,7 @@ from ..model.errors import JobNotFoundError
 from ..store import jobs, state
 from ..store.borrowed.borrowed import Borrowed
 from ..store.statement import Transaction
-from . import unique_keys
+from . import dependencies, unique_keys
 from .after_commit import AfterCommit
 from .family import Family
 from .follow_up import follow_up
@@ -100,6 +101,7 @@ class Applied:
     def lock(self, also: Iterable[int] = (), *, parents: Mapping[int, int | None] | None = None) -> None:
         """Lock every affected job, and those of `also` and `parents`; when noting, lock those of `also` alone."""
         unique_keys.take_turn(self._executor, self.lock_set.new.values())
+        dependencies.take_turn(self._executor, self._changes)
         if self._noting:
             self.lock_set.look(also)
             return
@@ -138,6 +140,8 @@ class Applied:
             self._family.apply(change)
         elif isinstance(change, PortChange):
             self._mailboxes.apply(change)
+        elif isinstance(change, DependencyChange):
+            dependencies.apply(self._executor, change, self.lock_set, self.after_commit)
         elif isinstance(change, RememberInputs):
             jobs.remember_inputs(self._executor, change.job_id, change.memo)
 

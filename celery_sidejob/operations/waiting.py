@@ -15,11 +15,11 @@ NO_WORKER = "no worker"
 def waiting_for(runtime: Runtime, job_id: int) -> list[str] | None:
     """Return the reasons why a job's next run does not begin; none if it may, is in progress, or is not owed.
 
-    Each is `timer`, `retry`, `pause`, `limit`, `rate`, `pool`, `room` or `no worker`. Pool: it has no slot of its
-    capacity pool. Room: the last run has written to a full port, and a run is owed when its reader has made room. No
-    worker: the job is parked, or its run is due and no live worker of its queue knows the task; while a worker starts
-    that has not said yet what it serves, it counts as one that does.
-    Returns None if there is no such job.
+    Each is `dependencies`, `timer`, `retry`, `pause`, `limit`, `rate`, `pool`, `room` or `no worker`. Dependencies:
+    other jobs have not completed. Pool: it has no slot of its capacity pool. Room: the last run has written to a full
+    port, and a run is owed when its reader has made room. No worker: the job is parked, or its run is due and no live
+    worker of its queue knows the task; while a worker starts that has not said yet what it serves, it counts as one
+    that does. Returns None if there is no such job.
     """
     return runtime.connections.transact("inspect", lambda executor: reasons(executor, runtime, [job_id])).get(job_id)
 
@@ -39,6 +39,7 @@ def reasons(executor: Transaction, runtime: Runtime, job_ids: Iterable[int]) -> 
 
 def _reasons(row: Any, *, is_served: bool) -> list[str]:
     found = {
+        "dependencies": row.waits_for_jobs,
         "timer": row.waits_for_timer,
         "retry": row.waits_for_retry,
         "pause": row.waits_for_pause,

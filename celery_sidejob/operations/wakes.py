@@ -14,6 +14,7 @@ from ..store import asks, dead, ports, tree_terminations, trees
 from ..store.statement import Transaction
 from .after_commit import AfterCommit
 from .being_deleted import is_being_deleted
+from .dependencies import mark_ended
 from .lock_set import LockSet
 from .runtime import Runtime
 
@@ -205,6 +206,8 @@ class Wakes:
             self.terminate([change.job_id], tree=False)
             return
         self._moved(change.job_id, rested.status)
+        if rested.has_dependents:
+            mark_ended(self._executor, change.job_id, rested.status, self._after_commit)
         if rested.status == Status.FAILED:
             self._bury(change.job_id, rested)
 

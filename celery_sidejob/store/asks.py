@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from .dependencies import NOTED
 from .outbox.arming import NEVER, OPENS_AT, armed
 from .parked import SHUTDOWN_WAITS_S
 from .statement import Reader, Statement, Transaction, first
@@ -20,8 +21,8 @@ WITH asked AS (
     losses = CASE WHEN status IN ('failed', 'terminated') THEN 0 ELSE losses END,
     status = CASE status WHEN 'terminating' THEN status ELSE 'queued' END
   WHERE id = ANY(%(ids)s::bigint[])
-  RETURNING id, status, unit_no, run_no, task, queue, priority, limit_key, rate_terminates, rate_opens_at, pool,
-    pool_weight, pool_runs),
+  RETURNING id, status, unit_no, run_no, task, queue, priority, limit_key, rate_terminates, rate_opens_at, blocked,
+    pool, pool_weight, pool_runs),
 revived AS (
   DELETE FROM {dead} WHERE %(force)s AND job_id = ANY(%(ids)s::bigint[])),
 opened AS (
@@ -58,13 +59,15 @@ def ask(executor: Transaction, ids: Iterable[int], *, force: bool, check_interva
 _TERMINATE = Statement(
     f"""
 WITH asked AS (
-  UPDATE {{jobs}} SET status = 'terminating', wakes_taken = wakes, timer_in_run = false,
+  UPDATE {{jobs}} SET status = 'terminating', wakes_taken = wakes, timer_in_run = false, blocked = NULL,
     losses = CASE status WHEN 'failed' THEN 0 ELSE losses END,
     terminate_tree = (status = 'terminating' AND terminate_tree) OR %(tree)s
   WHERE id = ANY(%(ids)s::bigint[]) AND status <> 'terminated'
   RETURNING id, unit_no, run_no, queue, priority, limit_key, pool, pool_weight, pool_runs),
 cancelled AS (
   DELETE FROM {{timers}} WHERE job_id = ANY(%(ids)s::bigint[]) AND (id < %(timers_before)s::bigint) IS NOT FALSE),
+freed AS (
+  DELETE FROM {{dependencies}} WHERE job_id IN (SELECT id FROM asked)),
 settled AS (
   DELETE FROM {{dead}} WHERE job_id IN (SELECT id FROM asked)),
 doomed AS (
@@ -76,6 +79,7 @@ doomed AS (
         opens_at=None,
         cut_short=f"m.due_at <> {NEVER}",
         waits="false",
+        blocked="false",
     )
     + """
 SELECT asked.id, armed.task_id, armed.for_run, x.options::text AS options
@@ -175,16 +179,21 @@ SOONEST = 1000
 """Due timers, the soonest, among which jobs are looked for: after an outage a million may be due."""
 
 _DUE_TIMERS = Statement(f"""
-SELECT t.job_id FROM (
-  (SELECT job_id, due_at FROM {{timers}} WHERE due_at <= now() ORDER BY due_at LIMIT {SOONEST})
+SELECT t.job_id, bool_or(t.depends) AS depends FROM (
+  (SELECT job_id, due_at, false AS depends FROM {{timers}} WHERE due_at <= now() ORDER BY due_at LIMIT {SOONEST})
   UNION ALL
-  (SELECT job_id, now() FROM {{timers}} WHERE NOT accepted ORDER BY id LIMIT {SOONEST})) t
+  (SELECT job_id, now(), false FROM {{timers}} WHERE NOT accepted ORDER BY id LIMIT {SOONEST})
+  UNION ALL
+  (SELECT n.job_id, now(), true FROM ({NOTED}) n ORDER BY n.job_id LIMIT {SOONEST})) t
 GROUP BY t.job_id ORDER BY min(t.due_at) LIMIT %(limit)s""")
 
 
-def due(executor: Reader, limit: int) -> list[int]:
-    """Read the ids of jobs with timers that are due or only noted, those that have waited longest first."""
-    return [row.job_id for row in executor.run(_DUE_TIMERS, limit=limit)]
+def due(executor: Reader, limit: int) -> Sequence[Any]:
+    """Read the ids of jobs with timers that are due or only noted, those that have waited longest first.
+
+    Also of jobs whose dependencies are to be looked at (`depends`).
+    """
+    return executor.run(_DUE_TIMERS, limit=limit)
 
 
 IS_TIMER = "t.ask IN ('run', 'force') AND (t.accepted OR t.due_at > now())"
@@ -225,7 +234,8 @@ kept_its_key AS (
   DELETE FROM {askings} a USING rests
   WHERE a.job_id = rests.id AND a.closed_at IS NULL AND a.opened_at = rests.ended_at)
 UPDATE {jobs} j SET status = CASE rests.status WHEN 'terminated' THEN 'queued' ELSE rests.status END
-FROM rests WHERE j.id = rests.id RETURNING rests.status, rests.task_id, j.retries, j.error::text AS error""")
+FROM rests WHERE j.id = rests.id
+RETURNING rests.status, rests.task_id, j.retries, j.has_dependents, j.error::text AS error""")
 
 
 def rest(executor: Transaction, job_id: int) -> Any | None:

@@ -17,10 +17,10 @@ from .outbox.holds import HELD, LIVES
 from .packets import CONSUME, those
 from .statement import Reader, Statement, Transaction, first
 
-_RUN = f"{ROW}, a.task_id, a.unique_key, j.started, j.terminate_tree, a.options::text AS options"
+_RUN = f"{ROW}, a.task_id, a.unique_key, j.started, j.terminate_tree, a.options::text AS options, j.failed_by"
 """The columns of its job and its asking that a run needs."""
 
-_CHILD = f"{HANDLE}, NULL::boolean, NULL::boolean, NULL::text{', NULL::boolean' * 4}"
+_CHILD = f"{HANDLE}, NULL::boolean, NULL::boolean, NULL::text, NULL::bigint{', NULL::boolean' * 4}"
 """A child of the job, in the same columns as the job in the result of a claim."""
 
 
@@ -88,7 +88,7 @@ BEGINS = """run_no = j.run_no + 1, unit_no = 0, worker_id = %(worker_id)s, timer
 _CLAIM = claiming(
     BEGINS,
     f"""j.task = %(task)s AND j.status IN ('queued', 'terminating') AND j.unit_no IS NULL
-    AND j.run_no = %(for_run)s::bigint - 1
+    AND j.run_no = %(for_run)s::bigint - 1 AND j.blocked IS NOT TRUE
     AND EXISTS (
       SELECT FROM {{messages}} m WHERE m.job_id = j.id AND m.for_run = %(for_run)s::bigint AND m.due_at <= now()
         AND (%(passes)s OR NOT EXISTS ({MANAGED})))
@@ -126,7 +126,8 @@ def claim(
     moves the moment from which the next may begin.
 
     Every deciding column is in `jobs`: of two claims that waited for each other only one finds its row. The message's
-    row may be seen as of the statement's start, which is harmless: its `due_at` moves forward only with `run_no`. The
+    row may be seen as of the statement's start, which is harmless: its `due_at` moves forward only with `run_no`, or
+    when the job is made to depend on others, which its own row says. The
     process's id is recorded for the worker's parent, which rescues the run if this process dies.
     """
     return executor.run(
@@ -182,7 +183,7 @@ def _end_of_run(changes: str, condition: str, *, closes: str = "false", goes_on:
 WITH ended AS (
   UPDATE {{jobs}} j SET unit_no = NULL, worker_id = NULL, run_kind = NULL, timer_in_run = false, {changes}
   WHERE id = %(id)s AND run_no = %(run_no)s AND worker_id = %(worker_id)s AND {condition}
-  RETURNING id, status, parent_id, {closes} AS closes, {goes_on} AS goes_on),
+  RETURNING id, status, parent_id, has_dependents, {closes} AS closes, {goes_on} AS goes_on),
 closed AS (
   UPDATE {{askings}} a SET closed_at = now(), outcome = %(outcome)s, result = %(result)s::json,
     stored_at = CASE WHEN %(unwanted)s AND a.options IS NULL THEN now() END
@@ -201,6 +202,7 @@ _REVIVED = """(wakes > wakes_taken
 
 _END = _end_of_run(
     f"""ended_run = run_no, started = started OR %(applied)s, losses = 0, ended_at = now(), error = %(error)s::json,
+    failed_by = NULL,
     retries = CASE WHEN %(retry)s THEN retries + 1 ELSE 0 END,
     status = CASE
       WHEN run_kind = 'shutdown' THEN CASE WHEN {_REVIVED} THEN 'queued' ELSE 'terminated' END
@@ -210,7 +212,8 @@ _END = _end_of_run(
       ELSE %(outcome)s END""",
     """(unit_no = %(unit_no)s OR %(unit_no)s IS NULL)
     AND (NOT %(quiet)s
-      OR status = 'running' AND run_kind = 'run' AND wakes = wakes_taken AND NOT timer_in_run AND parent_id IS NULL)""",
+      OR status = 'running' AND run_kind = 'run' AND wakes = wakes_taken AND NOT timer_in_run AND parent_id IS NULL
+        AND has_dependents IS NULL)""",
     closes="(%(outcome)s <> 'suspended' AND (NOT %(retry)s OR status = 'terminating'))",
     goes_on="(status = 'terminating' OR status = 'queued' AND (wakes > wakes_taken OR %(retry)s))",
 )
@@ -229,9 +232,9 @@ def end(
     end, of a run whose process it stopped. The lock was an earlier statement: the sub-selects see every timer that was
     committed under it.
 
-    With `quiet` the job need not be locked before. The end is made only if the job was not asked during the run and has
-    no parent to wake; columns of the job's own row tell both. Then only the run itself writes its asking and its
-    message, and no sub-select can have a snapshot older than the lock.
+    With `quiet` the job need not be locked before. The end is made only if the job was not asked during the run, has no
+    parent to wake, and no job depends on it; columns of the job's own row tell that. Then only the run itself writes
+    its asking and its message, and no sub-select can have a snapshot older than the lock.
     """
     return first(executor.run(
         _END, id=job_id, run_no=run_no, unit_no=unit_no, worker_id=worker_id, outcome=outcome, result=result,

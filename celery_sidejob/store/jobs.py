@@ -60,8 +60,8 @@ t AS (
   INSERT INTO {{timers}} (job_id, due_at, ask, accepted)
   SELECT job_id, coalesce(due_at, now() + make_interval(secs => wait_s)), 'run', true FROM r WHERE later),"""
     + armed(
-        "(SELECT job_id AS id, task_id, queue, priority, limit_key, 0::bigint AS run_no, NULL AS unit_no, pool, "
-        "pool_weight, pool_runs, slot FROM r WHERE NOT later) j",
+        "(SELECT job_id AS id, task_id, queue, priority, limit_key, 0::bigint AS run_no, NULL AS unit_no, blocked, "
+        "pool, pool_weight, pool_runs, slot FROM r WHERE NOT later) j",
         task_id="j.task_id",
         opens_at=None,
         cut_short=None,
@@ -261,6 +261,13 @@ WITH noted AS (
   SELECT DISTINCT w.job_id, now(), 'run', false
   FROM {{port_waiters}} w JOIN {{ports}} p ON p.id = w.port_id JOIN {{jobs}} waiter ON {WAITS}
   WHERE p.job_id = ANY(%(ids)s::bigint[]) AND NOT w.job_id = ANY(%(ids)s::bigint[])),
+freed AS (
+  UPDATE {{dependencies}} d SET state = 'over'
+  FROM (
+    SELECT e.job_id, e.depends_on FROM {{dependencies}} e
+    WHERE e.depends_on = ANY(%(ids)s::bigint[]) AND NOT e.job_id = ANY(%(ids)s::bigint[])
+    ORDER BY e.job_id, e.depends_on FOR UPDATE) these
+  WHERE d.job_id = these.job_id AND d.depends_on = these.depends_on),
 to_terminate AS (DELETE FROM {{tree_terminations}} WHERE job_id = ANY(%(ids)s::bigint[])),
 to_delete AS (DELETE FROM {{tree_deletions}} WHERE job_id = ANY(%(ids)s::bigint[]))
 DELETE FROM {{jobs}} WHERE id = ANY(%(ids)s::bigint[])""")
@@ -269,7 +276,8 @@ DELETE FROM {{jobs}} WHERE id = ANY(%(ids)s::bigint[])""")
 def delete(executor: Transaction, ids: Iterable[int]) -> None:
     """Delete jobs with all their rows; the foreign key of children is checked at the statement's end.
 
-    Jobs that wait for room on a port of theirs are noted to be asked: they will find that it is gone.
+    Jobs that wait for room on a port of theirs are noted to be asked: they will find that it is gone. Those that depend
+    on them wait no longer for them.
     """
     executor.run(_DELETE, ids=list(ids))
 

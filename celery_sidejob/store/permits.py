@@ -45,7 +45,8 @@ token AS (
   WHERE q.name = %(queue)s AND q.rate_interval_s IS NOT NULL AND q.paused_at IS NULL AND {_RATE_IS_OPEN}
   RETURNING q.name),"""
 _MAY_BEGIN = """m.due_at <= now() AND m.locked_by IS NULL
-    AND j.unit_no IS NULL AND j.run_no = m.for_run - 1 AND j.status IN ('queued', 'terminating')
+    AND j.unit_no IS NULL AND j.blocked IS NOT TRUE AND j.run_no = m.for_run - 1
+    AND j.status IN ('queued', 'terminating')
     AND (j.id = %(id)s AND j.task = %(task)s OR j.task = ANY(%(tasks)s::text[]) AND NOT EXISTS (
       SELECT FROM {askings} a WHERE a.job_id = j.id AND a.closed_at IS NULL
         AND (a.options->>'time_limit' IS NOT NULL OR a.options->>'soft_time_limit' IS NOT NULL)))"""
@@ -210,7 +211,7 @@ exchanged AS (
 
 The other one now waits at the gate, or for the sweeper to publish it, as the one that has begun did.
 """
-_BEGUN = f"j.unit_no IS NULL AND j.run_no = before.for_run - 1 AND {LIVES}"
+_BEGUN = f"j.unit_no IS NULL AND j.run_no = before.for_run - 1 AND j.blocked IS NOT TRUE AND {LIVES}"
 
 _CLAIM = claiming(BEGINS, _BEGUN, before=_best("q.run_limit IS NULL", which="b.has_permit") + _BEFORE)
 _CLAIM_IN_LOCKED = claiming(BEGINS, _BEGUN, before=_best(_HAS_ROOM, _BUSY) + _BEFORE, then=_EXCHANGED)

@@ -25,7 +25,8 @@ SELECT j.id, j.task, m.queue, m.due_at <= now() AS is_due,
   m.job_id IS NULL AND j.unit_no IS NULL
     AND EXISTS (SELECT FROM {{timers}} t WHERE t.job_id = j.id AND t.due_at > now() AND {IS_TIMER}) AS waits_for_timer,
   j.status = 'suspended' AND EXISTS (SELECT FROM {{port_waiters}} w WHERE w.job_id = j.id AND w.run_no = j.run_no)
-    AND j.unit_no IS NULL AS waits_for_room
+    AND j.unit_no IS NULL AS waits_for_room,
+  j.blocked IS TRUE AND j.unit_no IS NULL AND j.status = 'queued' AS waits_for_jobs
 FROM {{jobs}} j LEFT JOIN {{messages}} m ON m.job_id = j.id AND m.locked_by IS NULL
   LEFT JOIN {{queues}} q ON q.name = m.queue
 WHERE j.id = ANY(%(job_ids)s::bigint[])""")
@@ -35,7 +36,7 @@ def conditions(executor: Reader, job_ids: Iterable[int]) -> Sequence[Any]:
     """Read what the next run of each job waits for; a job that is gone is missing.
 
     Returns (id, task, queue, is_due, is_parked, waits_for_pause, waits_for_limit, waits_for_rate, waits_for_pool,
-    waits_for_retry, waits_for_timer, waits_for_room).
-    They are None where no run is owed, or one is in progress; only the last two are then true or false.
+    waits_for_retry, waits_for_timer, waits_for_room, waits_for_jobs).
+    They are None where no run is owed, or one is in progress; only the last three are then true or false.
     """
     return executor.run(_CONDITIONS, job_ids=list(job_ids))

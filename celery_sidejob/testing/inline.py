@@ -18,7 +18,7 @@ from ..model.checks import shown as in_text
 from ..model.crash_points import Died
 from ..model.durable import Message
 from ..model.errors import InvalidValueError
-from ..operations.noted_asks import apply_noted_asks
+from ..operations.noted_asks import apply_due, apply_noted_asks
 from ..operations.publications import deliver_page
 from ..operations.runtime import Runtime
 from ..services.duty import Report
@@ -27,7 +27,7 @@ from ..services.sweep.dead_workers import DeadWorkers
 from ..services.sweep.due_tasks import DueTasks
 from ..services.sweep.lost_tasks import LostTasks
 from ..services.sweep.sweep import Sweep
-from ..store import asks, publications, workers
+from ..store import publications, workers
 from ..store.outbox.due import doomed, due
 from .databases import declare_dead
 from .freezing import family
@@ -135,7 +135,7 @@ def _due(runtime: Runtime) -> Any:
     for channel in publications.channels(runtime.connections, after="", limit=PAGE):
         while deliver_page(runtime, channel):
             pass
-    apply_noted_asks(runtime, asks.due(runtime.connections, PAGE))
+    apply_due(runtime, PAGE)
     return due(runtime.connections)
 
 

@@ -19,6 +19,7 @@ from celery_sidejob.store import (
     claims,
     counters,
     dead,
+    dependencies,
     depths,
     duplicates,
     health,
@@ -57,8 +58,8 @@ from tests.tools.databases import SCHEMA, Databases
 from tests.tools.waiting import wait_until
 
 MODULES = (
-    aliases, arming, askings, asks, burials, checks, claims, continuations, counters, dead, depths, doorbells, holds,
-    job_lists, jobs, kept, latecomers, packets, ports, publishing, revocation, room, served, state, statistics, tasks,
+    aliases, arming, askings, asks, burials, checks, claims, continuations, counters, dead, dependencies, depths,
+    doorbells, holds, job_lists, jobs, kept, latecomers, packets, ports, publishing, revocation, room, served, state, statistics, tasks,
     trees, tree_deletions, tree_terminations, duplicates, messages, queues,
 )  # fmt: skip
 
@@ -99,6 +100,8 @@ INSERT INTO askings (task_id, job_id, closed_at, outcome, result, stored_at)
   SELECT 'm' || n, n, now(), 'completed', '1', now() FROM generate_series(100001, 120000) n;
 INSERT INTO timers (job_id, due_at, ask, accepted)
   SELECT n, now() + interval '1 hour', 'run', true FROM generate_series(1, 50000) n;
+INSERT INTO dependencies (job_id, depends_on, on_failure, state)
+  SELECT n, n + 50000, 'wait', 'kept' FROM generate_series(1, 50000) n;
 INSERT INTO parked (job_id, task, queue) SELECT n, 'task', 'q' FROM generate_series(1, 50000) n;
 INSERT INTO ports (job_id, direction, name) SELECT n, 'in', 'a' FROM generate_series(1, 100000) n;
 INSERT INTO port_waiters SELECT id, job_id, 1, 1 FROM ports;
@@ -436,6 +439,9 @@ INSERT INTO askings (task_id, job_id, closed_at, outcome, stored_at)
   SELECT 'm' || n, 1, now(), 'completed', now() FROM generate_series(1, {MANY}) n;
 INSERT INTO timers (job_id, due_at, ask, accepted)
   SELECT 1, now() - interval '1 hour', 'run', true FROM generate_series(1, {MANY}) n;
+INSERT INTO dependencies (job_id, depends_on, on_failure, state)
+  SELECT 1, n + 1, 'wait', 'kept' FROM generate_series(1, {MANY}) n
+  UNION ALL SELECT n + 1, {MANY} + 2, 'wait', 'kept' FROM generate_series(1, {MANY}) n;
 INSERT INTO parked (job_id, task, queue) SELECT id, 'task', 'q' FROM jobs;
 INSERT INTO ports (job_id, direction, name) SELECT id, 'in', 'a' FROM jobs;
 INSERT INTO packets (port_id, value) SELECT 1, '1' FROM generate_series(1, {MANY}) n;

@@ -6,8 +6,8 @@ of `MISTAKES` is what one is tempted to do instead.
 
 Nobody who ends a dependency locks the job that depends on it, and nobody who makes a job depend on others locks those.
 An end marks its own edges as over, and that mark is the note that the job is to be looked at. It does so for edges that
-it can see; whether it has any, its own row tells (`flag`). An edge that is new is a note as well: whoever looks confirms
-it under the lock of the dependency, which has then ended, or gets the flag. Only a look takes edges away.
+it can see; whether it has any, its own row tells (`flag`). An edge that is new is a note as well: whoever looks
+confirms it under the lock of the dependency, which has then ended, or gets the flag. Only a look takes edges away.
 """
 
 from __future__ import annotations

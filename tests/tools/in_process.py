@@ -18,8 +18,8 @@ from celery_sidejob import Job, RunningJob
 from celery_sidejob.hooks.jobs.run import run_claimed
 from celery_sidejob.operations import runs
 from celery_sidejob.operations.hold import Hold
-from celery_sidejob.operations.noted_asks import apply_noted_asks
-from celery_sidejob.store import asks, workers
+from celery_sidejob.operations.noted_asks import apply_due
+from celery_sidejob.store import workers
 from celery_sidejob.store.outbox import doorbells
 from celery_sidejob.testing.databases import declare_dead
 from tests.tools.apps import make_app
@@ -137,7 +137,7 @@ class Stage:
         """Run whatever is due until nothing is, and return how many runs that took."""
         done = 0
         while True:
-            apply_noted_asks(self.runtime, asks.due(self.runtime.connections, 100))
+            apply_due(self.runtime, 100)
             due = self.sql("SELECT job_id FROM messages WHERE locked_by IS NULL AND due_at <= now() ORDER BY due_at")
             if not due:
                 return done
@@ -257,6 +257,13 @@ RULES = {
     "an owed run's task id is that of the open asking": """
         SELECT j.id FROM jobs j JOIN messages m ON m.job_id = j.id JOIN askings a ON a.job_id = j.id
         WHERE a.closed_at IS NULL AND j.status <> 'terminating' AND a.task_id <> m.task_id""",
+    "a blocked job waits for another, or is to be looked at": """
+        SELECT id FROM jobs j WHERE blocked AND NOT EXISTS (SELECT FROM dependencies d WHERE d.job_id = j.id)""",
+    "only a blocked job depends on others": """
+        SELECT d.job_id FROM dependencies d JOIN jobs j ON j.id = d.job_id WHERE j.blocked IS NOT TRUE""",
+    "a dependency that is confirmed is open, and knows it": """
+        SELECT d.job_id FROM dependencies d LEFT JOIN jobs j ON j.id = d.depends_on
+        WHERE d.state = 'kept' AND (j.id IS NULL OR j.status = 'completed' OR j.has_dependents IS NULL)""",
     "a failed job is in the dead set": """
         SELECT id FROM jobs j WHERE status = 'failed' AND NOT EXISTS (SELECT FROM dead d WHERE d.job_id = j.id)""",
 }
@@ -268,7 +275,8 @@ EMPTY = """
       TRUNCATE jobs, messages, publications CASCADE; END IF; END $$;
     DELETE FROM jobs; DELETE FROM messages; DELETE FROM dead; DELETE FROM workers; DELETE FROM registry;
     DELETE FROM askings; DELETE FROM counters; DELETE FROM publications; DELETE FROM tree_terminations;
-    DELETE FROM tree_deletions; DELETE FROM queues; DELETE FROM limit_keys; DELETE FROM capacity_pools;
+    DELETE FROM dependencies; DELETE FROM tree_deletions; DELETE FROM queues; DELETE FROM limit_keys;
+    DELETE FROM capacity_pools;
     UPDATE leases SET holder = NULL, expires_at = now(); ALTER SEQUENCE jobs_id_seq RESTART;
     RESET ALL; UNLISTEN *; SELECT pg_advisory_unlock_all()"""
 """What leaves the database, and the connection on which it is executed, as a test must find them.

@@ -26,6 +26,7 @@ from ...model.changes import Terminate
 from ...model.crash_points import Died
 from ...model.durable import WORKER
 from ...model.errors import (
+    DependencyFailedError,
     FullPort,
     IllegalMoveError,
     InvalidValueError,
@@ -200,6 +201,10 @@ def _run(task: TaskBody, runtime: Runtime, unit: OpenUnit, job: RunningJob, row:
         return _fail(unit, RevokedError(f"The asking {row.task_id} expired before it ran."))
     if own_process.is_revoked(task.app, row.task_id):
         return _fail(unit, RevokedError(f"The asking {row.task_id} was revoked before it ran."))
+    if row.failed_by is not None:
+        return _fail(unit, DependencyFailedError(
+            f"Job {row.failed_by}, on which this one depended, has failed or was terminated."
+        ))  # fmt: skip
     if row.came_late:
         _terminate_too(runtime, unit.hold)
     if row.is_too_soon:

@@ -14,6 +14,9 @@ FIRST_CHECK_S = 2.0
 NEVER = "'9000-01-01 00:00:00+00'::timestamptz"
 """When a message is due that waits for a condition and not for a time. Not infinity, which no datetime can be."""
 
+BLOCKED = "'9001-01-01 00:00:00+00'::timestamptz"
+"""When a message is due whose job waits for other jobs (`store/dependencies.py`); later than those of parked jobs."""
+
 AT_GATE = "'5000-01-01 00:00:00+00'::timestamptz"
 """From this time on, and before `NEVER`, is the next check of a message that waits at the gate of its queue."""
 
@@ -23,7 +26,13 @@ WITHOUT_SLOT = "interval '5000 years'"
 Whatever asks for due rows passes it over. Who admits it takes the years back: those of a pool keep their order.
 """
 
-IN_POOL = f"m.due_at >= {AT_GATE} AND m.due_at < {NEVER}"
+
+def in_pool(message: str) -> str:
+    """Return the condition that a message waits for a slot of its pool, as SQL."""
+    return f"{message}.due_at >= {AT_GATE} AND {message}.due_at < {NEVER}"
+
+
+IN_POOL = in_pool("m")
 """The condition that a message `m` waits for a slot of its pool, as SQL."""
 
 AHEAD_OF_GATE = f"m.next_check_at + interval '0 s' < {AT_GATE}"
@@ -45,7 +54,7 @@ A job that a run beyond its rate terminates waits for nothing, nor does a shutdo
 def armed(
     jobs: str, *, task_id: str, opens_at: str | None, cut_short: str | None = "false",
     wait_s: str = "0::double precision", losses: str = "0", first_check_s: str = f"{FIRST_CHECK_S}",
-    slot: str = "NULL::smallint", waits: str = "j.status <> 'terminating'",
+    slot: str = "NULL::smallint", waits: str = "j.status <> 'terminating'", blocked: str = "j.blocked",
 ) -> str:  # fmt: skip
     """Return the CTE `armed`: the row of each of these jobs says when its next run is owed.
 
@@ -54,9 +63,9 @@ def armed(
     in progress is not armed: the end of that run arms it.
 
     **When a run is owed is decided here**, by the row's `due_at`: now, after a backoff, or once the job's rate allows
-    it. A dependency is a condition in `owed_at` and in no other place: with a `due_at` that never comes (`NEVER`), the
-    run is not published, and no claim takes it. An UPDATE of `due_at` and `next_check_at` releases it. What a queue as
-    a whole forbids (a pause, a limit, a rate) is no condition of a row: the claim looks for it (`permits.py`).
+    it. A job that waits for others is `blocked`: with a `due_at` that never comes (`BLOCKED`), the run is not
+    published, and no claim takes it. When the last of them has ended, this CTE decides anew. What a queue as a whole
+    forbids (a pause, a limit, a rate) is no condition of a row: the claim looks for it (`permits.py`).
 
     A row of a capacity pool without a slot waits for one (`WITHOUT_SLOT`), unless it is a shutdown's; the triggers of
     `messages` admit it at the commit if there is room, and otherwise when a slot is freed.
@@ -69,9 +78,9 @@ def armed(
     row: looking for one makes the insert of a thousand jobs a quarter slower.
 
     All arguments are SQL. `jobs` stands behind FROM and has the columns id, queue, priority, limit_key, run_no,
-    unit_no, pool, pool_weight and pool_runs of each job as `j`; `opens_at` is `OPENS_AT`, or None where no rate can
-    delay the run; `wait_s` is the backoff, `losses` are added to those of the row; `slot` is the shard in which a new
-    job was admitted, and `waits` tells whether it waits for one. A row that is due now is checked after
+    unit_no, blocked, pool, pool_weight and pool_runs of each job as `j`; `opens_at` is `OPENS_AT`, or None where no
+    rate can delay the run; `wait_s` is the backoff, `losses` are added to those of the row; `slot` is the shard in
+    which a new job was admitted, and `waits` tells whether it waits for one. A row that is due now is checked after
     `first_check_s`. The statement takes the parameter `check_interval_s`. The CTE returns (task_id, job_id, for_run);
     the caller publishes the message after the commit. A row that is not due yet has None for task_id and for_run: the
     sweeper publishes it in time. Where the store is the broker, the statement itself publishes all of them.
@@ -80,6 +89,7 @@ def armed(
     if opens_at is not None:
         owed_at = f"greatest({owed_at}, {opens_at})"
     waits = f"(j.pool IS NOT NULL AND {slot} IS NULL AND {waits})"
+    blocked = f"{blocked} IS TRUE"
     first_check = f"""now() + make_interval(secs => {first_check_s}::double precision)
       /*!+ make_interval(secs => %(check_interval_s)s)*/"""
 
@@ -88,7 +98,7 @@ def armed(
         later = f"{at}/*!+ make_interval(secs => %(check_interval_s)s)*/"
         return f"CASE WHEN {at} > now() THEN {later} ELSE {first_check} END"
 
-    keeps_slot = f"m.pool_shard IS NOT NULL AND m.pool_runs IS NOT TRUE AND excluded.due_at >= {AT_GATE}"
+    keeps_slot = f"m.pool_shard IS NOT NULL AND m.pool_runs IS NOT TRUE AND {in_pool('excluded')}"
     turned = f"""
   ON CONFLICT (job_id) DO UPDATE
     SET task_id = excluded.task_id, for_run = excluded.for_run,
@@ -105,14 +115,15 @@ armed AS (
   INSERT INTO {{messages}} AS m (task_id, job_id, for_run, queue, due_at, next_check_at, check_interval, losses, rank,
     limit_key, pool, pool_weight, pool_rank, pool_runs, pool_shard/*!, priority, published_at*/)
   SELECT {task_id}, j.id, j.run_no + 1, j.queue, owed.at,
-    CASE WHEN {waits} THEN {NEVER} ELSE {check_of("owed.at")} END,
+    CASE WHEN {blocked} OR {waits} THEN {NEVER} ELSE {check_of("owed.at")} END,
     make_interval(secs => %(check_interval_s)s), {losses},
     (SELECT coalesce(j.priority, 0::smallint) FROM {{queues}} q WHERE q.name = j.queue), j.limit_key,
     j.pool, j.pool_weight, CASE WHEN j.pool IS NOT NULL THEN coalesce(j.priority, 0::smallint) END,
     j.pool_runs, {slot}
-    /*!, {priority_of_job("j.priority")}, CASE WHEN NOT {waits} THEN now() END*/
+    /*!, {priority_of_job("j.priority")}, CASE WHEN NOT ({blocked} OR {waits}) THEN now() END*/
   FROM {jobs} CROSS JOIN LATERAL (
-    SELECT {owed_at} + CASE WHEN {waits} THEN {WITHOUT_SLOT} ELSE interval '0 s' END AS at) owed
+    SELECT CASE WHEN {blocked} THEN {BLOCKED}
+      ELSE {owed_at} + CASE WHEN {waits} THEN {WITHOUT_SLOT} ELSE interval '0 s' END END AS at) owed
   WHERE j.unit_no IS NULL{"" if cut_short is None else turned}
   RETURNING m.job_id, CASE WHEN m.due_at <= now() THEN m.task_id END AS task_id,
     CASE WHEN m.due_at <= now() THEN m.for_run END AS for_run/*!, {ARMED}*/)/*!,{referred("armed")}*/"""

@@ -43,7 +43,7 @@ TABLES = {
     "jobs": Table(
         " ".join(column.name for column in COLUMNS) + " id created_at status run_no unit_no worker_id run_kind "
         "ended_run wakes wakes_taken timer_in_run terminate_tree losses retries started ran_at ended_at error "
-        "inputs_memo rate_opens_at"
+        "inputs_memo rate_opens_at has_dependents failed_by"
     ),
     "messages": Table(
         "task_id job_id for_run task queue publication body generation due_at expires_at next_check_at check_interval "
@@ -53,6 +53,7 @@ TABLES = {
     "parked": Table("job_id task queue parked_at end_at"),
     "duplicates": Table("task_id call tried kept_until"),
     "timers": Table("id job_id due_at ask accepted", "SELECT INSERT DELETE"),
+    "dependencies": Table("job_id depends_on on_failure state"),
     "tree_terminations": Table("job_id root itself after"),
     "tree_deletions": Table("job_id", "SELECT INSERT DELETE"),
     "askings": Table("task_id job_id options unique_key opened_at closed_at outcome result stored_at"),

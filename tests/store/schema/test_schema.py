@@ -25,6 +25,7 @@ SCHEMA = "sidejob"
 CHANGED = {
     "status", "run_no", "unit_no", "worker_id", "run_kind", "ended_run", "rate_opens_at", "wakes", "wakes_taken",
     "timer_in_run", "terminate_tree", "losses", "retries", "started", "ran_at", "ended_at", "error", "inputs_memo",
+    "blocked", "has_dependents", "failed_by",
 }  # fmt: skip
 CHANGED_OUTSIDE_RUNS = {"parent_id", "name", "priority"}
 

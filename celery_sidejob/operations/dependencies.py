@@ -1,0 +1,213 @@
+"""Jobs that wait for others: what is written when they begin to depend, and the look that frees them.
+
+The look has a transaction of its own. Who ends a dependency does not lock those that wait for it, because they have
+lower ids as well as higher ones, and locks are taken in the order of ids. The marks on the edges are committed with the
+end, so if the process dies before it looks, the sweeper does.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..model.changes import Change, DependencyChange, DependOn, NewJob, Undepend
+from ..model.crash_points import reach
+from ..model.errors import CycleError, HasDependentsError, IllegalMoveError, StoreUnavailableError
+from ..model.status import Status
+from ..store import dependencies, jobs
+from ..store.errors import FAILURES
+from ..store.statement import Reader, Transaction
+from . import capacity
+from .after_commit import AfterCommit, follow
+from .lock_set import LockSet
+from .runtime import Runtime
+
+logger = logging.getLogger("celery_sidejob")
+
+FAILED = frozenset({Status.FAILED, Status.TERMINATED})
+"""Statuses of a dependency that has ended and did not complete."""
+
+
+def take_turn(executor: Transaction, changes: Iterable[Change]) -> None:
+    """Wait until nobody else may close a circle with these changes; comes before any lock."""
+    if any(isinstance(change, DependOn) for change in changes):
+        dependencies.take_turn(executor)
+
+
+def judge(executor: Transaction, new: Sequence[NewJob], lock_set: LockSet) -> Sequence[NewJob]:
+    """Return new jobs with those of their dependencies that are open; one with any is blocked."""
+    named = {on for job in new for on, _ in job.depends_on}
+    if not named:
+        return new
+    is_open = dependencies.keep_open(executor, named - lock_set.new.keys()) | (named & lock_set.new.keys())
+    judged = [replace(job, depends_on=tuple(edge for edge in job.depends_on if edge[0] in is_open)) for job in new]
+    return [replace(job, blocked=True) if job.depends_on else job for job in judged]
+
+
+def add(executor: Transaction, new: Sequence[NewJob], after_commit: AfterCommit) -> None:
+    """Write the edges of new jobs that were just inserted."""
+    edges = [(job.id, on, on_failure) for job in new for on, on_failure in job.depends_on]
+    if edges:
+        dependencies.add(executor, edges)
+        after_commit.looks.update(job_id for job_id, _, _ in edges)
+
+
+def apply(executor: Transaction, change: DependencyChange, lock_set: LockSet, after_commit: AfterCommit) -> None:
+    """Have a locked or new job depend on others, or no longer."""
+    job_id = change.job_id
+    _check_waits(lock_set, job_id)
+    if isinstance(change, Undepend):
+        dependencies.undepend(executor, job_id, change.on)
+        after_commit.looks.add(job_id)
+        return
+    new = set(change.on) & lock_set.new.keys()
+    is_open = sorted(dependencies.keep_open(executor, set(change.on) - new) | new)
+    check_cycle(executor, job_id, is_open)
+    if is_open:
+        dependencies.block(executor, job_id)
+        dependencies.add(executor, ((job_id, on, change.on_failure) for on in is_open))
+        after_commit.silence(job_id)
+        after_commit.looks.add(job_id)
+
+
+def check_waits(job: Any) -> None:
+    """Raise IllegalMoveError unless a job waits for its first run."""
+    if job.status != Status.QUEUED or job.unit_no is not None or job.run_no:
+        raise IllegalMoveError(
+            f"Job {job.id} is {job.status}, and its first run has begun: only a job that has not begun can be made to "
+            "depend on others, or not to."
+        )
+
+
+def check_cycle(
+    executor: Reader, job_id: int, on: Sequence[int], pending: Mapping[int, Iterable[int]] | None = None
+) -> None:
+    """Raise CycleError if one of these jobs waits for this one, by whatever way, or is this one itself.
+
+    `pending` are edges that are not written yet.
+    """
+    pending = pending or {}
+    known = {*on, *(each for ons in pending.values() for each in ons)}
+    next_of: dict[int, list[int]] = {before: list(ons) for before, ons in pending.items()}
+    for row in dependencies.reached(executor, known) if known else ():
+        next_of.setdefault(row.job_id, []).append(row.depends_on)
+    came_from: dict[int, int] = dict.fromkeys(on, job_id)
+    waiting = deque(on)
+    while waiting and job_id not in came_from:
+        here = waiting.popleft()
+        for there in next_of.get(here, ()):
+            if there not in came_from:
+                came_from[there] = here
+                waiting.append(there)
+    if job_id in came_from:
+        raise cycle(job_id, came_from)
+
+
+def cycle(job_id: int, came_from: Mapping[int, int]) -> CycleError:
+    """Return the error for a job that would wait for itself, with the way from it back to it."""
+    way = [job_id, came_from[job_id]]
+    while way[-1] != job_id:
+        way.append(came_from[way[-1]])
+    shown = " → ".join(map(str, reversed(way)))
+    return CycleError(
+        f"Job {job_id} cannot depend on job {way[-2]}: it would wait for itself ({shown}, each depends on the next)."
+    )
+
+
+def mark_ended(executor: Transaction, job_id: int, status: str, after_commit: AfterCommit) -> None:
+    """Mark the edges of those that depend on a job which rests with this status, if they need not wait for it."""
+    if status == Status.COMPLETED or status in FAILED:
+        after_commit.looks |= dependencies.ended(executor, job_id, completed=status == Status.COMPLETED)
+
+
+def check_no_dependents(executor: Reader, ids: Iterable[int]) -> None:
+    """Raise HasDependentsError if a job outside of these depends on one of them."""
+    outside = dependencies.outside(executor, ids)
+    if outside:
+        shown = "; ".join(
+            f"{', '.join(map(str, waiting[:10]))}{' and others' if len(waiting) > 10 else ''} on job {job_id}"
+            for job_id, waiting in list(outside.items())[:10]
+        )
+        raise HasDependentsError(
+            f"Nothing is cancelled: other jobs depend on these, namely {shown}. Cancel those too "
+            "(with_dependents=True), or undepend() them.",
+            {job_id: tuple(waiting) for job_id, waiting in outside.items()},
+        )
+
+
+def with_dependents(executor: Reader, ids: Iterable[int]) -> set[int]:
+    """Return these jobs and all that depend on them, on those, and so on."""
+    found = set(ids)
+    added = found
+    while added:
+        added = {each for waiting in dependencies.outside(executor, added).values() for each in waiting} - found
+        found |= added
+    return found
+
+
+# -- looking ---------------------------------------------------------------------------------------------------------
+
+
+def look(runtime: Runtime, job_ids: Iterable[int]) -> None:
+    """Free those of these jobs that wait for no other any more; an error is left to the sweeper."""
+    for job_id in sorted(job_ids):
+        try:
+            look_at(runtime, job_id)
+        except FAILURES as error:
+            logger.warning(
+                "The sweeper looks whether job %d still waits for others: %s", job_id, error,
+                exc_info=not isinstance(error, StoreUnavailableError),
+            )  # fmt: skip
+            return
+
+
+def look_at(runtime: Runtime, job_id: int) -> None:
+    """Confirm the new edges of a job, take away those that are over, and have its run begin without any."""
+
+    def work(executor: Transaction) -> AfterCommit:
+        new = dependencies.unconfirmed(executor, job_id)
+        locked = jobs.lock(executor, [job_id, *new])
+        return _look(runtime, executor, job_id, locked) if job_id in locked else AfterCommit()
+
+    after_commit = runtime.connections.transact("look", work)
+    follow(runtime, after_commit)
+    capacity.ring(runtime, after_commit.pools)
+
+
+def _look(runtime: Runtime, executor: Transaction, job_id: int, locked: Mapping[int, Any]) -> AfterCommit:
+    edges = dependencies.edges(executor, job_id)
+    judged = {edge.depends_on: _judged(edge) for edge in edges}
+    over = [on for on, what in judged.items() if what == "over"]
+    failed = next((on for on, what in judged.items() if what == "failed"), None)
+    new = [edge.depends_on for edge in edges if edge.state == "new" and judged[edge.depends_on] == "waits"]
+    after_commit = AfterCommit()
+    if failed is None:
+        confirmed = [on for on in new if on in locked]  # what came since it was locked waits for the next look
+        dependencies.settle(executor, job_id, over=over, confirmed=confirmed)
+    reach("look:settled")
+    if failed is not None or "waits" not in judged.values():
+        freed = dependencies.free(executor, job_id, failed_by=failed, check_interval_s=runtime.settings.lost_after)
+        if freed is not None and freed.for_run is not None:
+            after_commit.ring(freed, freed)
+        elif freed is not None and freed.pool is not None:
+            after_commit.pools.add(freed.pool)
+    return after_commit
+
+
+def _judged(edge: Any) -> str:
+    """Return what has become of an edge: `over`, `failed`, or `waits`."""
+    if edge.state != "new":
+        return "waits" if edge.state == "kept" else str(edge.state)
+    if edge.status is None or edge.status == Status.COMPLETED:
+        return "over"
+    if edge.status not in FAILED or edge.on_failure == "wait":
+        return "waits"
+    return "over" if edge.on_failure == "run" else "failed"
+
+
+def _check_waits(lock_set: LockSet, job_id: int) -> None:
+    if job_id not in lock_set.new:
+        check_waits(lock_set.rows[job_id])

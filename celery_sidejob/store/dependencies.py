@@ -1,0 +1,217 @@
+"""Rows of `dependencies`: the jobs that a job waits for, each with what its failure does.
+
+An edge is `new` until a look at its job has confirmed it (`kept`). It is `over` once nobody need wait for it, and
+`failed` if its job is to fail for it. Whoever ends or deletes a dependency only marks the edges: a mark is the note
+that the job is to be looked at. Nothing but a look, or the end of its own job, takes an edge away. The model is
+`tests/protocol_model/dependencies.py`.
+
+Statements that lock several edges do so in the order of (job, dependency).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from .jobs import HANDLE
+from .outbox.arming import BLOCKED, NEVER, OPENS_AT, armed
+from .statement import Reader, Statement, Transaction, first
+
+LOCK_CLASS = 0x53_4A_44_50 - 0x40_00_00_00
+"""The first half of the advisory lock's key ("SJDP", made to fit as `workers.LOCK_CLASS` is)."""
+
+_TAKE_TURN = Statement("SELECT pg_advisory_xact_lock(%(lock_class)s::int, '{dependencies}'::regclass::oid::int)")
+
+
+def take_turn(executor: Transaction) -> None:
+    """Wait until nobody else makes a job that exists depend on others: only that can close a circle."""
+    executor.run(_TAKE_TURN, lock_class=LOCK_CLASS)
+
+
+_KEEP_OPEN = Statement("""
+SELECT id FROM {jobs} WHERE id = ANY(%(ids)s::bigint[]) AND status <> 'completed' ORDER BY id FOR KEY SHARE""")
+
+
+def keep_open(executor: Transaction, ids: Iterable[int]) -> set[int]:
+    """Return which of these jobs have not completed; they cannot be deleted before the commit.
+
+    Waits for a deletion in progress. A job that completes meanwhile is found by the look at the new edge.
+    """
+    return {row.id for row in executor.run(_KEEP_OPEN, ids=sorted(ids))}
+
+
+_ADD = Statement("""
+INSERT INTO {dependencies} (job_id, depends_on, on_failure)
+SELECT e.job_id, e.depends_on, e.on_failure
+FROM unnest(%(jobs)s::bigint[], %(depend_on)s::bigint[], %(on_failure)s::text[]) AS e(job_id, depends_on, on_failure)
+ORDER BY e.job_id, e.depends_on
+ON CONFLICT (job_id, depends_on) DO UPDATE SET on_failure = excluded.on_failure, state = 'new'""")
+
+
+def add(executor: Transaction, edges: Iterable[tuple[int, int, str]]) -> None:
+    """Write new edges: (job, the job that it depends on, what a failure of that one does)."""
+    given = list(edges)
+    executor.run(
+        _ADD, jobs=[edge[0] for edge in given], depend_on=[edge[1] for edge in given],
+        on_failure=[edge[2] for edge in given],
+    )  # fmt: skip
+
+
+_BLOCK = Statement(f"""
+WITH held AS (UPDATE {{jobs}} SET blocked = true WHERE id = %(id)s)
+UPDATE {{messages}} SET due_at = {BLOCKED}, next_check_at = {NEVER}, published_at = NULL, suspected_at = now()
+WHERE job_id = %(id)s AND locked_by IS NULL""")
+
+
+def block(executor: Transaction, job_id: int) -> None:
+    """Have the first run of a locked job wait, also if its message is published: no claim takes it any more."""
+    executor.run(_BLOCK, id=job_id)
+
+
+_REACHED = Statement("""
+WITH RECURSIVE reached AS (
+  SELECT d.job_id, d.depends_on FROM {dependencies} d
+  WHERE d.job_id = ANY(%(ids)s::bigint[]) AND d.state IN ('new', 'kept')
+  UNION
+  SELECT d.job_id, d.depends_on FROM reached r JOIN {dependencies} d ON d.job_id = r.depends_on
+  WHERE d.state IN ('new', 'kept'))
+SELECT job_id, depends_on FROM reached""")
+
+
+def reached(executor: Reader, ids: Iterable[int]) -> Sequence[Any]:
+    """Read the open edges (job_id, depends_on) of these jobs, and of all that they lead to."""
+    return executor.run(_REACHED, ids=list(ids))
+
+
+_TAKE_AWAY = Statement("""
+WITH these AS MATERIALIZED (
+  SELECT job_id, depends_on FROM {dependencies}
+  WHERE job_id = %(id)s::bigint AND (%(all)s OR depends_on = ANY(%(depend_on)s::bigint[]))
+  ORDER BY job_id, depends_on FOR UPDATE)
+UPDATE {dependencies} d SET state = 'over' FROM these
+WHERE d.job_id = these.job_id AND d.depends_on = these.depends_on""")
+
+
+def undepend(executor: Transaction, job_id: int, depend_on: Sequence[int] | None) -> None:
+    """Mark edges of a locked job as over: those to these jobs, or all.
+
+    One that has failed does not fail the job any more.
+    """
+    executor.run(_TAKE_AWAY, id=job_id, all=depend_on is None, depend_on=list(depend_on or ()))
+
+
+_ENDED = Statement("""
+WITH these AS MATERIALIZED (
+  SELECT job_id, depends_on, on_failure FROM {dependencies}
+  WHERE depends_on = %(id)s::bigint AND state IN ('new', 'kept') AND (%(completed)s OR on_failure <> 'wait')
+  ORDER BY job_id, depends_on FOR UPDATE)
+UPDATE {dependencies} d SET state = CASE WHEN %(completed)s OR these.on_failure = 'run' THEN 'over' ELSE 'failed' END
+FROM these WHERE d.job_id = these.job_id AND d.depends_on = these.depends_on RETURNING d.job_id""")
+
+
+def ended(executor: Transaction, job_id: int, *, completed: bool) -> set[int]:
+    """Mark the edges of those that depend on a locked job which now rests; return whom they are of.
+
+    The job's row has said in this transaction that there are such edges, so the statement sees all that are confirmed.
+    """
+    return {row.job_id for row in executor.run(_ENDED, id=job_id, completed=completed)}
+
+
+_UNCONFIRMED = Statement("SELECT depends_on FROM {dependencies} WHERE job_id = %(id)s AND state = 'new'")
+
+
+def unconfirmed(executor: Reader, job_id: int) -> list[int]:
+    """Read on which jobs the new edges of a job depend."""
+    return [row.depends_on for row in executor.run(_UNCONFIRMED, id=job_id)]
+
+
+_EDGES = Statement("""
+SELECT d.depends_on, d.on_failure, d.state, j.status FROM {dependencies} d LEFT JOIN {jobs} j ON j.id = d.depends_on
+WHERE d.job_id = %(id)s ORDER BY d.depends_on""")
+
+
+def edges(executor: Reader, job_id: int) -> Sequence[Any]:
+    """Read the edges of a job: (depends_on, on_failure, state, status); the status is None if that job is gone."""
+    return executor.run(_EDGES, id=job_id)
+
+
+_SETTLE = Statement("""
+WITH gone AS (
+  DELETE FROM {dependencies} WHERE job_id = %(id)s AND depends_on = ANY(%(over)s::bigint[])),
+confirmed AS (
+  UPDATE {dependencies} SET state = 'kept'
+  WHERE job_id = %(id)s AND depends_on = ANY(%(confirmed)s::bigint[]) AND state = 'new')
+UPDATE {jobs} SET has_dependents = true WHERE id = ANY(%(confirmed)s::bigint[]) AND has_dependents IS NULL""")
+
+
+def settle(executor: Transaction, job_id: int, *, over: Sequence[int], confirmed: Sequence[int]) -> None:
+    """Take away the edges to the jobs `over`, and confirm those to others, which are locked and learn of it.
+
+    Only what was read under the lock is named here: an edge that is marked since then is a note for the next look.
+    """
+    executor.run(_SETTLE, id=job_id, over=list(over), confirmed=list(confirmed))
+
+
+_FREE = Statement(
+    """
+WITH freed AS (
+  UPDATE {jobs} SET blocked = NULL, failed_by = %(failed_by)s::bigint WHERE id = %(id)s AND blocked
+  RETURNING id, task, status, unit_no, run_no, queue, priority, limit_key, rate_terminates, rate_opens_at, pool,
+    pool_weight, pool_runs),
+gone AS (DELETE FROM {dependencies} WHERE job_id = %(id)s AND %(failed_by)s::bigint IS NOT NULL),"""
+    + armed(
+        "freed j JOIN {messages} held ON held.job_id = j.id",
+        task_id="held.task_id",
+        opens_at=OPENS_AT,
+        cut_short=f"m.due_at = {BLOCKED}",
+        blocked="false",
+    )
+    + """
+SELECT freed.*, armed.task_id, armed.for_run, a.options::text AS options
+FROM freed LEFT JOIN armed ON armed.job_id = freed.id LEFT JOIN {askings} a ON a.task_id = armed.task_id"""
+)
+
+
+def free(executor: Transaction, job_id: int, *, check_interval_s: float, failed_by: int | None = None) -> Any | None:
+    """Have the first run of a locked job wait no longer for other jobs; None if it does not.
+
+    A message that waits for nothing else is armed; a job with a timer has none yet. With `failed_by`, a job that the
+    run fails for, all edges go.
+    """
+    return first(executor.run(_FREE, id=job_id, failed_by=failed_by, check_interval_s=check_interval_s))
+
+
+_ON = Statement(f"""
+SELECT {HANDLE} FROM {{dependencies}} d JOIN {{jobs}} j ON j.id = d.depends_on
+WHERE d.job_id = %(id)s AND d.state IN ('new', 'kept') ORDER BY j.id""")
+_BY = Statement(f"""
+SELECT {HANDLE} FROM {{dependencies}} d JOIN {{jobs}} j ON j.id = d.job_id
+WHERE d.depends_on = %(id)s AND d.state IN ('new', 'kept') ORDER BY j.id""")
+
+
+def dependencies_of(executor: Reader, job_id: int) -> Sequence[Any]:
+    """Read the jobs for which a job waits, as handles show them."""
+    return executor.run(_ON, id=job_id)
+
+
+def dependents_of(executor: Reader, job_id: int) -> Sequence[Any]:
+    """Read the jobs that wait for a job, as handles show them."""
+    return executor.run(_BY, id=job_id)
+
+
+_OUTSIDE = Statement("""
+SELECT d.depends_on, d.job_id FROM {dependencies} d
+WHERE d.depends_on = ANY(%(ids)s::bigint[]) AND d.state IN ('new', 'kept') AND NOT d.job_id = ANY(%(ids)s::bigint[])
+ORDER BY d.depends_on, d.job_id""")
+
+
+def outside(executor: Reader, ids: Iterable[int]) -> Mapping[int, list[int]]:
+    """Read which other jobs wait for these: {the job that is waited for: those that wait}."""
+    found: dict[int, list[int]] = {}
+    for row in executor.run(_OUTSIDE, ids=list(ids)):
+        found.setdefault(row.depends_on, []).append(row.job_id)
+    return found
+
+
+NOTED = "SELECT d.job_id FROM {dependencies} d WHERE d.state <> 'kept'"
+"""The jobs that are to be looked at, as SQL; the index has them alone."""
