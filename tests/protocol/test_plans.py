@@ -59,8 +59,8 @@ from tests.tools.waiting import wait_until
 
 MODULES = (
     aliases, arming, askings, asks, burials, checks, claims, continuations, counters, dead, dependencies, depths,
-    doorbells, holds, job_lists, jobs, kept, latecomers, packets, ports, publishing, revocation, room, served, state, statistics, tasks,
-    trees, tree_deletions, tree_terminations, duplicates, messages, queues,
+    doorbells, holds, job_lists, jobs, kept, latecomers, packets, ports, publishing, revocation, room, served, state,
+    statistics, tasks, trees, tree_deletions, tree_terminations, duplicates, messages, queues,
 )  # fmt: skip
 
 READS_ALL = {
