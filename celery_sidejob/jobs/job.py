@@ -47,7 +47,9 @@ from ..operations.cancelling import cancel as cancel_together
 from ..operations.cancelling import to_cancel
 from ..operations.deletion import delete
 from ..operations.dependencies import check_waits
+from ..operations.moving import check_may_move
 from ..operations.queues import set_priority
+from ..operations.recovery import move_by_force
 from ..operations.runtime import Runtime
 from ..operations.shutdown import end_without_shutdown
 from ..operations.unit_of_work import carry_out
@@ -61,6 +63,7 @@ from ..unit.lookup import locate
 from ..unit.open_unit import active, submit
 from .creation import check_child_name_is_free, create, draft, port_rows, when
 from .depending import check_in_run, check_on_failure, ids_of, pending_edges
+from .moving import move_of, stage_of
 from .port import Port
 from .scopes import current_context
 from .timers import Timer, timer_id, timers
@@ -331,6 +334,38 @@ class Job:
         if not is_number(priority, most=9):
             raise InvalidValueError(f"priority is a number from 0 to 9, higher is sooner; not {shown(priority)}.")
         set_priority(self._runtime, self.id, priority)
+        return self._forget()
+
+    def move(  # noqa: PLR0913 - what may be changed
+        self,
+        *,
+        queue: str | None = None,
+        task: Any = None,
+        args: Any = None,
+        kwargs: Mapping[str, Any] | None = None,
+        priority: int | None = None,
+        eta: datetime | None = None,
+        countdown: float | timedelta | None = None,
+        force: bool = False,
+    ) -> Job:
+        """Give the job, which is in no run, another queue, task, arguments, priority or time; None leaves it as it is.
+
+        What workers have fetched of it already begins nothing any more. A job at rest stays at rest, unless a time is
+        given. The queue of another `task` is that task's own, unless one is given. With `force` a run in progress loses
+        its lease: nothing more of it is committed. Raises IllegalMoveError for a job that is terminating or terminated.
+        """
+        unit = active()
+        if force and unit is not None:
+            raise IllegalMoveError(f"move(force=True) of job {self.id} inside a run: it cannot be part of a unit.")
+        row = self._read() if unit is not None else self._forget()._read()
+        stage = stage_of(self._runtime, row, task, args, kwargs, queue=queue, priority=priority)
+        change = move_of(self._runtime, row, stage, eta=eta, countdown=countdown)
+        if unit is not None:
+            check_may_move(self.id, row.status, in_run=row.unit_no is not None, has_time=change.has_time)
+        if force:
+            move_by_force(self._runtime, change)
+        else:
+            self._do("move", change)
         return self._forget()
 
     def terminate(self, *, recursive: bool = False, without_shutdown: bool = False, transaction: Any = None) -> Job:

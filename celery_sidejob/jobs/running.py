@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any, NoReturn
 
 from ..model import values
@@ -18,6 +19,7 @@ from ..unit.open_unit import OpenUnit, active
 from .creation import when
 from .job import Job
 from .log_entries import one_entry
+from .moving import stage_of
 from .port import Port
 from .scopes import current_context, port_options
 
@@ -85,6 +87,29 @@ class RunningJob(Job):
         """
         wait_s, _ = when(self._runtime, eta=None, countdown=countdown)
         return RetryRun(exc, None if countdown is None else wait_s or 0.0, max_retries)
+
+    def then(
+        self,
+        task: Any = None,
+        args: Any = None,
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        queue: str | None = None,
+        priority: int | None = None,
+        countdown: float | timedelta | None = None,
+    ) -> None:
+        """Have the job go on with another task, other arguments or in another queue if this run completes.
+
+        It stays the same job: its id, ports, state and children, and its asking. What follows the asking (its result,
+        `link`, a chain) and the parent hear of it after the last stage. Nothing is changed if the run does not
+        complete. A second call replaces the first; without arguments the same is run once more. None leaves something
+        as it is, but the queue of another `task` is that task's own.
+        """
+        if self._unit.hold.kind == "shutdown":
+            raise IllegalMoveError(f"then() in the shutdown of job {self.id}: it is terminated after it.")
+        stage = stage_of(self._runtime, self._read(), task, args, kwargs, queue=queue, priority=priority)
+        wait_s, _ = when(self._runtime, eta=None, countdown=countdown)
+        self._unit.then = stage, wait_s or 0.0
 
     def checkpoint(self, *, transaction: Any = None) -> None:
         """Commit what the run did so far; with `transaction=` as part of the caller's, which the caller commits."""

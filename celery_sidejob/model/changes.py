@@ -6,9 +6,10 @@ applies them in the order in which they were made.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
 from .capacity import Admission
 from .columns import JobColumns
@@ -231,6 +232,38 @@ class Undepend:
 
 
 @dataclass(frozen=True, slots=True)
+class Stage:
+    """What a job does from its next run on; None leaves something as it is. Arguments are JSON text.
+
+    `columns` are those that follow from the options of another task, `ports` are that task's own.
+    """
+
+    task: str | None = None
+    queue: str | None = None
+    priority: int | None = None
+    args: str | None = None
+    kwargs: str | None = None
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    ports: tuple[PortRow, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Another stage for a job that is in no run. With `has_time` it is to run at a time, or else now."""
+
+    job_id: int
+    stage: Stage
+    has_time: bool = False
+    due_at: datetime | None = None
+    wait_s: float | None = None
+
+    @property
+    def is_later(self) -> bool:
+        """Whether the time is still to come."""
+        return self.due_at is not None or self.wait_s is not None
+
+
+@dataclass(frozen=True, slots=True)
 class RememberInputs:
     """The defaults with which `for_inputs` was called, to avoid a second call with the same ones."""
 
@@ -257,5 +290,6 @@ Change = (
     | RememberInputs
     | FamilyChange
     | DependencyChange
+    | Move
     | PortChange
 )

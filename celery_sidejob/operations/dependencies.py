@@ -75,7 +75,7 @@ def apply(executor: Transaction, change: DependencyChange, lock_set: LockSet, af
 
 def check_waits(job: Any) -> None:
     """Raise IllegalMoveError unless a job waits for its first run."""
-    if job.status != Status.QUEUED or job.unit_no is not None or job.run_no:
+    if job.status != Status.QUEUED or job.unit_no is not None or job.ran_at is not None:
         raise IllegalMoveError(
             f"Job {job.id} is {job.status}, and its first run has begun: only a job that has not begun can be made to "
             "depend on others, or not to."

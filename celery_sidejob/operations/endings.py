@@ -26,6 +26,9 @@ from .runs import Unit, consume
 from .runtime import Runtime
 from .unit_of_work import Applied
 
+QUIET = (RunEnd.COMPLETED, RunEnd.SUSPENDED)
+"""Ends that need no lock before them if there is nothing else to write."""
+
 
 def end(runtime: Runtime, hold: Hold, unit: Unit | None, ending: Ending, *, from_outside: bool = False) -> str:
     """End a run and return its job's status: apply its last unit (None if the run raised), the end, the parent's wake.
@@ -66,7 +69,7 @@ def _end_quietly(runtime: Runtime, hold: Hold, unit: Unit, ending: Ending) -> st
 
     None if there is something to apply after all: the ordinary end then judges it under the lock.
     """
-    if not unit.empty or unit.took or ending.how not in (RunEnd.COMPLETED, RunEnd.SUSPENDED):
+    if not unit.empty or unit.took or ending.then is not None or ending.how not in QUIET:
         return None
     if hold.row.parent_id is not None or hold.row.options is not None:
         return None
@@ -123,7 +126,8 @@ def _end(  # noqa: PLR0913, PLR0915 - the order of its steps is what matters
     announce(hold, applied.lock_set.statuses[hold.job_id], row.status, ending, applied.after_commit)
     applied.lock_set.statuses[hold.job_id] = row.status
     parent_may_run = row.parent_id is not None and applied.lock_set.statuses.get(row.parent_id) in ASKABLE
-    if parent_may_run and ending.how != RunEnd.RETRIED and not ending.waits_for:
+    goes_on = ending.how == RunEnd.RETRIED or ending.waits_for or ending.then is not None
+    if parent_may_run and not goes_on:
         applied.wakes.ask([row.parent_id])
     return applied, row.status
 
@@ -147,7 +151,7 @@ def announce(hold: Hold, before: str, status: str, ending: Ending, after_commit:
     """Tell the outcome, then the job's new status: failed, then queued, if the job was asked again meanwhile."""
     if status == Status.TERMINATING:
         steps: list[str] = []
-    elif status == ending.outcome or ending.how == RunEnd.RETRIED:
+    elif status == ending.outcome or ending.how == RunEnd.RETRIED or ending.then is not None:
         steps = [status]
     else:
         steps = [str(ending.outcome), status]

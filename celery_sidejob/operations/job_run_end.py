@@ -13,18 +13,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..model.changes import Change
+from ..model.changes import Change, Stage
 from ..model.errors import FullPort
 from ..model.events import JobBuried, RunFailed
 from ..model.messages import Outcome
 from ..model.run_end import RunEnd
 from ..model.status import Status
-from ..store import askings, asks, claims, dead, packets, ports
+from ..store import askings, asks, claims, dead, moving, packets, ports
 from ..store.outbox import arming, continuations
 from ..store.statement import Transaction
 from .after_commit import AfterCommit
 from .dependencies import mark_ended
 from .hold import Hold
+from .mailboxes import add_ports
 from .runs import Unit
 from .runtime import Runtime
 
@@ -48,6 +49,8 @@ class Ending:
     """The status in which the job rests because this run was one loss too many."""
     waits_for: Sequence[FullPort] = ()
     """Ports without room for what this run has written: it begins again when there is room."""
+    then: Stage | None = None
+    """What the job goes on with, in the same asking, if this run completes."""
     moved: bool = False
     """Another reader took packets that this run had read: the next run takes its packets before it uses them."""
 
@@ -119,7 +122,7 @@ def _write(  # noqa: PLR0913 - as above
     return claims.end(
         executor, hold.job_id, **run, unit_no=None if by_worker else hold.unit_no, outcome=str(ending.outcome),
         result=ending.result, unwanted=unwanted, applied=unit is not None, retry=ending.how == RunEnd.RETRIED,
-        error=ending.error, quiet=quiet,
+        error=ending.error, goes_on=ending.then is not None, quiet=quiet,
     )  # fmt: skip
 
 
@@ -153,6 +156,7 @@ def _arm_next_run(
 ) -> None:
     """Turn the run's message into the next run's; after a retry the sweeper publishes it when its backoff is over."""
     is_queued = row.status == Status.QUEUED
+    stage = _begin_stage(executor, hold, ending, after_commit) if is_queued and ending.then is not None else None
     task_id = None
     if is_queued and (row.task_id or ending.outcome == Status.TERMINATED):
         task_id = askings.open_next(executor, hold.job_id)
@@ -164,7 +168,14 @@ def _arm_next_run(
         check_interval_s=runtime.settings.lost_after,
     )  # fmt: skip
     if armed.for_run is not None:
-        after_commit.ring(hold.row, armed)
+        after_commit.ring(hold.row if stage is None else hold.row._replace(**stage._asdict()), armed)
+
+
+def _begin_stage(executor: Transaction, hold: Hold, ending: Ending, after_commit: AfterCommit) -> Any:
+    """Give the job the stage that its run has asked for; returns its task, queue and priority."""
+    assert ending.then is not None
+    add_ports(executor, hold.job_id, ending.then.ports, after_commit)
+    return moving.change(executor, hold.job_id, ending.then)
 
 
 def _bury(executor: Transaction, hold: Hold, row: Any, ending: Ending, after_commit: AfterCommit) -> None:

@@ -75,6 +75,11 @@ class LockSet:
                 self.rows[job_id] = row
                 self.statuses[job_id] = row.status
 
+    def add_again(self, rows: Mapping[int, Any]) -> None:
+        """Record locked jobs as this transaction has changed them, {id: row}."""
+        self.rows |= rows
+        self.statuses |= {job_id: row.status for job_id, row in rows.items()}
+
     def job(self, job_id: int) -> Any:
         """Return the row of an affected job; for a new job, the values it is made of."""
         return self.rows.get(job_id) or self.new[job_id]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from ..model.changes import (
@@ -255,6 +255,16 @@ def _has_channels_of(now: Any, port: Any) -> bool:
 
 def _key(change: Write | SetDefault | SetChannels) -> PortKey:
     return (change.job_id, change.direction, change.port)
+
+
+def add_ports(executor: Transaction, job_id: int, new: Sequence[PortRow], after_commit: AfterCommit) -> None:
+    """Give a job those ports of another task that it has not yet; its own stay as they are, with their packets."""
+    if not new:
+        return
+    there = {(row.direction, row.name) for row in ports.of_jobs(executor, [job_id])}
+    lacking = [port_row(job_id, port) for port in new if (port.direction, port.name) not in there]
+    if lacking:
+        after_commit.ports_changed(ports.put(executor, lacking))
 
 
 def port_row(job_id: int, port: PortRow) -> dict[str, Any]:

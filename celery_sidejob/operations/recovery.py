@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from ..model.changes import Change
+from ..model.changes import Change, Move
 from ..model.errors import JobNotFoundError, StoreUnavailableError
 from ..model.events import RunLost, RunRescued
 from ..model.run_end import RunEnd
@@ -74,6 +74,29 @@ def terminate_instead(runtime: Runtime, hold: Hold, changes: Sequence[Change]) -
 
     after_commit = runtime.connections.transact("terminate", work)
     follow_up(runtime, after_commit)
+
+
+def move_by_force(runtime: Runtime, change: Move) -> None:
+    """Move a job, whose run loses its lease if one is in progress: nothing more of that is committed.
+
+    It is one transaction. If this process dies before its commit, the run goes on.
+    """
+
+    def work(executor: Transaction) -> AfterCommit:
+        applied = Applied(runtime, executor, [change])
+        applied.lock()
+        row = applied.lock_set.rows[change.job_id]
+        if row.unit_no is not None and row.run_kind == "run":
+            hold = Hold(row.id, row.run_no, row.worker_id, row.run_kind, row=row)
+            ending = Ending(RunEnd.GIVEN_BACK)
+            ended = end_job_run(runtime, executor, hold, None, ending, applied.after_commit, by_worker=True)
+            assert ended is not None
+            applied.after_commit.moved(row, row.status, ended.status, row.run_no)
+            applied.lock_set.add_again(jobs.lock(executor, [row.id]))
+        applied.apply()
+        return applied.after_commit
+
+    follow_up(runtime, runtime.connections.transact("move", work))
 
 
 def rescue_own(runtime: Runtime, hold: Hold) -> None:

@@ -19,6 +19,7 @@ from ..model.changes import (
     DependencyChange,
     Disown,
     FamilyChange,
+    Move,
     NewJob,
     PortChange,
     Publish,
@@ -33,7 +34,7 @@ from ..model.errors import JobNotFoundError
 from ..store import jobs, state
 from ..store.borrowed.borrowed import Borrowed
 from ..store.statement import Transaction
-from . import dependencies, unique_keys
+from . import dependencies, moving, unique_keys
 from .after_commit import AfterCommit
 from .family import Family
 from .follow_up import follow_up
@@ -72,6 +73,7 @@ class Applied:
         self, runtime: Runtime, executor: Transaction, changes: Sequence[Change], *, noting: bool = False,
         own: int | None = None, kept: KeptPorts | None = None, bounded: bool = True,
     ) -> None:  # fmt: skip
+        self._runtime = runtime
         self._executor = executor
         self._changes = changes
         self._noting = noting
@@ -140,6 +142,9 @@ class Applied:
             self._family.apply(change)
         elif isinstance(change, PortChange):
             self._mailboxes.apply(change)
+        elif isinstance(change, Move):
+            if moving.apply(self._runtime, self._executor, change, self.lock_set, self.after_commit):
+                self.wakes.wake(change.job_id)
         elif isinstance(change, DependencyChange):
             dependencies.apply(self._executor, change, self.lock_set, self.after_commit)
         elif isinstance(change, RememberInputs):

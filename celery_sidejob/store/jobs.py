@@ -129,7 +129,7 @@ def _taken(constraint: str | None, new: Sequence[NewJob]) -> Exception | None:
 
 _LOCKED = """
 SELECT id, status, task, queue, priority, parent_id, run_no, unit_no, worker_id, run_kind, terminate_tree, losses,
-  max_losses, pool FROM {jobs} WHERE """
+  max_losses, pool, ran_at FROM {jobs} WHERE """
 _LOCK = Statement(_LOCKED + "id = ANY(%(ids)s::bigint[]) ORDER BY id FOR NO KEY UPDATE", frequent=True)
 
 

@@ -21,7 +21,7 @@ def take_turn(executor: Transaction, keys: Iterable[str]) -> None:
 
 
 _HOLDERS = Statement("""
-SELECT a.unique_key AS key, a.task_id, a.job_id, j.run_no = 0 AND j.status = 'queued' AS waits
+SELECT a.unique_key AS key, a.task_id, a.job_id, j.ran_at IS NULL AND j.status = 'queued' AS waits
 FROM {askings} a JOIN {jobs} j ON j.id = a.job_id
 WHERE a.unique_key = ANY(%(keys)s::text[]) AND a.closed_at IS NULL""")
 

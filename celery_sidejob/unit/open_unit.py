@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
-from ..model.changes import Change, ConfigurePorts, NewJob, PortKey, RememberInputs
+from ..model.changes import Change, ConfigurePorts, NewJob, PortKey, RememberInputs, Stage
 from ..model.crash_points import reach
 from ..model.errors import IllegalMoveError, LeaseLostError, PortFullError, SideJobError, StoreUnavailableError
 from ..model.port import WILDCARD
@@ -63,6 +63,8 @@ class OpenUnit:
         self._undone: Undone | None = None
         self._in_doubt = False
         self._lenders: Sequence[Any] = ()
+        self.then: tuple[Stage, float] | None = None
+        """What the job goes on with, and after how many seconds, if this run completes; commits before that keep it."""
         self.in_block = False
         """Whether the body is in a block of `job.unit()`, which commits what is done there."""
         self.in_turn = False

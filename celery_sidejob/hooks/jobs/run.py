@@ -213,7 +213,8 @@ def _run(task: TaskBody, runtime: Runtime, unit: OpenUnit, job: RunningJob, row:
         value = _value(task, unit, job)
         wanted = runtime.results.wanted(task.name, options) or options.get("link")
         result = values.encode(value, what="result") if wanted else "null"
-        ending = Ending(RunEnd.COMPLETED, result=result)
+        then, wait_s = unit.then or (None, 0.0)
+        ending = Ending(RunEnd.COMPLETED, result=result, then=then, retry_in_s=wait_s)
     except Suspend:
         ending, value = Ending(RunEnd.SUSPENDED), None
     except RetryRun as again:
@@ -237,6 +238,8 @@ def _run(task: TaskBody, runtime: Runtime, unit: OpenUnit, job: RunningJob, row:
         return _fail(unit, error)
     if ending.how == RunEnd.SUSPENDED:
         _tell_suspended(task, runtime, row, ended)
+    if ending.then is not None:
+        raise Ignore(f"job {row.id} goes on with its next stage")
     return value
 
 

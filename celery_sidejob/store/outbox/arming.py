@@ -55,6 +55,7 @@ def armed(
     jobs: str, *, task_id: str, opens_at: str | None, cut_short: str | None = "false",
     wait_s: str = "0::double precision", losses: str = "0", first_check_s: str = f"{FIRST_CHECK_S}",
     slot: str = "NULL::smallint", waits: str = "j.status <> 'terminating'", blocked: str = "j.blocked",
+    anew: str = "false",
 ) -> str:  # fmt: skip
     """Return the CTE `armed`: the row of each of these jobs says when its next run is owed.
 
@@ -74,8 +75,9 @@ def armed(
     settings, and its rows have no rank.
 
     A job has one row. A row that a run held turns into the row of the next run. A row that is already armed stays
-    unchanged; with `cut_short` its `due_at` is decided anew. With None for `cut_short` the jobs are new and have no
-    row: looking for one makes the insert of a thousand jobs a quarter slower.
+    unchanged; with `cut_short` its `due_at` is decided anew. With `anew` it is armed like one that a run held: the job
+    was moved. With None for `cut_short` the jobs are new and have no row: looking for one makes the insert of a
+    thousand jobs a quarter slower.
 
     All arguments are SQL. `jobs` stands behind FROM and has the columns id, queue, priority, limit_key, run_no,
     unit_no, blocked, pool, pool_weight and pool_runs of each job as `j`; `opens_at` is `OPENS_AT`, or None where no
@@ -101,7 +103,7 @@ def armed(
     keeps_slot = f"m.pool_shard IS NOT NULL AND m.pool_runs IS NOT TRUE AND {in_pool('excluded')}"
     turned = f"""
   ON CONFLICT (job_id) DO UPDATE
-    SET task_id = excluded.task_id, for_run = excluded.for_run,
+    SET task_id = excluded.task_id, for_run = excluded.for_run, queue = excluded.queue,
       due_at = CASE WHEN {keeps_slot} THEN excluded.due_at - {WITHOUT_SLOT} ELSE excluded.due_at END,
       next_check_at = CASE WHEN {keeps_slot} THEN {check_of(f"excluded.due_at - {WITHOUT_SLOT}")}
         ELSE excluded.next_check_at END,
@@ -109,7 +111,7 @@ def armed(
       published_at = coalesce(excluded.published_at/*!, CASE WHEN {keeps_slot} THEN now() END*/), suspected_at = NULL,
       rank = excluded.rank, limit_key = excluded.limit_key, {UNLOCKED}
       /*!, priority = excluded.priority*/
-    WHERE m.locked_by IS NOT NULL OR {cut_short} AND m.due_at > now()"""
+    WHERE {anew} OR m.locked_by IS NOT NULL OR {cut_short} AND m.due_at > now()"""
     return f"""
 armed AS (
   INSERT INTO {{messages}} AS m (task_id, job_id, for_run, queue, due_at, next_check_at, check_interval, losses, rank,

@@ -27,7 +27,10 @@ CHANGED = {
     "timer_in_run", "terminate_tree", "losses", "retries", "started", "ran_at", "ended_at", "error", "inputs_memo",
     "blocked", "has_dependents", "failed_by",
 }  # fmt: skip
-CHANGED_OUTSIDE_RUNS = {"parent_id", "name", "priority"}
+CHANGED_OUTSIDE_RUNS = {
+    "parent_id", "name", "priority", "task", "queue", "args", "kwargs", "max_losses", "retention_s", "retention_keep",
+    "rate_interval_s", "rate_burst", "rate_terminates",
+}  # fmt: skip
 
 UTILITY = re.compile(r"SET LOCAL\b", re.IGNORECASE)
 """Statements that Postgres runs and does not prepare."""

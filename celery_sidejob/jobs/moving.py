@@ -1,0 +1,55 @@
+"""What callers give as the next stage of a job: checked and encoded as a new job's task and arguments are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from ..model import values
+from ..model.changes import Move, Stage
+from ..model.checks import check_texts, is_number, shown
+from ..model.errors import InvalidValueError
+from ..operations.runtime import Runtime
+from .creation import port_rows, when
+
+
+def stage_of(  # noqa: PLR0913 - what a stage may change
+    runtime: Runtime, row: Any, task: Any, args: Any, kwargs: Mapping[str, Any] | None, *, queue: str | None,
+    priority: int | None,
+) -> Stage:  # fmt: skip
+    """Check and encode what a job, as its `row` shows it, is to do next; None leaves something as it is.
+
+    With another task and no queue, the queue is that task's own.
+    """
+    if priority is not None and not is_number(priority, most=9):
+        raise InvalidValueError(f"priority is a number from 0 to 9, higher is sooner; not {shown(priority)}.")
+    if queue is not None:
+        check_texts(queue=queue)
+    if task is None and args is None and kwargs is None:
+        return Stage(queue=queue, priority=priority)
+    limit = runtime.settings.max_value_bytes
+    call = runtime.tasks.call(
+        row.task if task is None else task,
+        values.decode(row.args) if args is None else args,
+        values.decode(row.kwargs) if kwargs is None else kwargs,
+        queue=queue, priority=priority, options={},
+    )  # fmt: skip
+    is_other = task is not None
+    return Stage(
+        task=call.task if is_other else None,
+        queue=call.queue if is_other else queue,
+        priority=priority,
+        args=values.encode(list(call.args), limit=limit, what="args"),
+        kwargs=values.encode(dict(call.kwargs), limit=limit, what="kwargs"),
+        columns=call.columns if is_other else {},
+        ports=port_rows((call.inports, call.outports), None, None) if is_other else (),
+    )
+
+
+def move_of(
+    runtime: Runtime, row: Any, stage: Stage, *, eta: datetime | None, countdown: float | timedelta | None
+) -> Move:
+    """Return the change that moves a job to a stage; a time that has come is now."""
+    wait_s, due_at = when(runtime, eta=eta, countdown=countdown)
+    return Move(row.id, stage, has_time=eta is not None or countdown is not None, due_at=due_at, wait_s=wait_s)
