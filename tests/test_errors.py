@@ -37,6 +37,7 @@ from celery_sidejob.model.durable import Message
 from celery_sidejob.model.settings import read_settings
 from celery_sidejob.operations import durable_ends, durable_runs
 from celery_sidejob.services.heartbeat.heartbeat_file import HeartbeatFile
+from celery_sidejob.unit.open_unit import OpenUnit
 from tests.tools.apps import make_app
 from tests.tools.in_process import Stage
 from tests.tools.pgbouncer import direct
@@ -296,6 +297,7 @@ UNWRITTEN: dict[str, Case] = {
     "`depends_on` is not a list": lambda s: s.stage.job(depends_on="mine"),
     "what is to be waited for is not a job": lambda s: s.stage.job(depends_on=[1.5]),
     "`on_failure` is none of the three": lambda s: s.stage.job(depends_on=[s.job], on_failure="stop"),
+    "`move` of a job that is terminating or terminated": lambda s: s.ended.move(queue="new"),
     "`on_failure` without `depends_on`": lambda s: s.stage.job(on_failure="fail"),
 }
 """Asked outside of runs: no table has a row more or less afterwards."""
@@ -306,6 +308,7 @@ IN_A_RUN: dict[str, Case] = {
         lambda s: s.inside(lambda job: s.other.terminate(without_shutdown=True))
     ),
     '`on_duplicate="replace"` in `job.unit(transaction=)`': (lambda s: s.inside(lambda job: replaced_in_block(job, s))),
+    "`move(force=True)` inside a run": lambda s: s.inside(lambda job: s.other.move(queue="new", force=True)),
     "a pool's `call` in a task": lambda s: s.inside(lambda job: CapacityPool("pool", 1).call(s.stage.idle)),
     "`wait` inside a run": lambda s: s.inside(lambda job: s.other.wait()),
     "`commit_every` below 1": lambda s: s.inside(lambda job: list(job.for_inputs("a", commit_every=0))),
@@ -514,6 +517,26 @@ def replaced_too_late(scene: Scene) -> None:
     scene.stage.job(unique="mine", on_duplicate="replace")
 
 
+def moved_to_a_time(scene: Scene) -> None:
+    """Move a job that has failed, and say when."""
+
+    def fails(job: RunningJob) -> None:
+        raise ValueError("it does not work")
+
+    job = scene.stage.job(fails)
+    with suppress(ValueError):
+        scene.stage.run(job)
+    job.move(queue="new", countdown=5)
+
+
+def ending(scene: Scene) -> OpenUnit:
+    """Return the unit of a shutdown."""
+    scene.other.terminate()
+    hold = scene.stage.claim(scene.other)
+    assert hold is not None
+    return OpenUnit(scene.stage.runtime, hold)
+
+
 def depended_on(scene: Scene) -> None:
     """Cancel a job for which another one waits."""
     scene.stage.job(depends_on=[scene.job])
@@ -632,6 +655,9 @@ def lost_on_the_way(scene: Scene) -> None:
 
 ELSEWHERE: dict[str, Case] = {
     "`cancel` of a job on which another depends": depended_on,
+    "`move` of a job whose run is in progress": lambda s: s.stage.claim(s.other) and s.other.move(queue="new"),
+    "`move` of a failed job to a time": moved_to_a_time,
+    "`then` in a shutdown": lambda s: RunningJob(ending(s), s.other._read()).then(),
     "a job that was to fail with another one begins": failed_with_another,
     "`depend_on` or `undepend` of a job that has begun": lambda s: s.stage.claim(s.job) and s.job.depend_on(s.other),
     "a client writes to a port that has no room": lambda s: filled(s).write(3),

@@ -126,8 +126,8 @@ def _end(  # noqa: PLR0913, PLR0915 - the order of its steps is what matters
     announce(hold, applied.lock_set.statuses[hold.job_id], row.status, ending, applied.after_commit)
     applied.lock_set.statuses[hold.job_id] = row.status
     parent_may_run = row.parent_id is not None and applied.lock_set.statuses.get(row.parent_id) in ASKABLE
-    goes_on = ending.how == RunEnd.RETRIED or ending.waits_for or ending.then is not None
-    if parent_may_run and not goes_on:
+    parent_may_run = parent_may_run and ending.then is None
+    if parent_may_run and ending.how != RunEnd.RETRIED and not ending.waits_for:
         applied.wakes.ask([row.parent_id])
     return applied, row.status
 

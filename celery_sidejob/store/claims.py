@@ -88,11 +88,11 @@ BEGINS = """run_no = j.run_no + 1, unit_no = 0, worker_id = %(worker_id)s, timer
 _CLAIM = claiming(
     BEGINS,
     f"""j.task = %(task)s AND j.status IN ('queued', 'terminating') AND j.unit_no IS NULL
-    AND j.run_no = %(for_run)s::bigint - 1 AND j.blocked IS NOT TRUE
+    AND j.run_no = %(for_run)s::bigint - 1
     AND EXISTS (
       SELECT FROM {{messages}} m WHERE m.job_id = j.id AND m.for_run = %(for_run)s::bigint AND m.due_at <= now()
         AND (%(passes)s OR NOT EXISTS ({MANAGED})))
-    AND (j.wakes = before.wakes OR %(leaves)s)
+    AND (j.wakes = before.wakes OR %(leaves)s) AND j.blocked IS NOT TRUE
     AND {LIVES}""",
 )
 _CLAIM_AGAIN = claiming(
@@ -203,30 +203,30 @@ _REVIVED = """(wakes > wakes_taken
 _END = _end_of_run(
     f"""ended_run = run_no, started = started OR %(applied)s, losses = 0, ended_at = now(), error = %(error)s::json,
     failed_by = NULL,
-    retries = CASE WHEN %(retry)s THEN retries + 1 ELSE 0 END,
+    retries = CASE WHEN %(retry)s AND NOT %(then)s THEN retries + 1 ELSE 0 END,
     status = CASE
       WHEN run_kind = 'shutdown' THEN CASE WHEN {_REVIVED} THEN 'queued' ELSE 'terminated' END
       WHEN status = 'terminating' THEN 'terminating'
-      WHEN wakes > wakes_taken OR %(retry)s OR %(goes_on)s THEN 'queued'
+      WHEN wakes > wakes_taken OR %(retry)s THEN 'queued'
       WHEN timer_in_run AND EXISTS (SELECT FROM {{timers}} t WHERE t.job_id = j.id) THEN 'queued'
       ELSE %(outcome)s END""",
     """(unit_no = %(unit_no)s OR %(unit_no)s IS NULL)
     AND (NOT %(quiet)s
       OR status = 'running' AND run_kind = 'run' AND wakes = wakes_taken AND NOT timer_in_run AND parent_id IS NULL
         AND has_dependents IS NULL)""",
-    closes="(%(outcome)s <> 'suspended' AND (NOT (%(retry)s OR %(goes_on)s) OR status = 'terminating'))",
-    goes_on="(status = 'terminating' OR status = 'queued' AND (wakes > wakes_taken OR %(retry)s OR %(goes_on)s))",
+    closes="(%(outcome)s <> 'suspended' AND (NOT %(retry)s OR status = 'terminating'))",
+    goes_on="(status = 'terminating' OR status = 'queued' AND (wakes > wakes_taken OR %(retry)s))",
 )
 
 
 def end(
     executor: Transaction, job_id: int, *, run_no: int, unit_no: int | None, worker_id: int, outcome: str, result: str,
-    unwanted: bool, applied: bool, retry: bool, error: str | None, goes_on: bool = False, quiet: bool = False,
+    unwanted: bool, applied: bool, retry: bool, error: str | None, then: bool = False, quiet: bool = False,
 ) -> Any | None:  # fmt: skip
     """End the run with the status its job now has; None if it is no longer the job's current run.
 
     Its asking is closed with `result`, unless it goes on; the message of a job that comes to rest is removed.
-    `goes_on`: it has called `then`, so another run is owed, of the same asking.
+    `retry`: another run of the same asking is owed: this one is repeated, or (`then`) the job has a next stage.
     `unwanted`: nobody waits for the result, unless the asking's options say so.
 
     Wakes, termination and timers that came since the claim win over `outcome`. With `unit_no=None` the worker makes the
@@ -239,7 +239,7 @@ def end(
     """
     return first(executor.run(
         _END, id=job_id, run_no=run_no, unit_no=unit_no, worker_id=worker_id, outcome=outcome, result=result,
-        unwanted=unwanted, applied=applied, retry=retry, error=error, goes_on=goes_on, quiet=quiet,
+        unwanted=unwanted, applied=applied, retry=retry, error=error, then=then, quiet=quiet,
     ))  # fmt: skip
 
 
