@@ -13,7 +13,7 @@ from tests.acceptance.scene import Scene
 from tests.acceptance.shared_site import Place
 from tests.tools.brokers import Broker, broker_of
 from tests.tools.databases import Databases
-from tests.tools.fork_server import ForkServer
+from tests.tools.fork_server import ForkServers
 from tests.tools.guard import Guard
 from tests.tools.recorder import Record
 from tests.tools.servers import emptied
@@ -31,7 +31,7 @@ def scene(database_url: str, broker: Broker, record: Record, processes: Processe
 @pytest.fixture(scope="module")
 def shared_place(
     databases: Databases, database_template: str, redis_server_url: str, redis_database_numbers: Iterator[int],
-    process_guard: Guard, fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory,
+    process_guard: Guard, fork_server: ForkServers, tmp_path_factory: pytest.TempPathFactory,
     request: pytest.FixtureRequest, module_store_url: Callable[[str], str], worker_pool: str, broker_kind: str,
 ) -> Iterator[Place]:  # fmt: skip
     """A store, a broker and a record that the tests of a module share, and what starts workers on them."""

@@ -1,9 +1,11 @@
 """A process that has imported Celery and forks: a worker that starts as a copy of it need not import Celery again.
 
-Those imports are most of what a start takes, and the same each time. Nothing of ours is among them: each process
-imports `celery_sidejob`, its app and its tasks itself, in the environment that it is given. A copy has its own session,
-directory, environment, arguments and log, like a process that was started by `subprocess`; `ps` alone shows this
-program's name in place of its own.
+Those imports are most of what a start takes, and the same each time. Nothing of ours is among them: a process that
+must not know `celery_sidejob`, or has variables that it reads at import, imports it itself, if at all. A second server
+has imported `celery_sidejob` too, and forks the processes whose program makes a `SideJob`: their own imports would be
+a third of what is left of a start. A process imports its app and its tasks itself, in the environment that it is
+given. A copy has its own session, directory, environment, arguments and log, like a process that was started by
+`subprocess`; `ps` alone shows this program's name in place of its own.
 
 Requests are lines on standard input, each with a number that its answer on standard output begins with. At the end of
 input, when the test run is gone, the server ends, and so does whatever it has forked.
@@ -17,6 +19,7 @@ import importlib
 import itertools
 import json
 import os
+import re
 import runpy
 import signal
 import subprocess
@@ -38,6 +41,11 @@ IMPORTED = (
 )  # fmt: skip
 """Of Celery what the command `celery` imports before it looks for an app, which may replace parts of what comes later;
 and what else takes long, and is imported by many of the processes that tests start."""
+OURS = ("celery_sidejob.cli", "celery_sidejob.extension", "celery_sidejob.hooks.steps.worker_step")
+"""What a worker whose app makes a `SideJob` imports of us: with it comes all but a few modules."""
+OURS_READ_AT_IMPORT = ("SIDEJOB_CRASH_POINTS", "SIDEJOB_CRASH_ONCE")
+"""What `celery_sidejob` reads once, when it is imported."""
+MAKES_A_SIDEJOB = re.compile(r"\bSideJob\(")
 PATCHING = ("gevent", "eventlet")
 """What replaces parts of modules that we have imported: processes with a word of it start without us."""
 READ_AT_IMPORT = ("COVERAGE_PROCESS_START", "PYTHONHASHSEED", "REMAP_SIGTERM", "TZ")
@@ -56,11 +64,59 @@ def can_fork(argv: Sequence[str], env: Mapping[str, str]) -> bool:
     )
 
 
+def makes_a_sidejob(argv: Sequence[str], env: Mapping[str, str], cwd: Path) -> bool:
+    """Tell whether the program itself, or the module of its app, makes a `SideJob`, and may find ours imported."""
+    if any(name in env for name in OURS_READ_AT_IMPORT):
+        return False
+    _, how, what, *arguments = argv
+    if how == "-c":
+        return MAKES_A_SIDEJOB.search(what) is not None
+    module = arguments[arguments.index("-A") + 1] if "-A" in arguments else what
+    place = module.partition(":")[0].replace(".", "/")
+    for folder in (str(cwd), *env.get("PYTHONPATH", "").split(os.pathsep)):
+        for file in (Path(folder, f"{place}.py"), Path(folder, place, "__init__.py")):
+            if file.is_file():
+                return MAKES_A_SIDEJOB.search(file.read_text()) is not None
+    return False
+
+
+class ForkServers:
+    """The two servers: one has imported Celery, the other has imported `celery_sidejob` too."""
+
+    def __init__(self, env: Mapping[str, str], *, root: Path) -> None:
+        """Ours finds what a process with this environment finds; the other is given its copies' path by each of them.
+
+        `root` is the folder in which `tests` is.
+        """
+        self._plain, self._ours = ForkServer({**env, "PYTHONPATH": str(root)}), ForkServer(env, *OURS)
+        self._path = env["PYTHONPATH"]
+
+    def start(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, log_path: Path) -> ForkedProcess:
+        """Start a process as a copy of the one that has imported most of what it may find imported."""
+        ours = env.get("PYTHONPATH") == self._path and makes_a_sidejob(argv, env, cwd)
+        return (self._ours if ours else self._plain).start(argv, env=env, cwd=cwd, log_path=log_path)
+
+    def close(self) -> None:
+        """End both, and what they have forked; `with` does this."""
+        self._plain.close()
+        self._ours.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
 class ForkServer:
     """Starts processes as copies of one that has imported Celery; that one is started when it is first needed."""
 
-    def __init__(self, env: Mapping[str, str]) -> None:
+    def __init__(self, env: Mapping[str, str], *further: str) -> None:
+        """The process has imported the modules `further` as well."""
         self._env = dict(env)
+        self._further = further
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
@@ -99,7 +155,7 @@ class ForkServer:
 
     def _started(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-m", __name__],
+            [sys.executable, "-m", __name__, *self._further],
             env=self._env,
             cwd="/",  # not in the tree, see `Processes`
             stdin=subprocess.PIPE,
@@ -148,9 +204,10 @@ class ForkedProcess:
 
 def main() -> None:
     """Fork as asked until there are no more requests; in each forked process be what was asked for."""
-    for name in IMPORTED:
+    further = sys.argv[1:]
+    for name in (*IMPORTED, *further):
         importlib.import_module(name)
-    assert not any(name.partition(".")[0] == "celery_sidejob" for name in sys.modules)
+    assert further or not any(name.partition(".")[0] == "celery_sidejob" for name in sys.modules)
     assert threading.active_count() == 1
     gc.freeze()  # a collection in a copy would touch, and so double, all that is shared
     order = serve()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.tools.fork_server import ForkedProcess, ForkServer, can_fork
+from tests.tools.fork_server import ForkedProcess, ForkServer, ForkServers, can_fork, makes_a_sidejob
 from tests.tools.freezing import is_alive
 from tests.tools.guard import Guard
 from tests.tools.waiting import wait_until
@@ -37,12 +37,12 @@ ENDS = {
 
 
 @pytest.fixture(params=["started", "forked"])
-def either(request: pytest.FixtureRequest, tmp_path: Path, process_guard: Guard, fork_server: ForkServer) -> Processes:
+def either(request: pytest.FixtureRequest, tmp_path: Path, process_guard: Guard, fork_server: ForkServers) -> Processes:
     """What starts processes in one way, and in the other."""
     return Processes(tmp_path / "processes", process_guard, fork_server if request.param == "forked" else None)
 
 
-def test_both_have_the_same_surroundings(tmp_path: Path, process_guard: Guard, fork_server: ForkServer) -> None:
+def test_both_have_the_same_surroundings(tmp_path: Path, process_guard: Guard, fork_server: ForkServers) -> None:
     (tmp_path / "look_around_tests.py").write_text(LOOK)
     seen: dict[str, list[Any]] = {"-c": [], "-m": []}
     for server in (None, fork_server):
@@ -109,6 +109,68 @@ def test_nothing_is_imported_that_an_app_may_still_replace(processes: Processes)
 
     assert (before.wait(), command.wait()) == (0, 0)
     assert set(json.loads(before.log())) <= set(json.loads(command.log()))
+
+
+SHOP = """
+from celery import Celery
+from celery_sidejob import SideJob
+app = Celery("shop")
+sidejob = SideJob(app)
+"""
+REMEMBERED = "import json, sys; print(json.dumps('celery_sidejob.extension' in sys.modules)) # tests."
+
+
+def test_who_makes_a_sidejob_finds_ours_imported_and_nobody_else_does(processes: Processes) -> None:
+    plain = processes.start_python(REMEMBERED, name="plain")
+    ours = processes.start_python(f"{REMEMBERED} SideJob()", name="ours")
+    elsewhere = processes.start_python(f"{REMEMBERED} SideJob()", env={"PYTHONPATH": "/"}, name="elsewhere")
+    crashing = processes.start_python(f"{REMEMBERED} SideJob()", env={"SIDEJOB_CRASH_ONCE": "/"}, name="crashing")
+
+    assert [process.wait() for process in (plain, ours, elsewhere, crashing)] == [0] * 4
+    assert [json.loads(process.log()) for process in (plain, ours, elsewhere, crashing)] == [False, True, False, False]
+
+
+def test_an_apps_module_tells_whether_it_makes_a_sidejob(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(SHOP)
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text(SHOP)
+    (tmp_path / "plain.py").write_text("from celery_sidejob import transport")
+    elsewhere = tmp_path / "elsewhere"
+
+    def tells(app: str, cwd: Path, **env: str) -> bool:
+        return makes_a_sidejob([sys.executable, "-m", "celery", "-A", app, "worker"], env, cwd)
+
+    assert [tells(app, tmp_path) for app in ("shop", "shop:app", "package", "plain", "none")] == [True] * 3 + [
+        False
+    ] * 2
+    assert tells("shop", elsewhere, PYTHONPATH=f"/:{tmp_path}")
+    assert not tells("shop", elsewhere)
+    assert makes_a_sidejob([sys.executable, "-m", "shop"], {}, tmp_path)
+
+
+def test_a_worker_imports_little_of_ours_that_its_server_has_not(
+    processes: Processes, database_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    """Or the second server would no longer be worth its start."""
+    (tmp_path / "shop.py").write_text(
+        SHOP
+        + """
+import atexit, sys
+
+def ours():
+    return len([name for name in sys.modules if name.startswith("celery_sidejob")])
+
+atexit.register(lambda before: print(before, ours(), file=sys.__stdout__), ours())
+"""
+    )
+    env = {"SIDEJOB_DATABASE_URL": database_url, "CELERY_BROKER_URL": redis_url}
+    worker = processes.start_worker("shop", env=env, cwd=tmp_path, pool="solo")
+
+    worker.terminate()
+
+    assert worker.wait() == 0
+    at_first, at_last = map(int, worker.log().splitlines()[-1].split())
+    assert 100 < at_first <= at_last < at_first + 25
 
 
 def test_nothing_outlives_its_server(tmp_path: Path) -> None:

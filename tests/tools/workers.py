@@ -13,7 +13,7 @@ import pytest
 
 from celery_sidejob.testing.processes import Process as AnyProcess
 from celery_sidejob.testing.processes import start_process
-from tests.tools.fork_server import ForkServer, can_fork
+from tests.tools.fork_server import ForkServers, can_fork
 from tests.tools.guard import Guard
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,7 +40,7 @@ class Process(AnyProcess):
     stop_signal = AnyProcess.freeze
     cont = AnyProcess.thaw
 
-    def __init__(self, argv: Sequence[str], *, fork_server: ForkServer | None = None, **given: Any) -> None:
+    def __init__(self, argv: Sequence[str], *, fork_server: ForkServers | None = None, **given: Any) -> None:
         forks = fork_server is not None and can_fork(argv, given["env"])
         super().__init__(argv, start=fork_server.start if forks else start_process, **given)
 
@@ -60,7 +60,7 @@ class Processes:
     """
 
     def __init__(
-        self, directory: Path, guard: Guard, fork_server: ForkServer | None = None, *, pool: str = "prefork"
+        self, directory: Path, guard: Guard, fork_server: ForkServers | None = None, *, pool: str = "prefork"
     ) -> None:
         self.started: list[Process] = []
         self.pool = pool
@@ -194,10 +194,10 @@ def process_guard() -> Iterator[Guard]:
 
 
 @pytest.fixture(scope="session")
-def fork_server() -> Iterator[ForkServer]:
+def fork_server() -> Iterator[ForkServers]:
     """What the processes of this run are forked by."""
-    with ForkServer(environment({"PYTHONPATH": str(ROOT)})) as server:  # copies are given theirs
-        yield server
+    with ForkServers(environment({}), root=ROOT) as servers:
+        yield servers
 
 
 @pytest.fixture(scope="session")
@@ -208,7 +208,7 @@ def worker_pool() -> str:
 
 @pytest.fixture
 def processes(
-    request: pytest.FixtureRequest, tmp_path: Path, process_guard: Guard, fork_server: ForkServer, worker_pool: str
+    request: pytest.FixtureRequest, tmp_path: Path, process_guard: Guard, fork_server: ForkServers, worker_pool: str
 ) -> Iterator[Processes]:
     """Starts processes for this test; they are gone after it, and when it fails their logs are shown."""
     started = Processes(tmp_path / "processes", process_guard, fork_server, pool=worker_pool)
