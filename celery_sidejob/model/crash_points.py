@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 Actor = Callable[[str], object]
@@ -90,5 +90,15 @@ def _first(path: str, name: str) -> bool:
     return True
 
 
-_plan = _parse(os.environ.get("SIDEJOB_CRASH_POINTS", ""))
-_actor: Actor | None = _armed(_plan, os.environ.get("SIDEJOB_CRASH_ONCE")) if _plan else None
+def _planned(environ: Mapping[str, str]) -> Actor | None:
+    plan = _parse(environ.get("SIDEJOB_CRASH_POINTS", ""))
+    return _armed(plan, environ.get("SIDEJOB_CRASH_ONCE")) if plan else None
+
+
+_actor: Actor | None = _planned(os.environ)
+
+
+def follow(environ: Mapping[str, str]) -> None:
+    """Follow the plan of these variables: a process that a test forks has others than there were at import."""
+    global _actor
+    _actor = _planned(environ)

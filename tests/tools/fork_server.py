@@ -1,10 +1,9 @@
 """A process that has imported Celery and forks: a worker that starts as a copy of it need not import Celery again.
 
-Those imports are most of what a start takes, and the same each time. Nothing of ours is among them: a process that
-must not know `celery_sidejob`, or has variables that it reads at import, imports it itself, if at all. A second server
-has imported `celery_sidejob` too, and forks the processes whose program makes a `SideJob`: their own imports would be
-a third of what is left of a start. A process imports its app and its tasks itself, in the environment that it is
-given. A copy has its own session, directory, environment, arguments and log, like a process that was started by
+Those imports are most of what a start takes, and the same each time. Nothing of ours is among them, for
+many a process must not know `celery_sidejob`. A second server has imported it too, and forks the processes whose
+program makes a `SideJob`: these imports are two thirds of what is left of a start. A process imports its app and its
+tasks itself, in the environment that it is given. A copy has its own session, directory, environment, arguments and log, like a process that was started by
 `subprocess`; `ps` alone shows this program's name in place of its own.
 
 Requests are lines on standard input, each with a number that its answer on standard output begins with. At the end of
@@ -41,10 +40,13 @@ IMPORTED = (
 )  # fmt: skip
 """Of Celery what the command `celery` imports before it looks for an app, which may replace parts of what comes later;
 and what else takes long, and is imported by many of the processes that tests start."""
-OURS = ("celery_sidejob.cli", "celery_sidejob.extension", "celery_sidejob.hooks.steps.worker_step")
-"""What a worker whose app makes a `SideJob` imports of us: with it comes all but a few modules."""
-OURS_READ_AT_IMPORT = ("SIDEJOB_CRASH_POINTS", "SIDEJOB_CRASH_ONCE")
-"""What `celery_sidejob` reads once, when it is imported."""
+OURS = (
+    "celery_sidejob.cli", "celery_sidejob.extension", "celery_sidejob.hooks.steps.worker_step",
+    "celery.apps.worker", "celery.backends.redis", "celery.concurrency.prefork", "celery.fixups.django",
+    "celery.worker.consumer",
+)  # fmt: skip
+"""What a worker whose app makes a `SideJob` imports later: of us all but a few modules, and of Celery."""
+CRASH_POINTS = "celery_sidejob.model.crash_points"
 MAKES_A_SIDEJOB = re.compile(r"\bSideJob\(")
 PATCHING = ("gevent", "eventlet")
 """What replaces parts of modules that we have imported: processes with a word of it start without us."""
@@ -66,8 +68,6 @@ def can_fork(argv: Sequence[str], env: Mapping[str, str]) -> bool:
 
 def makes_a_sidejob(argv: Sequence[str], env: Mapping[str, str], cwd: Path) -> bool:
     """Tell whether the program itself, or the module of its app, makes a `SideJob`, and may find ours imported."""
-    if any(name in env for name in OURS_READ_AT_IMPORT):
-        return False
     _, how, what, *arguments = argv
     if how == "-c":
         return MAKES_A_SIDEJOB.search(what) is not None
@@ -256,6 +256,8 @@ def become(argv: list[str], env: dict[str, str], cwd: str, log_path: str) -> Non
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
+    if CRASH_POINTS in sys.modules:
+        sys.modules[CRASH_POINTS].follow(env)  # the only variables that ours read at import
     _, how, what, *arguments = argv
     first = cwd if how == "-m" else ""
     sys.path[:] = dict.fromkeys([first, *env.get("PYTHONPATH", "").split(os.pathsep), *sys.path[1:]])
