@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from tests.protocol_model.walk import ENDLESS, replace
@@ -163,22 +164,33 @@ def steps(world: World, mistake: str | None, _: str) -> Iterator[World]:
 def _judged(world: World) -> World:
     if world.fault or world.limit == UNMANAGED or not world.exact:
         return world
-    held = _held(world, HOLDING)
-    published = sum(row == "published" for job, row in enumerate(world.rows) if job not in held)
-    permits = sum(world.bells) + sum(_is_permit(world, claim) for claim in world.claims)
+    published, waiting, taken, permits = _counted(world.rows, world.claims)
+    permits += sum(world.bells)
     if published > permits + world.excused:
         return replace(world, fault=USED_UP)
-    waiting = sum(row in ("published", "marked") and job not in held for job, row in enumerate(world.rows))
-    free = 0 if world.openers else max(_free(world) - sum(claim[0] == "takes" for claim in world.claims), 0)
+    free = 0 if world.openers else max(_free(world) - taken, 0)
     if min(free, waiting) > permits + world.rings + world.excused:
         return replace(world, fault=NOBODY_RINGS)
     return world
 
 
-def _is_permit(world: World, claim: Claim) -> bool:
+@cache
+def _counted(rows: tuple[str, ...], claims: tuple[Claim, ...]) -> tuple[int, int, int, int]:
+    """Return how many rows are published, and how many wait; how many claims take a row, and how many are permits.
+
+    There are a million worlds to judge, and few that differ in this.
+    """
+    held = _held(claims, HOLDING)
+    free = [row for job, row in enumerate(rows) if job not in held]
+    taken = sum(claim[0] == "takes" for claim in claims)
+    permits = sum(_is_permit(rows, claim) for claim in claims)
+    return free.count("published"), free.count("published") + free.count("marked"), taken, permits
+
+
+def _is_permit(rows: tuple[str, ...], claim: Claim) -> bool:
     """Whether the doorbell that the process holds has yet to claim or mark a row."""
     step, _, row = claim
-    return step in ("counted", "chose") or (step in ("takes", "loose") and world.rows[row] != "published")
+    return step in ("counted", "chose") or (step in ("takes", "loose") and rows[row] != "published")
 
 
 def _excused(world: World, more: int = 1) -> int:
@@ -193,12 +205,12 @@ def _free(world: World, miscounted: int = 0) -> int:
     """Return how many slots are free, as a statement finds that begins now: none if the gate is closed."""
     if world.limit == UNMANAGED or world.paused:
         return 0
-    return max(world.limit - sum(row == "running" for row in world.rows) - miscounted, 0)
+    return max(world.limit - world.rows.count("running") - miscounted, 0)
 
 
 def _is_unlocked(world: World) -> bool:
     """Whether nobody has locked the queue's row."""
-    return not any(claim[0] in LOCKING for claim in world.claims)
+    return not _held(world.claims, LOCKING)
 
 
 def _with(several: tuple[Any, ...], place: int, one: Any) -> tuple[Any, ...]:
@@ -228,9 +240,9 @@ def _claims(world: World, mistake: str | None) -> Iterator[World]:
                 yield from _looked(world, place, bell, mistake, is_open=row > 0)
             case "chose" if _may_lock(world) and not _free(world):
                 yield from _looked(world, place, bell, mistake, is_open=False)
-            case "chose" if _may_lock(world) and row not in _held(world, HOLDING):
+            case "chose" if _may_lock(world) and row not in _held(world.claims, HOLDING):
                 yield _changed(world, place, ("takes", bell, row))
-            case "takes" | "names" | "loose" if row not in _held(world, ("marks",)):
+            case "takes" | "names" | "loose" if row not in _held(world.claims, ("marks",)):
                 yield from _begun(world, place, mistake)
             case "marks":
                 rows = world.rows if row == NOBODY else _with(world.rows, row, "marked")
@@ -243,9 +255,10 @@ def _less(world: World, job: int) -> tuple[int, ...]:
     return _with(world.bells, job, world.bells[job] - 1)
 
 
-def _held(world: World, how: tuple[str, ...]) -> set[int]:
+@cache
+def _held(claims: tuple[Claim, ...], how: tuple[str, ...]) -> frozenset[int]:
     """Return the jobs that claims in these steps have locked, or their messages."""
-    return {row for step, _, row in world.claims if step in how}
+    return frozenset(row for step, _, row in claims if step in how)
 
 
 def _may_lock(world: World) -> bool:
@@ -263,8 +276,13 @@ def _by_name(world: World, place: int, bell: int) -> Iterator[World]:
 
 def _takeable(world: World) -> list[int]:
     """Return the waiting jobs that nobody has locked, the best first."""
-    locked = _held(world, TAKING) | ({JOBS[-1]} if world.locked else set())
-    return [job for job in world.order if _waits(world.rows[job]) and job not in locked]
+    return _waiting(world.rows, world.order, _held(world.claims, TAKING), world.locked)
+
+
+@cache
+def _waiting(rows: tuple[str, ...], order: tuple[int, ...], held: frozenset[int], locked: bool) -> list[int]:
+    taken = held | {JOBS[-1]} if locked else held
+    return [job for job in order if _waits(rows[job]) and job not in taken]
 
 
 def _got(world: World, place: int, bell: int, mistake: str | None) -> Iterator[World]:
@@ -301,7 +319,7 @@ def _to_mark(world: World, bell: int, mistake: str | None) -> list[int]:
     """Return which rows a permit may mark that claims no published one: that of its job, or any that is published."""
     if mistake == "a refused permit marks nothing":
         return [NOBODY]
-    locked = _held(world, TAKING if mistake == "a refused permit does not skip a locked row" else HOLDING)
+    locked = _held(world.claims, TAKING if mistake == "a refused permit does not skip a locked row" else HOLDING)
     found = [job for job in world.order if world.rows[job] == "published" and job not in locked]
     if bell in found or (mistake == "a refused permit marks a retry that is due" and world.rows[bell] == "due"):
         return [bell]
@@ -430,7 +448,7 @@ def _broker(world: World, _: str | None) -> Iterator[World]:
 
 def _sweeper(world: World, mistake: str | None) -> Iterator[World]:
     """Look for the doorbell of each published row, and ring for marked ones if slots are free."""
-    held = _held(world, HOLDING)
+    held = _held(world.claims, HOLDING)
     looked_for = ["published"] if mistake != "a published row is not looked for" else []
     looked_for += ["marked"] if mistake == "a marked row is looked for" else []
     for job in JOBS:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -27,6 +30,21 @@ def walk(
     from which no way leads to such an end is wrong too (`ENDLESS`). With `only_first` the walk stops at the first thing
     that is wrong.
     """
+    with _no_collections():
+        return _walked(model, mistake, on_lost, only_first)
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Collect no garbage: of the million objects that are made all are kept, or freed without it."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _walked(model: ModuleType, mistake: str | None, on_lost: str, only_first: bool) -> tuple[int, dict[str, list[Any]]]:
     start = model.World()
     places = {start: 0}
     worlds = [start]

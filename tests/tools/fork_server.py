@@ -1,10 +1,10 @@
 """A process that has imported Celery and forks: a worker that starts as a copy of it need not import Celery again.
 
-Those imports are most of what a start takes, and the same each time. Nothing of ours is among them, for
-many a process must not know `celery_sidejob`. A second server has imported it too, and forks the processes whose
-program makes a `SideJob`: these imports are two thirds of what is left of a start. A process imports its app and its
-tasks itself, in the environment that it is given. A copy has its own session, directory, environment, arguments and log, like a process that was started by
-`subprocess`; `ps` alone shows this program's name in place of its own.
+Those imports are most of what a start takes, and the same each time. Nothing of ours is among them, for many a process
+must not know `celery_sidejob`. A second server has imported it too, and forks the processes whose program makes a
+`SideJob`: these imports are two thirds of what is left of a start. A process imports its app and its tasks itself, in
+the environment that it is given. A copy has its own session, directory, environment, arguments and log, like a process
+that was started by `subprocess`; `ps` alone shows this program's name in place of its own.
 
 Requests are lines on standard input, each with a number that its answer on standard output begins with. At the end of
 input, when the test run is gone, the server ends, and so does whatever it has forked.
