@@ -51,6 +51,8 @@ class DeadEntry:
     task_id: str | None
     task: str
     queue: str
+    group: str
+    """The failure group: the one that a `JobFailed` has named, else the class of the exception."""
     reason: str
     error: str
     traceback: str | None = field(repr=False)
@@ -64,11 +66,6 @@ class DeadEntry:
     """A durable task's arguments as Celery shows them; a job's are in `Job.info`."""
     history: tuple[Mapping[str, Any], ...] = ()
     """`at`, `reason` and `error` of each earlier death of a durable task that was retried since."""
-
-    @property
-    def group(self) -> str:
-        """The key by which entries are grouped: the task and the kind of error."""
-        return f"{self.task}: {self.error.partition(':')[0]}"
 
 
 class DeadSet:
@@ -100,8 +97,9 @@ class DeadSet:
     ) -> Sequence[DeadEntry]:  # fmt: skip
         """Return up to `limit` entries that match, the oldest of each store first, after the id `after`.
 
-        Entries of a group are searched among those of its task. With a queue these, or all entries, are read one by
-        one until `limit` match: a million takes a second.
+        Those of a failure group are returned newest first, and `after` is the id of the last entry of the page before.
+        A page of a group, or of a task, takes the same time in any dead set. With a queue, or with a task and a group,
+        entries are read one by one until `limit` match: a million takes a second.
         """
         check_number("limit", limit, least=1, of="entries")
         check_texts(group=group, task=task, queue=queue)
@@ -109,10 +107,14 @@ class DeadSet:
         found: list[DeadEntry] = []
 
         def read(store: Store) -> Sequence[DeadEntry]:
-            rows = self._page(
-                store, after=number if store is first else 0, limit=limit - len(found), task_group=group, task=task,
-                queue=queue,
-            )  # fmt: skip
+            place, rest = number if store is first else 0, limit - len(found)
+            if group is None:
+                rows = self._page(store, after=place, limit=rest, task=task, queue=queue)
+            else:
+                newest = partial(
+                    dead.newest_of_group, before=place or None, limit=rest, failure_group=group, task=task, queue=queue
+                )
+                rows = self._ask(store, newest)
             return [self._entry(store, row) for row in rows]
 
         for entry in self._of_each(read, lambda store: store.place >= first.place and len(found) < limit):
@@ -120,7 +122,7 @@ class DeadSet:
         return found
 
     def groups(self) -> dict[str, int]:
-        """Count all entries by task and kind of error, the largest group first; reads a million in a second."""
+        """Count all entries by their failure group, the largest first; reads a million in a second."""
         counts: Counter[str] = Counter()
         for found in self._of_each(lambda store: [self._ask(store, dead.groups)]):
             counts.update(found)
@@ -160,23 +162,23 @@ class DeadSet:
         return self._force(entry.job_id)
 
     def retry_all(
-        self, *, group: str | None = None, task: str | None = None, limit: int | None = None,
-        progress: Progress | None = None,
+        self, *, group: str | None = None, task: str | None = None, queue: str | None = None,
+        limit: int | None = None, progress: Progress | None = None,
     ) -> int:  # fmt: skip
-        """Try all entries that match again, oldest first, at most `limit`; returns how many left the dead set.
+        """Try all entries that match again in the order in which they failed, at most `limit`; returns how many left.
 
         Messages of durable tasks go a page at a time, each in one statement. An entry that was buried after this was
         called is left alone, so that a task that fails again is not tried for ever. `progress` is called with the
         number of entries that leave, as they do.
         """
-        check_texts(group=group, task=task)
+        check_texts(group=group, task=task, queue=queue)
         if limit is not None:
             check_number("limit", limit, least=1, of="entries")
         left = math.inf if limit is None else limit
 
         def retry(store: Store) -> Iterator[int]:
             nonlocal left
-            for number in self._retry_in(store, group, task, left):
+            for number in self._retry_in(store, left, failure_group=group, task=task, queue=queue):
                 left -= number
                 yield number
 
@@ -206,6 +208,10 @@ class DeadSet:
             )
         retention = Retention.of({"older_than": age_s, "keep": keep})
         return _total(self._of_each(lambda store: self._purge_in(store, retention)), progress)
+
+    def tasks(self) -> Sequence[str]:
+        """Return the tasks that have entries, by name; their number decides how long it takes."""
+        return sorted(set(self._of_each(lambda store: self._ask(store, dead.tasks))))
 
     # ------------------------------------------------------------------------------------------------------------
 
@@ -251,12 +257,12 @@ class DeadSet:
             raise InvalidValueError(f"{shown(entry_id)} is no id of the dead set: a number, or a store's name:number.")
         return self._stores.named(name) if name else self._stores[0], int(number)
 
-    def _retry_in(self, store: Store, group: str | None, task: str | None, limit: float) -> Iterator[int]:
+    def _retry_in(self, store: Store, limit: float, **which: str | None) -> Iterator[int]:
         """Yield how many entries left the dead set, page by page."""
         retried, after, last = 0, 0, self._ask(store, dead.last_id)
         while after < last and retried < limit:
             page = int(min(PAGE, limit - retried))
-            rows = self._page(store, after=after, limit=page, task_group=group, task=task)
+            rows = self._page(store, after=after, limit=page, **which)
             if not rows:
                 break
             after = rows[-1].id
@@ -299,7 +305,7 @@ class DeadSet:
         hide, label = self._runtime.settings.redacted, self._stores.label_of(store)
         return DeadEntry(
             id=burials.entry_id_of(label, row.id), job_id=row.job_id, task_id=row.task_id, task=row.task,
-            queue=row.queue, reason=row.reason, error=str(hide(row.error or "")),
+            queue=row.queue, group=row.failure_group, reason=row.reason, error=str(hide(row.error or "")),
             traceback=None if row.traceback is None else str(hide(row.traceback)), died_at=row.died_at,
             retries=row.retries, store=label,
             **(_of_message(row.payload, hide) if row.job_id is None else {}),

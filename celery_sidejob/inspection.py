@@ -400,9 +400,9 @@ def _add(found: dict[str, Any], more: Mapping[str, Any]) -> None:
     found["estimated"] = sorted({*found["estimated"], *more["estimated"]})
     groups: Counter[tuple[str, str]] = Counter()
     for group in (*found["dead"]["groups"], *more["dead"]["groups"]):
-        groups[group["task"], group["error"]] += group["entries"]
+        groups[group["task"], group["group"]] += group["entries"]
     found["dead"]["groups"] = [
-        {"task": task, "error": error, "entries": entries} for (task, error), entries in groups.most_common()
+        {"task": task, "group": group, "entries": entries} for (task, group), entries in groups.most_common()
     ]
 
 

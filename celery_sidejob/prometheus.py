@@ -74,8 +74,8 @@ def _metrics(found: Mapping[str, Any] | None) -> Iterator[Metric]:
     for gauge in GAUGES:
         yield _gauge(gauge.metric, gauge.meaning, [], {(): gauge.of(found)})
     yield _gauge(
-        "sidejob_dead_group_entries", "The newest entries of the dead set by task and kind of error.",
-        ["task", "error"], {(row["task"], row["error"]): row["entries"] for row in found["dead"]["groups"]},
+        "sidejob_dead_group_entries", "The newest entries of the dead set by task and failure group.",
+        ["task", "group"], {(row["task"], row["group"]): row["entries"] for row in found["dead"]["groups"]},
     )  # fmt: skip
     lives = Counter(map(life_of, found["workers"]))
     yield _gauge(

@@ -135,6 +135,7 @@ CALLS: dict[str, Call] = {
     "dead.retry()": lambda g, odd: g.sidejob.dead.retry(odd),
     "dead.retry_all(group=)": lambda g, odd: g.sidejob.dead.retry_all(group=odd),
     "dead.retry_all(task=)": lambda g, odd: g.sidejob.dead.retry_all(task=odd),
+    "dead.retry_all(queue=)": lambda g, odd: g.sidejob.dead.retry_all(queue=odd),
     "dead.retry_all(limit=)": lambda g, odd: g.sidejob.dead.retry_all(group="none", limit=odd),
     "dead.delete()": lambda g, odd: g.sidejob.dead.delete(odd),
     "dead.purge(older_than=)": lambda g, odd: g.sidejob.dead.purge(older_than=odd),

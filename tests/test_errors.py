@@ -22,6 +22,7 @@ from celery.concurrency import get_implementation
 from celery_sidejob import (
     CapacityPool,
     Job,
+    JobFailed,
     RunningJob,
     SideJob,
     SideJobError,
@@ -229,6 +230,7 @@ UNWRITTEN: dict[str, Case] = {
     "a search by a value that is not an id": lambda s: s.sidejob.find(1.5),  # type: ignore[arg-type]
     "counting by an unknown column": lambda s: s.sidejob.count_jobs(by="args"),
     "a durable task's `task_id=` has a reserved prefix": lambda s: durable(s).apply_async(task_id="continuation:1"),
+    "`JobFailed` with a group that cannot be kept": lambda s: JobFailed(""),
     "`purge` of the dead set without a condition": lambda s: s.sidejob.dead.purge(),
     "a number of entries, jobs or packets that is not a number": lambda s: s.sidejob.dead.list(limit=0),
     "a filter or a name that no row can contain": lambda s: s.sidejob.jobs(queue="a\x00b"),
@@ -771,7 +773,7 @@ def test_the_page_has_every_error_and_every_line_has_a_test() -> None:
         for name, found in vars(errors).items()
         if isinstance(found, type) and issubclass(found, SideJobError) and found is not SideJobError
     }
-    # A revoked asking is told by its result, as Celery's own error of that name.
-    assert classes - {row.error for row in ROWS.values()} <= {"Overloaded", "TaskRevokedError"}
+    # A revoked asking is told by its result, as Celery's own error of that name. Bodies raise JobFailed themselves.
+    assert classes - {row.error for row in ROWS.values()} <= {"JobFailed", "Overloaded", "TaskRevokedError"}
     assert {row.error for row in ROWS.values()} <= classes
     assert UNWRITTEN.keys() | IN_A_RUN.keys() | ELSEWHERE.keys() == ROWS.keys()

@@ -82,7 +82,7 @@ def test_stats_of_a_busy_store(busy: Stage) -> None:
     assert found["timers"]["waiting"] == 2
     assert 7 <= found["timers"]["oldest_due_s"] < 37
     assert 7 <= found["sweep"]["lag_s"] < 37
-    assert found["dead"] == {"entries": 2, "groups": [{"task": "stage.call", "error": "ValueError", "entries": 2}]}
+    assert found["dead"] == {"entries": 2, "groups": [{"task": "stage.call", "group": "ValueError", "entries": 2}]}
     assert [(row["id"], row["alive"]) for row in found["workers"]] == [(busy.worker_id, True)]
 
 

@@ -377,11 +377,15 @@ CREATE TABLE {s}.dead (
   died_at timestamptz NOT NULL DEFAULT now(),
   payload json NOT NULL,
   body bytea,
+  given_group text,
+  failure_group text NOT NULL
+    GENERATED ALWAYS AS (coalesce(given_group, left(split_part(coalesce(error, ''), ':', 1), 255))) STORED,
   CONSTRAINT dead_reason_check
     CHECK (reason IN ('failed', 'lost', 'revoked', 'expired', 'unsendable', 'shutdown lost')));
 CREATE INDEX dead_job_id_idx ON {s}.dead (job_id);
 CREATE INDEX dead_task_id_idx ON {s}.dead (task_id);
 CREATE INDEX dead_task_idx ON {s}.dead (task, id);
+CREATE INDEX dead_failure_group_idx ON {s}.dead (failure_group, id);
 
 CREATE TABLE {s}.ports (
   id bigint GENERATED ALWAYS AS IDENTITY CONSTRAINT ports_pkey PRIMARY KEY,

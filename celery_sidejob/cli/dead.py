@@ -65,10 +65,10 @@ def dead() -> None:
 @click.option("--after", metavar="ID", type=EntryId(), default=0, help="Only entries after this id.")
 @answering
 def list_entries(sidejob: Any, output: Output, /, limit: int, **chosen: Any) -> None:
-    """List entries, oldest first.
+    """List entries, oldest first; those of a group newest first.
 
-    Entries of a group are searched among those of its task. With --queue the command reads these, or all entries, one
-    by one until enough match: a million takes a second.
+    With --queue, or with --task and --group, the command reads entries one by one until enough match: a million takes
+    a second.
     """
     with output.progress("Looking through the dead set"):
         found: list[DeadEntry] = sidejob.dead.list(limit=limit, **chosen)
@@ -80,7 +80,7 @@ def list_entries(sidejob: Any, output: Output, /, limit: int, **chosen: Any) -> 
 @dead.command()
 @answering
 def groups(sidejob: Any, output: Output) -> None:
-    """Count entries by task and kind of error; reads them all, a million in a second."""
+    """Count entries by failure group; reads them all, a million in a second."""
     with output.progress("Counting the dead set"):
         found: dict[str, int] = sidejob.dead.groups()
     output.answer(found, table("Entries", "Group", rows=[(count, group) for group, count in found.items()]))
@@ -99,15 +99,16 @@ def show(sidejob: Any, output: Output, entry_id: int | str) -> None:
 @click.option("--all", "everything", is_flag=True, help="All entries.")
 @group_option
 @task_option
+@queue_option
 @click.option("--limit", type=click.IntRange(1, MOST), help="At most so many.")
 @answering
 def retry(
     sidejob: Any, output: Output, /, given: Sequence[int | str], everything: bool, limit: int | None,
     **chosen: str | None,
 ) -> None:  # fmt: skip
-    """Try entries again: by id, by group, by task, or all."""
+    """Try entries again: by id, by group, by task, by queue, or all, in the order in which they failed."""
     if [bool(given), everything, any(value is not None for value in chosen.values())].count(True) != 1:
-        raise Failed("Name entries by their IDs, or choose by --group or --task, or all with --all.", code=2)
+        raise Failed("Name entries by their IDs, or choose by --group, --task or --queue, or all with --all.", code=2)
     load_modules(sidejob)
     if given:
         _each(sidejob, output, given, sidejob.dead.retry, "retried")
@@ -185,15 +186,14 @@ def _is_entry_id(given: str) -> bool:
 
 
 def _document(entry: DeadEntry) -> dict[str, Any]:
-    return {**asdict(entry), "group": entry.group}
+    return asdict(entry)
 
 
-def _suggest(sidejob: Any, output: Output, group: str | None, task: str | None) -> None:
+def _suggest(sidejob: Any, output: Output, **chosen: str | None) -> None:
     """If nothing matches, suggest names that would."""
-    if sidejob.dead.list(group=group, task=task, limit=1):
+    if sidejob.dead.list(**chosen, limit=1):
         return  # entries match, but somebody else has retried or locked them
-    groups: dict[str, int] = sidejob.dead.groups()
-    there = list(groups) if group is not None else sorted({name.partition(": ")[0] for name in groups})
+    there = list(sidejob.dead.groups()) if chosen["group"] is not None else sidejob.dead.tasks()
     output.note(nothing_matches("the dead set", there))
 
 

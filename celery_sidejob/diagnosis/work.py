@@ -163,7 +163,7 @@ def dead(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
         yield well("dead set", "empty")
         return
     groups = statistics.dead_groups(executor)[:3]
-    shown = ", ".join(f"{row.entries} of {row.task} ({row.error})" for row in groups)
+    shown = ", ".join(f"{row.entries} of {row.task} ({row.group})" for row in groups)
     yield warning(
         "dead set", f"{'about ' if entries.is_estimated else ''}{counted(entries.number, 'entry', 'entries')}: {shown}",
         meaning="These jobs and durable tasks failed for good, kept killing their workers, were revoked or have "

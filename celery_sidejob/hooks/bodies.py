@@ -13,7 +13,7 @@ from typing import Any
 
 from celery.app.task import Task
 
-from ..model.errors import InvalidValueError, SettingsError
+from ..model.errors import InvalidValueError, JobFailed, SettingsError
 
 _PLAIN = (FunctionType, MethodType, BuiltinFunctionType, partial, type)
 
@@ -73,6 +73,11 @@ def text_of(error: BaseException) -> str:
         return str(error)
     except Exception:
         return "<its str() raises>"
+
+
+def group_of(error: BaseException | None) -> str | None:
+    """Return the failure group that a body has named; None if it is the class of its error."""
+    return error.group if isinstance(error, JobFailed) else None
 
 
 def call_of(task: Any, marker: type[Task]) -> Callable[..., Any] | None:

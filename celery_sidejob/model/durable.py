@@ -78,6 +78,8 @@ class Death:
     traceback: str | None = None
     retries: int = 0
     """How many of Celery's retries it had used."""
+    group: str | None = None
+    """The failure group that its body has named; None: the class that `error` begins with."""
 
 
 @dataclass(frozen=True, slots=True)

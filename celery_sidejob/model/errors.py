@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+MOST_OF_GROUP = 255
+"""Characters in the name of a failure group."""
+
 
 @dataclass(frozen=True, slots=True)
 class FullPort:
@@ -159,6 +162,36 @@ class UnitNotCommittedError(SideJobError):
 
 class TaskRevokedError(SideJobError):
     """The asking was revoked, or expired before its run. It has failed; later askings run."""
+
+
+class JobFailed(SideJobError):
+    """A body raises it to fail, and to name the group of its failure: `JobFailed("no stock", "Shelf 7 is empty.")`.
+
+    Entries of the dead set are found and retried by their group. Any other exception is in the group of its class.
+    """
+
+    def __init__(self, group: str, message: str = "") -> None:
+        problem = _why_no_group(group)
+        if problem:
+            raise InvalidValueError(f"JobFailed(group, message): {ascii(group)[:100]} cannot be a group: {problem}.")
+        super().__init__(group, message)
+        self.group = group
+        self.message = message
+
+    def __str__(self) -> str:
+        return str(self.message or self.group)
+
+
+def _why_no_group(group: Any) -> str | None:
+    if not isinstance(group, str):
+        return f"it is a string, not a {type(group).__name__}"
+    if not group:
+        return "it is empty"
+    if len(group) > MOST_OF_GROUP:
+        return f"it has {len(group)} characters; {MOST_OF_GROUP} are allowed"
+    if "\0" in group or any("\ud800" <= character <= "\udfff" for character in group):
+        return "it holds a character that Postgres cannot store; leave it out"
+    return None
 
 
 class StoreUnavailableError(SideJobError):

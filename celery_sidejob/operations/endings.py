@@ -160,10 +160,10 @@ def announce(hold: Hold, before: str, status: str, ending: Ending, after_commit:
         before = step
 
 
-def error_json(kind: str, message: str, module: str, traceback: str | None = None) -> str:
-    """Return an error in the form in which rows keep it."""
-    shown = storable(message)
-    return json.dumps({"v": FORMAT, "type": kind, "module": module, "message": shown, "traceback": traceback})
+def error_json(kind: str, message: str, module: str, traceback: str | None = None, group: str | None = None) -> str:
+    """Return an error in the form in which rows keep it, with its failure group if a JobFailed has named one."""
+    kept = {"v": FORMAT, "type": kind, "module": module, "message": storable(message), "traceback": traceback}
+    return json.dumps(kept if group is None else {**kept, "group": group})
 
 
 def storable(text: str) -> str:

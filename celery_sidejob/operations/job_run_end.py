@@ -187,5 +187,6 @@ def _bury(executor: Transaction, hold: Hold, row: Any, ending: Ending, after_com
         error=f"{shown.get('type', '')}: {shown.get('message', '')}",
         retries=0 if ending.gives_up else job.retries,
         wake_pending=ending.gives_up == Status.FAILED and job.status == Status.QUEUED,
+        given_group=shown.get("group"),
     )  # fmt: skip
     after_commit.events.append(JobBuried(job.id, job.task, entry, reason))

@@ -6,40 +6,60 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..model.checks import MOST
 from ..model.retention import Retention
 from .statement import Reader, Statement, Transaction, first
 
 _BURY = Statement("""
 WITH before AS (DELETE FROM {dead} WHERE job_id = %(job_id)s)
-INSERT INTO {dead} (job_id, task_id, task, queue, reason, error, traceback, retries, payload)
-SELECT j.id, %(task_id)s, j.task, j.queue, %(reason)s, %(error)s, %(traceback)s, %(retries)s,
+INSERT INTO {dead} (job_id, task_id, task, queue, reason, error, traceback, retries, given_group, payload)
+SELECT j.id, %(task_id)s, j.task, j.queue, %(reason)s, %(error)s, %(traceback)s, %(retries)s, %(given_group)s,
   json_build_object('v', 1, 'args', j.args, 'kwargs', j.kwargs, 'wake_pending', %(wake_pending)s::boolean)
 FROM {jobs} j WHERE j.id = %(job_id)s RETURNING id""")
 
 
 def bury(
     executor: Transaction, job_id: int, *, task_id: str | None, reason: str, error: str, traceback: str | None,
-    retries: int, wake_pending: bool,
+    retries: int, wake_pending: bool, given_group: str | None = None,
 ) -> int:  # fmt: skip
-    """Enter a job in the dead set; an older entry of the same job is replaced."""
+    """Enter a job in the dead set; an older entry of the same job is replaced.
+
+    Its failure group is `given_group`, or else the class that `error` begins with.
+    """
     found = executor.run(
         _BURY, job_id=job_id, task_id=task_id, reason=reason, error=error, traceback=traceback, retries=retries,
-        wake_pending=wake_pending,
+        wake_pending=wake_pending, given_group=given_group,
     )  # fmt: skip
     return int(found[0].id)
 
 
-_COLUMNS = "id, job_id, task_id, task, queue, reason, error, traceback, retries, died_at, payload::text AS payload"
-_GROUP = "task || ': ' || split_part(coalesce(error, ''), ':', 1)"
-_MATCHING = f"""(%(queue)s::text IS NULL OR queue = %(queue)s)
-  AND (%(task_group)s::text IS NULL OR {_GROUP} = %(task_group)s)"""
+_COLUMNS = (
+    "id, job_id, task_id, task, queue, reason, error, traceback, retries, died_at, failure_group, "
+    "payload::text AS payload"
+)
+_MATCHING = """(%(queue)s::text IS NULL OR queue = %(queue)s)"""
 _PAGE = Statement(f"""
 SELECT {_COLUMNS} FROM {{dead}} WHERE id > %(after)s AND {_MATCHING} ORDER BY id LIMIT %(limit)s""")
 # Not `task = ...`: the primary key is in that order too, and a task with few entries would be looked for among all.
 _PAGE_OF_TASK = Statement(f"""
 SELECT {_COLUMNS} FROM {{dead}} WHERE task BETWEEN %(task)s AND %(task)s AND id > %(after)s AND {_MATCHING}
 ORDER BY task, id LIMIT %(limit)s""")
-_GROUPS = Statement(f'SELECT {_GROUP} AS "group", count(*) AS entries FROM {{dead}} GROUP BY 1 ORDER BY 2 DESC, 1')
+# The same for groups, whose index gives both orders.
+_OF_GROUP = f"""
+SELECT {_COLUMNS} FROM {{dead}} WHERE failure_group BETWEEN %(failure_group)s AND %(failure_group)s
+  AND (%(task)s::text IS NULL OR task = %(task)s) AND {_MATCHING}"""
+_PAGE_OF_GROUP = Statement(_OF_GROUP + """ AND id > %(after)s ORDER BY failure_group, id LIMIT %(limit)s""")
+_NEWEST_OF_GROUP = Statement(
+    _OF_GROUP + """ AND id < %(before)s ORDER BY failure_group DESC, id DESC LIMIT %(limit)s"""
+)
+_GROUPS = Statement("""
+SELECT failure_group AS "group", count(*) AS entries FROM {dead} GROUP BY 1 ORDER BY 2 DESC, 1""")
+_TASKS = Statement("""
+WITH RECURSIVE t(task) AS (
+  (SELECT task FROM {dead} ORDER BY task LIMIT 1)
+  UNION ALL SELECT (SELECT d.task FROM {dead} d WHERE d.task > t.task ORDER BY d.task LIMIT 1) FROM t
+  WHERE t.task IS NOT NULL)
+SELECT task FROM t WHERE task IS NOT NULL""")
 _LAST = Statement("SELECT coalesce(max(id), 0) AS last FROM {dead}")
 # CASE: Postgres would guess that nearly all entries are of the tasks to be left out, and sort the rest.
 _BEFORE = Statement("""
@@ -130,20 +150,36 @@ def expired(executor: Reader, job_ids: Iterable[int], *, bounds: Bounds) -> set[
 
 
 def page(
-    executor: Reader, *, after: int, limit: int, task_group: str | None = None, task: str | None = None,
+    executor: Reader, *, after: int, limit: int, failure_group: str | None = None, task: str | None = None,
     queue: str | None = None,
 ) -> Sequence[Any]:  # fmt: skip
-    """Read the next matching entries by id; scans those of the task, or else all, until `limit` match."""
-    if task is None and task_group is not None:
-        task = task_group.rpartition(": ")[0]  # the kind of error, after it, has no colon
-    if task is None:
-        return executor.run(_PAGE, after=after, limit=limit, task_group=task_group, queue=queue)
-    return executor.run(_PAGE_OF_TASK, after=after, limit=limit, task_group=task_group, task=task, queue=queue)
+    """Read the next matching entries by id; looks through those of the group, the task, or else all."""
+    which = {"after": after, "limit": limit, "queue": queue}
+    if failure_group is not None:
+        return executor.run(_PAGE_OF_GROUP, failure_group=failure_group, task=task, **which)
+    if task is not None:
+        return executor.run(_PAGE_OF_TASK, task=task, **which)
+    return executor.run(_PAGE, **which)
+
+
+def newest_of_group(
+    executor: Reader, *, before: int | None, limit: int, failure_group: str, task: str | None, queue: str | None
+) -> Sequence[Any]:
+    """Read entries of a group, the newest first, those before an id; looks through the group until `limit` match."""
+    return executor.run(
+        _NEWEST_OF_GROUP, before=MOST if before is None else before, limit=limit, failure_group=failure_group,
+        task=task, queue=queue,
+    )  # fmt: skip
 
 
 def groups(executor: Reader) -> dict[str, int]:
-    """Count all entries by task and kind of error; reads the whole dead set."""
+    """Count all entries by their failure group; reads the index of the groups as a whole."""
     return {row.group: row.entries for row in executor.run(_GROUPS)}
+
+
+def tasks(executor: Reader) -> list[str]:
+    """Read the tasks that have entries, one look into the index for each."""
+    return [row.task for row in executor.run(_TASKS)]
 
 
 def last_id(executor: Reader) -> int:

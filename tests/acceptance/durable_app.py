@@ -14,7 +14,16 @@ from celery import Celery, group
 from celery.exceptions import Ignore, Reject
 from celery.signals import task_revoked
 
-from celery_sidejob import LeaseLostError, SideJob, heartbeat, stopping, task_buried, task_lost, task_recovered
+from celery_sidejob import (
+    JobFailed,
+    LeaseLostError,
+    SideJob,
+    heartbeat,
+    stopping,
+    task_buried,
+    task_lost,
+    task_recovered,
+)
 from celery_sidejob.hooks.tasks import chords
 from celery_sidejob.operations import deferred_locks, stores
 from tests.tools.brokers import Broker
@@ -186,6 +195,13 @@ def leaving(self: Any, how: str) -> None:
     if how == "exit":
         sys.exit(3)
     raise OutOfTheOrdinary(how)
+
+
+@app.task(bind=True, durable=True)
+def out_of_stock(self: Any) -> None:
+    """Fails, and names the group of its failure."""
+    note(self)
+    raise JobFailed("no stock", "Shelf 7 is empty.")
 
 
 class OutOfTheOrdinary(BaseException):

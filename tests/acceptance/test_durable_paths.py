@@ -198,6 +198,15 @@ def test_autoretry_goes_on_in_the_row_until_it_is_used_up(site: Site) -> None:
     assert [[line["retries"] for line in site.ran(result)] for result in (good, bad)] == [[0, 1]] * 2
 
 
+def test_a_body_names_the_group_of_its_failure(site: Site) -> None:
+    result = site.call("out_of_stock")
+
+    entry = site.entry(result)
+
+    assert (entry.group, entry.error) == ("no stock", "JobFailed: Shelf 7 is empty.")
+    assert site.app.sidejob.dead.list(group="no stock")[0].task_id == result.id
+
+
 # -- how it ends -----------------------------------------------------------------------------------------------------
 
 

@@ -586,7 +586,7 @@ def test_stats_show_the_store_at_a_glance(stage: Stage, command: Command) -> Non
     assert "Dead set: 1" in said.lines
     found = command("stats", "--json").document
     assert found["jobs"] == {"failed": 1, "queued": 1}
-    assert found["dead"] == {"entries": 1, "groups": [{"task": "stage.call", "error": "ValueError", "entries": 1}]}
+    assert found["dead"] == {"entries": 1, "groups": [{"task": "stage.call", "group": "ValueError", "entries": 1}]}
 
 
 # -- db --------------------------------------------------------------------------------------------------------------

@@ -61,11 +61,11 @@ def test_entries_are_shown(failed: Job, command: Command) -> None:
     assert any("mail t1 WorkerLostError: gone" in line for line in listed.lines)
     found = command("list", "--task", "mail", "--limit", 2, "--json").document
     assert [(entry["task_id"], entry["job_id"], entry["group"]) for entry in found] == [
-        ("t1", None, "mail: WorkerLostError"), ("t2", None, "mail: WorkerLostError"),
+        ("t1", None, "WorkerLostError"), ("t2", None, "WorkerLostError"),
     ]  # fmt: skip
     assert command("list", "--task", "mail", "--limit", 2).err == f"There may be more: --after {found[-1]['id']}\n"
-    assert command("groups", "--json").document == {"mail: WorkerLostError": 3, "stage.call: ValueError": 1}
-    assert "3 mail: WorkerLostError" in command("groups").lines
+    assert command("groups", "--json").document == {"WorkerLostError": 3, "ValueError": 1}
+    assert "3 WorkerLostError" in command("groups").lines
     shown = command("show", found[0]["id"])
     assert "task id t1" in shown.lines
     assert "the way" in shown.lines
@@ -110,7 +110,7 @@ def test_entries_are_retried(stage: Stage, failed: Job, command: Command) -> Non
 
     assert command("retry", entry.id).lines == ["1 entry retried."]
     assert str(failed.refresh().status) == "queued"
-    assert command("retry", "--group", "mail: WorkerLostError", "--limit", 2, "--json").document == {"retried": 2}
+    assert command("retry", "--group", "WorkerLostError", "--limit", 2, "--json").document == {"retried": 2}
     assert stage.sql("SELECT task_id, generation FROM messages WHERE body IS NOT NULL ORDER BY 1") == [
         ("t1", 2), ("t2", 2),
     ]  # fmt: skip
@@ -144,7 +144,7 @@ def test_where_nothing_matches_is_said_what_there_is(failed: Job, command: Comma
     assert said.err == "Nothing matches. There are: 'mail', 'stage.call'.\n"
     said = command("retry", "--group", "mail", "--json")
     assert said.document == {"retried": 0}
-    assert said.err == "Nothing matches. There are: 'mail: WorkerLostError', 'stage.call: ValueError'.\n"
+    assert said.err == "Nothing matches. There are: 'WorkerLostError', 'ValueError'.\n"
 
 
 def test_entries_are_deleted_and_purged(stage: Stage, failed: Job, command: Command) -> None:

@@ -104,7 +104,7 @@ def test_the_dead_set_is_that_of_both(pair: Pair, command: Command) -> None:
     name = pair.sql(1, "SELECT left(value, 8) FROM meta WHERE key = 'identity'")[0][0]
     ids = [1, 2, f"{name}:1", f"{name}:2"]
 
-    assert (len(dead), [entry.id for entry in dead], dead.groups()) == (4, ids, {"mail: WorkerLostError": 4})
+    assert (len(dead), [entry.id for entry in dead], dead.groups()) == (4, ids, {"WorkerLostError": 4})
     assert [entry.store for entry in dead] == [None, None, name, name]
     assert [[entry.id for entry in dead.list(limit=limit)] for limit in (1, 3, 9)] == [ids[:1], ids[:3], ids]
     assert [[entry.id for entry in dead.list(after=after)] for after in ids] == [ids[1:], ids[2:], ids[3:], []]

@@ -449,8 +449,9 @@ INSERT INTO port_waiters SELECT id, 1, 1, 1 FROM ports;
 INSERT INTO subscriptions (channel, job_id, port_id) SELECT '/c' || n, 1, 1 FROM generate_series(1, {MANY}) n;
 INSERT INTO state SELECT 1, 'k' || n, '1' FROM generate_series(1, {MANY}) n;
 INSERT INTO aliases SELECT 'a' || n, 1 FROM generate_series(1, {MANY}) n;
-INSERT INTO dead (job_id, task_id, task, queue, reason, payload)
-  SELECT 1, 'm' || n, 'task' || n % 10, 'q', 'failed', '{{}}' FROM generate_series(1, {MANY}) n;
+INSERT INTO dead (job_id, task_id, task, queue, reason, payload, error)
+  SELECT 1, 'm' || n, 'task' || n % 10, 'q', 'failed', '{{}}', 'E' || n % 10 || ': it'
+  FROM generate_series(1, {MANY}) n;
 INSERT INTO duplicates (task_id, call, tried, kept_until)
   SELECT 't' || n, 'c', '{{}}', now() FROM generate_series(1, {MANY}) n;
 INSERT INTO broker_messages (queue, priority, headers, properties, body)
@@ -506,7 +507,17 @@ BOUNDED: dict[str, tuple[Statement, dict[str, Any], int]] = {
     "an entry by its task id": (dead._OF_TASK, {"task_id": "m7"}, 20),
     "entries of a task": (
         dead._PAGE_OF_TASK,
-        {"after": 0, "task": "task7", "queue": None, "task_group": None, "limit": 100},
+        {"after": 0, "task": "task7", "queue": None, "limit": 100},
+        1000,
+    ),
+    "the newest entries of a group": (
+        dead._NEWEST_OF_GROUP,
+        {"before": 2**60, "failure_group": "E7", "task": None, "queue": None, "limit": 100},
+        1000,
+    ),
+    "entries of a group as they failed": (
+        dead._PAGE_OF_GROUP,
+        {"after": 0, "failure_group": "E7", "task": None, "queue": None, "limit": 100},
         1000,
     ),
     "a run that goes on after all": (

@@ -174,7 +174,7 @@ class CeleryResults:
         if outcome.outcome == Status.FAILED:
             state = states.REVOKED if error["type"] == "TaskRevokedError" else states.FAILURE
         value = self._app.backend.exception_to_python(
-            {"exc_type": error["type"], "exc_message": [error["message"]], "exc_module": error["module"]}
+            {"exc_type": error["type"], "exc_message": _arguments_of(error), "exc_module": error["module"]}
         )
         if not isinstance(value, BaseException):
             value = Exception(error["message"])
@@ -207,6 +207,11 @@ class CeleryResults:
         known = self._app.tasks.get(task)
         ignored = options.get("ignore_result")
         return not (ignored if ignored is not None else known.ignore_result if known is not None else False)
+
+
+def _arguments_of(error: Mapping[str, Any]) -> list[str]:
+    """Return the arguments of an error from its row; a `JobFailed` has its failure group first."""
+    return [error["message"]] if error.get("group") is None else [error["group"], error["message"]]
 
 
 def _revive(options: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -51,7 +51,7 @@ from ...store import askings, claims
 from ...store.errors import first_line
 from ...store.trouble import is_trouble
 from ...unit.open_unit import NoRoom, OpenUnit, within
-from ..bodies import text_of
+from ..bodies import group_of, text_of
 from ..broker.connection import PAUSE_S
 from ..events import Suspended, Terminated
 from ..messages.doorbell import HEADER
@@ -433,7 +433,7 @@ def _trace(error: BaseException) -> str:
 
 
 def _error_json(error: BaseException, trace: str) -> str:
-    return error_json(type(error).__name__, text_of(error), type(error).__module__, trace)
+    return error_json(type(error).__name__, text_of(error), type(error).__module__, trace, group_of(error))
 
 
 def _expired(options: dict[str, Any], row: Any) -> bool:

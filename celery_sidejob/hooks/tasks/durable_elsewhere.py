@@ -11,6 +11,7 @@ from ...model.durable import HEADER, Address, Death, key_of
 from ...model.errors import SettingsError, StoreUnavailableError
 from ...operations import burials
 from ...operations.contents import is_forged
+from .. import bodies
 from ..apps import runtime_for
 from .beginning import content_of
 from .durable_task import DurableTask
@@ -44,7 +45,10 @@ def _end(sender: Any = None, retval: Any = None, state: str | None = None, **_: 
         for store in runtime.stores if address.store is None else [runtime.stores.named(address.store)]:
             there = runtime.at(store)
             if state == states.FAILURE:
-                death = Death("failed", error_text(retval, states.FAILURE), traceback_of(retval), request.retries or 0)
+                death = Death(
+                    "failed", error_text(retval, states.FAILURE), traceback_of(retval), request.retries or 0,
+                    bodies.group_of(retval),
+                )  # fmt: skip
                 ended = burials.fail(there, key, death, by="sweeper", worker_id=None, content=content)
             else:
                 ended = burials.forget(there, key, content)

@@ -125,7 +125,10 @@ def _end(task: Any, run: Run, state: str | None, retval: Any) -> None:
         durable_locks.put_back(runtime, run)
     else:
         error = retval if isinstance(retval, BaseException) else None
-        death = Death("failed", error_text(error, state), run.traceback or traceback_of(error), request.retries or 0)
+        death = Death(
+            "failed", error_text(error, state), run.traceback or traceback_of(error), request.retries or 0,
+            bodies.group_of(error),
+        )  # fmt: skip
         burials.fail(
             runtime, run.key, death, by="run", worker_id=run.worker_id, patient=not run.has_waited,
             unknown=run.end_is_unknown,

@@ -25,8 +25,8 @@ WITH gone AS (
     AND (%(task)s::text IS NULL OR task = %(task)s AND {DIGEST} = %(digest)s)
     AND (%(reason)s <> 'expired' OR %(by)s <> 'worker' OR expires_at <= now())
   RETURNING *)
-INSERT INTO {{dead}} (task_id, task, queue, reason, error, traceback, retries, payload, body)
-SELECT task_id, task, queue, %(reason)s, %(error)s, %(traceback)s, %(retries)s,
+INSERT INTO {{dead}} (task_id, task, queue, reason, error, traceback, retries, given_group, payload, body)
+SELECT task_id, task, queue, %(reason)s, %(error)s, %(traceback)s, %(retries)s, %(given_group)s,
   json_build_object('v', 2, 'publication', publication, 'generation', generation, 'losses', losses, 'due_at', due_at),
   body
 FROM gone RETURNING id, task""")
@@ -42,6 +42,7 @@ def bury(key: Key, death: Death, *, by: str, worker_id: int | None, content: Con
     parameters = {
         "task_id": key[0], "generation": key[1], "by": by, "worker_id": worker_id, "reason": death.reason,
         "error": death.error, "traceback": death.traceback, "retries": death.retries, "task": task, "digest": digest,
+        "given_group": death.group,
     }  # fmt: skip
     return TaskEnd(RunEnd.FAILED, _BURY, parameters)
 

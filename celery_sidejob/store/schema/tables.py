@@ -58,7 +58,8 @@ TABLES = {
     "tree_deletions": Table("job_id", "SELECT INSERT DELETE"),
     "askings": Table("task_id job_id options unique_key opened_at closed_at outcome result stored_at"),
     "dead": Table(
-        "id job_id task_id task queue reason error traceback retries died_at payload body", "SELECT INSERT DELETE"
+        "id job_id task_id task queue reason error traceback retries died_at payload body given_group failure_group",
+        "SELECT INSERT DELETE",
     ),
     "ports": Table("id job_id direction name default_value channels packet_limit"),
     "subscriptions": Table("id channel job_id port_id", "SELECT INSERT DELETE"),
