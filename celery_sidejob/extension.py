@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from typing import Any, Concatenate, overload
 
@@ -44,7 +45,7 @@ from .jobs.scopes import context, current_context, port_options
 from .model import channel as channel_names
 from .model import values
 from .model.changes import Publish
-from .model.checks import MOST, check_number, check_texts, is_number, is_seconds, shown
+from .model.checks import MOST, check_number, check_texts, in_seconds, is_number, is_seconds, shown
 from .model.errors import InvalidChannelError, InvalidValueError, JobNotFoundError, SettingsError, StoreUnavailableError
 from .model.settings import Settings
 from .model.status import statuses_of
@@ -52,9 +53,10 @@ from .operations import queues, registering
 from .operations.audience import Audience
 from .operations.runtime import Runtime
 from .operations.stores import Store, Stores
+from .operations.tracking import Tracking
 from .services.heartbeat.heartbeat import Heartbeat
 from .services.sweep.sweeper import PollReport, Sweeper
-from .store import job_lists, publications
+from .store import job_lists, publications, tags, tracked
 from .store.connection.connections import Connections
 from .store.connection.parameters import connection_parameters
 from .store.measured import MeasuredConnections
@@ -186,6 +188,7 @@ class SideJob:
             tasks=CeleryTasks(app, connections),
             announcer=self.announcer,
             audience=audience,
+            tracking=Tracking(connections),
         )
 
     # -- tasks ---------------------------------------------------------------------------------------------------
@@ -275,18 +278,25 @@ class SideJob:
         limit: int = 100,
         after: int | Job | None = None,
         unique: str | None = None,
+        tag: str | None = None,
+        older_than: timedelta | float | None = None,
     ) -> list[Job]:
         """Return up to `limit` jobs that match, by id, after the id `after`.
 
-        Running jobs, up to 10,000 children of one job, and the open job that has the key `unique`, are found by an
-        index. Failed jobs, and the queued jobs of
-        one queue, are looked at one by one, for other filters all jobs, until `limit` match: a million takes a second.
-        The queued jobs of a queue take a second too beside a million timers.
+        `older_than`: a timedelta or seconds; jobs that were made longer ago. Running jobs, up to 10,000 children of
+        one job, the jobs of a tag, and the open job that has the key `unique`, are found by an index. Failed jobs, and
+        the queued jobs of one queue, are looked at one by one, for other filters all jobs, until `limit` match: a
+        million takes a second. The queued jobs of a queue take a second too beside a million timers.
         """
         statuses = None if status is None else [str(one) for one in sorted(statuses_of(status))]
         check_number("limit", limit, least=1, of="jobs")
         task = getattr(task, "name", task)
-        check_texts(task=task, queue=queue, created_by=created_by, unique=unique)
+        check_texts(task=task, queue=queue, created_by=created_by, unique=unique, tag=tag)
+        older_s = in_seconds(older_than)
+        if older_s is not None and not is_seconds(older_s):
+            raise InvalidValueError(
+                f"older_than is a timedelta or a number of seconds, at least 0, not {shown(older_than)}."
+            )
         after = after.id if isinstance(after, Job) else 0 if after is None else after
         if not is_number(after, least=-MOST):
             raise InvalidValueError(f"after is a job or its id, not {shown(after)}.")
@@ -298,6 +308,8 @@ class SideJob:
             created_by=created_by,
             parent_id=None if parent is None else self.get(parent).id,
             unique=unique,
+            tag=tag,
+            older_s=older_s,
             after=after,
             limit=limit,
         )
@@ -317,6 +329,16 @@ class SideJob:
         if not isinstance(by, str) or by not in job_lists.COUNTED_BY:
             raise InvalidValueError(f"Jobs are counted by {', '.join(job_lists.COUNTED_BY)}; not by {by!r}.")
         return job_lists.count(self.runtime.connections, by)
+
+    def tags(self, limit: int = 25) -> list[tuple[str, int]]:
+        """Return the tags that most jobs have, each with how many have it, the most common first."""
+        check_number("limit", limit, least=1, of="tags")
+        return tags.counts(self.runtime.connections, limit)
+
+    def tracked(self, limit: int = 100) -> list[Job]:
+        """Return the tracked jobs, the last `limit`, in the order in which they were tracked."""
+        check_number("limit", limit, least=1, of="jobs")
+        return [Job(row.id, runtime=self.runtime, row=row) for row in tracked.page(self.runtime.connections, limit)]
 
     # -- queues --------------------------------------------------------------------------------------------------
 

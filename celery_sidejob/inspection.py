@@ -35,6 +35,8 @@ from .store import (
     served,
     state,
     statistics,
+    tags,
+    tracked,
     trees,
     workers,
 )
@@ -338,6 +340,8 @@ class Inspection:
         return {
             **Job(job_id, runtime=self._runtime, row=found[0]).info,
             "aliases": [hide(alias) for alias in aliases.of(executor, job_id)],
+            "tags": [hide(tag) for tag in tags.of(executor, job_id)],
+            "tracked": tracked.is_tracked(executor, job_id),
             "state": hide({key: values.decode(text) for key, text in state.read(executor, job_id).items()}),
             **_ports(executor, job_id, hide),
             "children": {row.name: {"id": row.id, "task": row.task, "status": row.status} for row in children},

@@ -453,6 +453,33 @@ CREATE TABLE {s}.aliases (
   job_id bigint NOT NULL CONSTRAINT aliases_job_id_fkey REFERENCES {s}.jobs ON DELETE CASCADE);
 CREATE INDEX aliases_job_id_idx ON {s}.aliases (job_id);
 
+CREATE TABLE {s}.tags (
+  tag text NOT NULL,
+  job_id bigint NOT NULL,
+  place bigint GENERATED ALWAYS AS IDENTITY,
+  CONSTRAINT tags_pkey PRIMARY KEY (tag, job_id));
+CREATE INDEX tags_job_id_idx ON {s}.tags (job_id);
+
+CREATE TABLE {s}.tag_counts (
+  tag text CONSTRAINT tag_counts_pkey PRIMARY KEY,
+  jobs bigint NOT NULL);
+CREATE INDEX tag_counts_jobs_idx ON {s}.tag_counts (jobs DESC, tag);
+
+CREATE TABLE {s}.tag_changes (
+  id bigint GENERATED ALWAYS AS IDENTITY CONSTRAINT tag_changes_pkey PRIMARY KEY,
+  tag text NOT NULL,
+  change bigint NOT NULL
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
+
+CREATE FUNCTION {s}.lose_tag() RETURNS trigger LANGUAGE plpgsql
+  SET search_path = pg_catalog, pg_temp AS $$ BEGIN
+  INSERT INTO {s}.tag_changes (tag, change) VALUES (OLD.tag, -1); RETURN NULL; END $$;
+CREATE TRIGGER tags_lose AFTER DELETE ON {s}.tags FOR EACH ROW EXECUTE FUNCTION {s}.lose_tag();
+
+CREATE TABLE {s}.tracked (
+  job_id bigint CONSTRAINT tracked_pkey PRIMARY KEY,
+  place bigint GENERATED ALWAYS AS IDENTITY CONSTRAINT tracked_place_key UNIQUE);
+
 CREATE TABLE {s}.broker_queues (
   name text CONSTRAINT broker_queues_pkey PRIMARY KEY,
   transient boolean NOT NULL DEFAULT false,
@@ -538,6 +565,7 @@ FEW = (
     ("packets", "port_id"),
     ("state", "job_id"),
     ("aliases", "job_id"),
+    ("tags", "job_id"),
 )
 """Columns that have another value in every second row, as far as plans are concerned.
 

@@ -43,6 +43,9 @@ INSERT INTO packets (port_id, value)
   SELECT (SELECT id FROM ports WHERE job_id = {n} LIMIT 1), to_json(n) FROM generate_series(1, {n}) n;
 INSERT INTO state SELECT n, 'k', '1' FROM generate_series(1, {n}) n;
 INSERT INTO aliases SELECT 'alias-' || n, n FROM generate_series(1, {n}) n;
+INSERT INTO tags (tag, job_id) SELECT 'tag-' || n % 10000, n FROM generate_series(1, {n}) n;
+INSERT INTO tag_counts SELECT tag, count(*) FROM tags GROUP BY tag;
+INSERT INTO tracked (job_id) SELECT n FROM generate_series(1, {n}) n;
 INSERT INTO duplicates (task_id, call, tried, kept_until)
   SELECT 'task-' || n, 'c', '{{}}', now() + interval '1 hour' + n * interval '1 ms' FROM generate_series(1, {n}) n;
 SELECT setval('jobs_id_seq', 4 * {n} + 1);

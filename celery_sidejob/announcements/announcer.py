@@ -16,7 +16,7 @@ from typing import Any
 from ..model.errors import SettingsError
 from ..services.loop import Turn
 from ..store.connection import fork
-from .way import Ear, Message, Nowhere, Way
+from .way import Ear, Nowhere, Way
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -31,6 +31,14 @@ IDLE_S = 5.0
 LAST_S = 0.5
 """Seconds that a process which ends gives its last announcements."""
 WARN_S = 60.0
+
+
+Announced = tuple[str, str, Callable[[], bool]]
+"""A channel, a message as JSON text, and whether it is to be announced after all."""
+
+
+def _always() -> bool:
+    return True
 
 
 class Announcer:
@@ -55,7 +63,7 @@ class Announcer:
         # A signal handler may announce in the middle of an announcement. So the lock lets its thread in again, and a
         # SimpleQueue rings the bell: an Event has a lock that does not.
         self._lock = threading.RLock()
-        self._queue: deque[Message] = deque()
+        self._queue: deque[Announced] = deque()
         self._bytes = 0
         self._thread: threading.Thread | None = None
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -74,15 +82,18 @@ class Announcer:
             self._wake()
         return way.hears(channel, ask=ask)
 
-    def announce(self, channel: str, text: str) -> None:
-        """Have a message announced soon, if somebody may be listening."""
+    def announce(self, channel: str, text: str, wanted: Callable[[], bool] = _always) -> None:
+        """Have a message announced soon, if somebody may be listening.
+
+        The thread asks `wanted`, which may take its time, only once it knows that somebody listens.
+        """
         if not self.way.hears(channel):
             return
         with self._lock:
             if len(self._queue) >= MOST or self._bytes + len(text) > MOST_BYTES:
                 self.dropped += 1
                 return
-            self._queue.append((channel, text))
+            self._queue.append((channel, text, wanted))
             self._bytes += len(text)
             self._busy = True
         self._wake()
@@ -163,9 +174,9 @@ class Announcer:
                 self._send(batch)
             self._rest()
 
-    def _taken(self) -> list[Message]:
+    def _taken(self) -> list[Announced]:
         """Take the next announcements out of the queue."""
-        batch: list[Message] = []
+        batch: list[Announced] = []
         size = 0
         with self._lock:
             while self._queue and len(batch) < AT_ONCE and (not batch or size + len(self._queue[0][1]) < AT_ONCE_BYTES):
@@ -183,13 +194,13 @@ class Announcer:
         for done in flushes:
             done.put(None)
 
-    def _send(self, batch: Sequence[Message]) -> None:
+    def _send(self, batch: Sequence[Announced]) -> None:
         way = self.way
         try:
             with self._turn:
                 way.open()
-            way.learn([channel for channel, _ in batch])
-            heard = [message for message in batch if way.hears(message[0])]
+            way.learn([channel for channel, _, _ in batch])
+            heard = [(channel, text) for channel, text, wanted in batch if way.hears(channel) and wanted()]
             if heard:
                 way.send(heard)
         except Exception as error:

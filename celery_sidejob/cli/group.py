@@ -12,6 +12,7 @@ from .database import db
 from .dead import dead
 from .doctor import doctor
 from .drain import drain
+from .finding import tag, tags, track, tracked, untag, untrack
 from .jobs import jobs
 from .poll import poll
 from .queues import pause, queues, resume, unmanage
@@ -28,7 +29,8 @@ def sidejob() -> None:
 
 
 for _command in (
-    jobs, show, tree, run, terminate, revoke, queues, pause, resume, unmanage, poll, stats, doctor, drain, dead, db,
+    jobs, show, tree, run, terminate, revoke, queues, pause, resume, unmanage, tags,
+    tag, untag, tracked, track, untrack, poll, stats, doctor, drain, dead, db,
     transport,
 ):  # fmt: skip
     sidejob.add_command(_command)

@@ -9,9 +9,9 @@ from rich.text import Text
 
 from ..inspection import Inspection
 from ..jobs.job import Job
-from ..model.checks import MOST
+from ..model.checks import LONGEST_S, MOST
 from ..model.status import Status
-from .command import answering, limit_option, queue_option, task_option
+from .command import Seconds, answering, limit_option, queue_option, task_option
 from .output import Output, status
 
 COLUMNS = ("Job", "Status", "Task", "Queue", "Parent", "Created", "Last run")
@@ -24,15 +24,17 @@ statuses = click.Choice([str(one) for one in Status])
 @queue_option
 @click.option("--parent", metavar="ID_OR_ALIAS", help="Only the children of this job.")
 @click.option("--unique", metavar="KEY", help="Only the open job that has this unique key.")
+@click.option("--tag", metavar="TAG", help="Only jobs that have this tag.")
+@click.option("--older-than", metavar="SECONDS", type=Seconds(LONGEST_S), help="Only jobs that are older than this.")
 @limit_option
 @click.option("--after", metavar="ID", type=click.IntRange(0, MOST), default=0, help="Only jobs after this id.")
 @answering
 def jobs(sidejob: Any, output: Output, /, limit: int, **chosen: Any) -> None:
     """List jobs by their ids, oldest first, with what a job waits for (`waiting_for`) beside its status.
 
-    Running jobs, up to 10,000 children of a job and the job of a key are found at once. To find failed jobs, or the
-    queued jobs of one queue, the command looks at them one by one; for other filters, at all jobs, until enough match:
-    a million takes a second.
+    Running jobs, up to 10,000 children of a job, the jobs of a tag and the job of a key are found at once. To find
+    failed jobs, or the queued jobs of one queue, the command looks at them one by one; for other filters, at all jobs,
+    until enough match: a million takes a second.
     """
     with output.progress("Looking through the jobs"):
         found: list[Job] = sidejob.jobs(limit=limit, **{**chosen, "status": chosen["status"] or None})

@@ -60,6 +60,8 @@ def _facts(details: dict[str, Any]) -> RenderableType:
             "keywords": shortened(details["kwargs"]) if details["kwargs"] else None,
             "parent": parent_of(details),
             "aliases": ", ".join(map(str, details["aliases"])),
+            "tags": ", ".join(map(str, details["tags"])),
+            "tracked": "yes" if details["tracked"] else None,
             "created": details["created_at"],
             **{key.replace("_", " "): details[key] for key, column in SHOWN.items() if column.check is not None},
             "last run": details["ran_at"],

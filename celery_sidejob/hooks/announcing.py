@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from celery import Celery, signals
@@ -15,7 +16,7 @@ from ..announcements.over_redis import RedisWay
 from ..announcements.way import Way
 from ..model import channel
 from ..model.errors import StoreUnavailableError
-from ..model.events import Event, JobDeleted, JobMoved, RunFailed
+from ..model.events import Event, JobBuried, JobDeleted, JobMoved, RunFailed, RunLost
 from ..model.protocols import Observer
 from ..operations import log
 from ..operations.audience import Audience
@@ -47,6 +48,8 @@ class AnnouncingObserver:
     def _announce(self, event: Event) -> None:
         runtime = self._runtime()
         announcer = runtime.announcer
+        if (told := _of_tracked(event)) is not None and announcer.may_be_heard(channel.TRACKED):
+            self._announce_tracked(runtime, *told)
         match event:
             case JobMoved():
                 name = channel.job(event.job_id)
@@ -58,6 +61,32 @@ class AnnouncingObserver:
                 with within(None):
                     context = {"job": event.job_id, "run": event.run_no}
                     log.log_error(runtime, context, event.error, event.traceback)
+
+    @staticmethod
+    def _announce_tracked(runtime: Runtime, job_id: int, told: dict[str, Any], is_tracked: bool) -> None:
+        wanted = _always if is_tracked else partial(runtime.tracking.follows, job_id)
+        runtime.announcer.announce(channel.TRACKED, json.dumps({"job": job_id, **told}), wanted)
+
+
+def _always() -> bool:
+    return True
+
+
+def _of_tracked(event: Event) -> tuple[int, dict[str, Any], bool] | None:
+    """Return what those who follow tracked jobs are told of an event: (job id, fields, whether it is tracked for sure).
+
+    None if they are told nothing.
+    """
+    match event:
+        case JobMoved():
+            return event.job_id, {"status": str(event.after), "run": event.run_no}, False
+        case RunLost():
+            return event.job_id, {"lost": True, "run": event.run_no}, False
+        case JobBuried():
+            return event.job_id, {"dead": event.entry_id, "reason": event.reason}, False
+        case JobDeleted() if event.tracked:
+            return event.job_id, {"deleted": True}, True
+    return None
 
 
 def way_of(app: Celery, connections: Connections, audience: Audience) -> Way:

@@ -22,7 +22,7 @@ from ..model.errors import (
     JobNotFoundError,
     StoreUnavailableError,
 )
-from ..model.names import alias_taken, check_alias, check_child_name, check_key, child_name_taken
+from ..model.names import alias_taken, check_alias, check_child_name, check_key, check_tags, child_name_taken
 from ..model.port import NO_DATA, PortOptions, parse_ports
 from ..operations import capacity
 from ..operations.after_commit import AfterCommit, follow
@@ -54,6 +54,7 @@ def draft(  # noqa: PLR0913 - the options of a new job
     outports: Any = None,
     aliases: Iterable[str] = (),
     state: Mapping[str, Any] | None = None,
+    tags: Iterable[str] = (),
     priority: int | None = None,
     depends_on: Iterable[Any] = (),
     on_failure: str | None = None,
@@ -105,6 +106,7 @@ def draft(  # noqa: PLR0913 - the options of a new job
             check_key(key): values.encode(value, limit=limit, what=f"state[{key!r}]")
             for key, value in (state or {}).items()
         },
+        tags=check_tags(tags, where="tags="),
     )
 
 
@@ -224,7 +226,9 @@ def _numbered(drafts: Sequence[NewJob], ids: Iterable[int]) -> list[NewJob]:
 
 def _is_plain(new: NewJob) -> bool:
     """Tell whether such jobs, however many, are made by one statement, which needs no BEGIN, no COMMIT and no lock."""
-    return new.parent_id is None and not (new.ports or new.aliases or new.state or new.unique or new.depends_on)
+    return new.parent_id is None and not (
+        new.ports or new.aliases or new.state or new.tags or new.unique or new.depends_on
+    )
 
 
 def _check_room(runtime: Runtime, unit: OpenUnit, made: Sequence[NewJob]) -> None:

@@ -23,9 +23,12 @@ from ..model.changes import (
     Publish,
     RemoveAlias,
     SetState,
+    Tag,
     Terminate,
+    Track,
     Undepend,
     UnsetState,
+    Untag,
 )
 from ..model.channel import job as channel_of_job
 from ..model.checks import LONGEST_S, check_texts, is_keepable, is_number, is_seconds, shown
@@ -40,7 +43,7 @@ from ..model.errors import (
     NotAChildError,
     SettingsError,
 )
-from ..model.names import alias_taken, check_alias, check_child_name, check_key, circle
+from ..model.names import alias_taken, check_alias, check_child_name, check_key, check_tags, circle
 from ..model.port import WILDCARD
 from ..model.status import FINISHED, Status, statuses_of
 from ..operations.cancelling import cancel as cancel_together
@@ -58,6 +61,8 @@ from ..store import aliases as alias_rows
 from ..store import asks, jobs, ports, trees
 from ..store import dependencies as dependency_rows
 from ..store import state as state_rows
+from ..store import tags as tag_rows
+from ..store import tracked as tracked_rows
 from ..unit import view as unit_view
 from ..unit.lookup import locate
 from ..unit.open_unit import active, submit
@@ -538,6 +543,46 @@ class Job:
         if active() is not None and name not in self.aliases:
             raise InvalidAliasError(f"Job {self.id} has no alias {name!r}; see job.aliases.")
         self._do("alias", RemoveAlias(self.id, name))
+
+    # -- finding and following it --------------------------------------------------------------------------------
+
+    @property
+    def tags(self) -> list[str]:
+        """The job's tags, in the order in which it got them; asks the store."""
+        unit = active()
+        is_new = unit is not None and self.id in unit.new_jobs()
+        found = [] if is_new else tag_rows.of(self._runtime.connections, self.id)
+        return self._found(found if unit is None else unit_view.tags(unit.changes, self.id, found))
+
+    def tag(self, *names: str) -> Job:
+        """Give the job tags, after those that it has; a tag that it has keeps its place."""
+        if tags := check_tags(names, where="tag()"):
+            self._do("tag", Tag(self.id, tags))
+        return self
+
+    def untag(self, *names: str) -> Job:
+        """Take tags from the job; those that it does not have do no harm."""
+        if tags := check_tags(names, where="untag()"):
+            self._do("untag", Untag(self.id, tags))
+        return self
+
+    @property
+    def tracked(self) -> bool:
+        """Whether the job is tracked; asks the store."""
+        unit = active()
+        is_new = unit is not None and self.id in unit.new_jobs()
+        found = not is_new and tracked_rows.is_tracked(self._runtime.connections, self.id)
+        return self._found(found if unit is None else unit_view.tracked(unit.changes, self.id, found))
+
+    def track(self) -> Job:
+        """List the job in `sidejob.tracked()`, and have its changes announced on ``/sidejob/tracked``."""
+        self._do("track", Track(self.id, on=True))
+        return self
+
+    def untrack(self) -> Job:
+        """Track the job no more."""
+        self._do("untrack", Track(self.id, on=False))
+        return self
 
     # -- ports ---------------------------------------------------------------------------------------------------
 

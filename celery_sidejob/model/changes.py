@@ -52,6 +52,7 @@ class NewJob(JobColumns):
     state: dict[str, str] = field(default_factory=dict)
     depends_on: tuple[tuple[int, OnFailure], ...] = ()
     """The jobs that it waits for, each with what a failure of that one does."""
+    tags: tuple[str, ...] = ()
     unique: Unique | None = None
     replaces: int | None = None
     """The job whose unique key this one takes, if no run of it has begun."""
@@ -271,9 +272,35 @@ class RememberInputs:
     memo: str
 
 
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """Tags that the job shall have, after those that it has."""
+
+    job_id: int
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Untag:
+    """Tags that the job shall no longer have."""
+
+    job_id: int
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Track:
+    """Whether the job is tracked."""
+
+    job_id: int
+    on: bool
+
+
 FamilyChange = AddAlias | RemoveAlias | Adopt | Disown
 
 DependencyChange = DependOn | Undepend
+
+FindingChange = Tag | Untag | Track
 
 PortChange = Write | SetDefault | SetChannels | ConfigurePorts
 
@@ -291,5 +318,6 @@ Change = (
     | FamilyChange
     | DependencyChange
     | Move
+    | FindingChange
     | PortChange
 )

@@ -14,6 +14,9 @@ OF_JOBS = "/sidejob/job/"
 LOG = "/sidejob/log"
 """The channel of the log's entries."""
 
+TRACKED = "/sidejob/tracked"
+"""The channel on which the changes of tracked jobs are announced."""
+
 MAX_LENGTH = 512
 """Characters in a name. Names are indexed, and Postgres refuses index entries above 2,700 bytes."""
 

@@ -107,6 +107,8 @@ class JobDeleted(JobEvent):
 
     total = None
 
+    tracked: bool = False
+
 
 class LeaseLost(RunEvent):
     """A run was refused, because it is no longer its job's current run."""

@@ -5,7 +5,7 @@ Postgres must be able to store and index every name, channels' names too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -69,6 +69,19 @@ def check_key(key: Any) -> str:
     if problem:
         raise InvalidValueError(f"{key[:100]!a} cannot be a key of a job's state: {problem}")
     return key
+
+
+def check_tags(names: Any, *, where: str) -> tuple[str, ...]:
+    """Return tags, each once, in their order; `where` names the argument that has them."""
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise InvalidValueError(f"{where} takes a list of tags, not {ascii(names)[:100]}.")
+    found = tuple(dict.fromkeys(names))
+    for name in found:
+        problem = f"it is a {type(name).__name__}, and a tag is a string" if not isinstance(name, str) else None
+        problem = problem or ("it is empty" if not name else why_not_storable(name))
+        if problem:
+            raise InvalidValueError(f"{ascii(name)[:100]} cannot be a tag: {problem}")
+    return found
 
 
 def why_not_storable(name: str, *, max_length: int = MAX_LENGTH) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Protocol
 
@@ -177,8 +177,11 @@ class Announcer(Protocol):
         """Tell whether somebody may be listening to a channel; without `ask` the store is not asked. Never raises."""
         ...
 
-    def announce(self, channel: str, text: str) -> None:
-        """Announce a message, as JSON text, to those who listen to exactly this channel; never raises, never waits."""
+    def announce(self, channel: str, text: str, wanted: Callable[[], bool] = ...) -> None:
+        """Announce a message, as JSON text, to those who listen to exactly this channel; never raises, never waits.
+
+        If somebody listens, another thread asks `wanted` whether the message is to be announced.
+        """
         ...
 
     def listen(self, channels: Sequence[str]) -> Any:

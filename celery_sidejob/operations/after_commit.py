@@ -58,6 +58,8 @@ class AfterCommit:
     """Published messages: (channel, JSON text)."""
     pools: set[str] = field(default_factory=set)
     """The capacity pools of which jobs that are to run may have got slots."""
+    tracking_changed: bool = False
+    """Whether a job is tracked from now on, or no more."""
     log_kept: bool = False
     """Whether a port was made that subscribes to the log."""
 
@@ -91,6 +93,8 @@ def follow(runtime: Runtime, after_commit: AfterCommit) -> None:
     """Do the work that follows a commit, at once or in the thread that the runtime names."""
 
     def carry_out() -> None:
+        if after_commit.tracking_changed:
+            runtime.tracking.has_changed()
         # Moves come first: a receiver hears of the failure before it hears of the burial.
         for event in sorted(after_commit.events, key=lambda event: not isinstance(event, JobMoved)):
             runtime.observer.tell(event)

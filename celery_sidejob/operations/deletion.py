@@ -53,8 +53,7 @@ def delete(runtime: Runtime, job_id: int) -> bool:
             raise Moved("children came or went before the subtree was locked")
         if any(row.status != Status.TERMINATED for row in locked.values()) or doorbells.pending(executor, before):
             return False
-        jobs.delete(executor, before)
-        return _deleted(locked.values())
+        return _deleted(locked.values(), jobs.delete(executor, before))
 
     deleted = runtime.connections.transact("delete", work)
     if deleted is True:
@@ -110,8 +109,8 @@ def delete_finished(
         kept |= jobs.unsettled(executor, everything)
         now = _trees(executor, job_ids)
         gone = [root for root, tree in found.items() if now.get(root) == tree and not tree & kept]
-        jobs.delete(executor, [job_id for root in gone for job_id in found[root]])
-        return len(gone), _deleted(locked[job_id] for root in gone for job_id in found[root])
+        ids = [job_id for root in gone for job_id in found[root]]
+        return len(gone), _deleted([locked[job_id] for job_id in ids], jobs.delete(executor, ids))
 
     if not job_ids:
         return 0
@@ -143,9 +142,9 @@ def _expired(executor: Reader, locked: dict[int, Any], kept: Set[int], expired: 
     return expired(executor, failed) if failed and expired is not None else set()
 
 
-def _deleted(rows: Iterable[Any]) -> Sequence[JobDeleted]:
+def _deleted(rows: Iterable[Any], tracked: Set[int]) -> Sequence[JobDeleted]:
     """Return the events of deleted jobs: those of children, which have the higher ids, before those of parents."""
-    return [JobDeleted(row.id, row.task) for row in sorted(rows, key=attrgetter("id"), reverse=True)]
+    return [JobDeleted(row.id, row.task, row.id in tracked) for row in sorted(rows, key=attrgetter("id"), reverse=True)]
 
 
 def _trees(executor: Transaction, job_ids: Collection[int]) -> dict[int, set[int]]:
@@ -201,8 +200,7 @@ class LargeTree:
                 return None
             if {row.id for row in trees.subtree(executor, part)} != set(part) or self._are_due(executor, part):
                 return None
-            jobs.delete(executor, part)
-            return _deleted(locked[job_id] for job_id in part)
+            return _deleted([locked[job_id] for job_id in part], jobs.delete(executor, part))
 
         deleted = self._runtime.connections.transact("delete", work) if part else None
         if deleted is None:

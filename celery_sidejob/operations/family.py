@@ -11,7 +11,7 @@ from ..model.status import Status
 from ..store import aliases, jobs, ports, state, trees
 from ..store.errors import Moved
 from ..store.statement import Transaction
-from . import capacity, dependencies, unique_keys
+from . import capacity, dependencies, finding, unique_keys
 from .after_commit import AfterCommit
 from .being_deleted import is_being_deleted
 from .lock_set import LockSet
@@ -33,7 +33,7 @@ class Family:
         self._own = own
 
     def create(self, new: Sequence[NewJob]) -> None:
-        """Create new jobs, with their ports, aliases and state."""
+        """Create new jobs, with their ports, aliases, state and tags."""
         if not new:
             return
         executor = self._executor
@@ -57,6 +57,7 @@ class Family:
         initial = {(job.id, key): value for job in new for key, value in job.state.items()}
         if initial:
             state.put(executor, initial)
+        finding.tag_new(executor, new)
 
     def _admitted(self, new: Sequence[NewJob]) -> Sequence[NewJob]:
         """Take the slots of new jobs in their capacity pools, after all other locks."""

@@ -121,7 +121,8 @@ def _write(  # noqa: PLR0913 - as above
         )  # fmt: skip
     return claims.end(
         executor, hold.job_id, **run, unit_no=None if by_worker else hold.unit_no, outcome=str(ending.outcome),
-        result=ending.result, unwanted=unwanted, applied=unit is not None, retry=ending.how == RunEnd.RETRIED or ending.then is not None,
+        result=ending.result, unwanted=unwanted, applied=unit is not None,
+        retry=ending.how == RunEnd.RETRIED or ending.then is not None,
         error=ending.error, then=ending.then is not None, quiet=quiet,
     )  # fmt: skip
 

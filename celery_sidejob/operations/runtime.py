@@ -11,6 +11,7 @@ from ..model.settings import Settings
 from ..store.connection.connections import Connections
 from .audience import Audience
 from .stores import Store, Stores
+from .tracking import Tracking
 
 
 def _at_once(work: Callable[[], None]) -> None:
@@ -31,6 +32,7 @@ class Runtime:
     tasks: Tasks
     announcer: Announcer
     audience: Audience
+    tracking: Tracking
     after_commit: Callable[[Callable[[], None]], None] = _at_once
     """Does the work after a commit: at once, or in another thread if this one may use only the store."""
 

@@ -19,6 +19,7 @@ from ..model.changes import (
     DependencyChange,
     Disown,
     FamilyChange,
+    FindingChange,
     Move,
     NewJob,
     PortChange,
@@ -34,7 +35,7 @@ from ..model.errors import JobNotFoundError
 from ..store import jobs, state
 from ..store.borrowed.borrowed import Borrowed
 from ..store.statement import Transaction
-from . import dependencies, moving, unique_keys
+from . import dependencies, finding, moving, unique_keys
 from .after_commit import AfterCommit
 from .family import Family
 from .follow_up import follow_up
@@ -147,6 +148,8 @@ class Applied:
                 self.wakes.wake(change.job_id)
         elif isinstance(change, DependencyChange):
             dependencies.apply(self._executor, change, self.lock_set, self.after_commit)
+        elif isinstance(change, FindingChange):
+            finding.apply(self._executor, change, self.after_commit)
         elif isinstance(change, RememberInputs):
             jobs.remember_inputs(self._executor, change.job_id, change.memo)
 

@@ -14,7 +14,11 @@ SMALL = 10_000
 _OTHERS = """
   AND (%(task)s::text IS NULL OR j.task = %(task)s) AND (%(queue)s::text IS NULL OR j.queue = %(queue)s)
   AND (%(created_by)s::text IS NULL OR j.created_by = %(created_by)s)
-  AND (%(parent_id)s::bigint IS NULL OR j.parent_id = %(parent_id)s)"""
+  AND (%(parent_id)s::bigint IS NULL OR j.parent_id = %(parent_id)s)
+  AND (%(older_s)s::double precision IS NULL OR j.created_at < now() - make_interval(secs => %(older_s)s))"""
+_TAGGED = """
+  AND (%(tag)s::text IS NULL
+    OR (SELECT g.job_id FROM {tags} g WHERE g.tag = %(tag)s AND g.job_id = j.id LIMIT 1) IS NOT NULL)"""
 _STATUSES = "(%(statuses)s::text[] IS NULL OR j.status = ANY(%(statuses)s::text[]))"
 
 _LIST = Statement(f"""
@@ -27,7 +31,7 @@ def _among(ids: str) -> Statement:
 WITH few AS MATERIALIZED ({ids})
 SELECT {HANDLE} FROM (SELECT DISTINCT job_id FROM few WHERE job_id > %(after)s ORDER BY job_id) f CROSS JOIN LATERAL (
   SELECT * FROM {{jobs}} x WHERE x.id = f.job_id OFFSET 0) j
-WHERE {_STATUSES}{_OTHERS} ORDER BY f.job_id LIMIT %(limit)s""")
+WHERE {_STATUSES}{_OTHERS}{_TAGGED} ORDER BY f.job_id LIMIT %(limit)s""")
 
 
 def _along(*orders: str) -> Statement:
@@ -55,6 +59,7 @@ _LIST_QUEUED_ALONG = _along(
     "SELECT job_id FROM {timers} WHERE job_id > %(after)s",
 )
 _LIST_FAILED = _along("SELECT job_id FROM {dead} WHERE job_id > %(after)s")
+_LIST_TAGGED = _along("SELECT job_id FROM {tags} WHERE tag = %(tag)s::text AND job_id > %(after)s")
 _IS_LARGE_FAMILY = Statement(f"""
 SELECT count(*) > {SMALL} AS large FROM (
   SELECT FROM {{jobs}} WHERE parent_id = %(parent_id)s ORDER BY parent_id, name LIMIT {SMALL} + 1) few""")
@@ -64,7 +69,8 @@ SELECT count(*) > {SMALL} AS many FROM (SELECT FROM {{timers}} ORDER BY due_at L
 
 def page(
     executor: Reader, *, statuses: list[str] | None, task: str | None, queue: str | None, created_by: str | None,
-    parent_id: int | None, unique: str | None, after: int, limit: int,
+    parent_id: int | None, unique: str | None, after: int, limit: int, tag: str | None = None,
+    older_s: float | None = None,
 ) -> Sequence[Any]:  # fmt: skip
     """Read the next `limit` jobs that match, by id.
 
@@ -76,7 +82,9 @@ def page(
     wanted = set(statuses or ())
     if unique is not None:
         how = _LIST_OF_KEY
-    elif parent_id is not None and not executor.run(_IS_LARGE_FAMILY, parent_id=parent_id)[0].large:
+    elif tag is not None and wanted != {"running"}:
+        how = _LIST_TAGGED
+    elif parent_id is not None and tag is None and not executor.run(_IS_LARGE_FAMILY, parent_id=parent_id)[0].large:
         how = _LIST_OF_PARENT
     elif wanted == {"running"}:
         how = _LIST_RUNNING
@@ -86,7 +94,7 @@ def page(
         how = _LIST_FAILED
     return executor.run(
         how, statuses=statuses, task=task, queue=queue, created_by=created_by, parent_id=parent_id,
-        unique=unique, after=after, limit=limit,
+        unique=unique, tag=tag, older_s=older_s, after=after, limit=limit,
     )  # fmt: skip
 
 

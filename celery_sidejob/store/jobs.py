@@ -269,17 +269,20 @@ freed AS (
     ORDER BY e.job_id, e.depends_on FOR UPDATE) these
   WHERE d.job_id = these.job_id AND d.depends_on = these.depends_on),
 to_terminate AS (DELETE FROM {{tree_terminations}} WHERE job_id = ANY(%(ids)s::bigint[])),
-to_delete AS (DELETE FROM {{tree_deletions}} WHERE job_id = ANY(%(ids)s::bigint[]))
-DELETE FROM {{jobs}} WHERE id = ANY(%(ids)s::bigint[])""")
+to_delete AS (DELETE FROM {{tree_deletions}} WHERE job_id = ANY(%(ids)s::bigint[])),
+tagged AS (DELETE FROM {{tags}} WHERE job_id = ANY(%(ids)s::bigint[])),
+gone AS (DELETE FROM {{jobs}} WHERE id = ANY(%(ids)s::bigint[])),
+followed AS (DELETE FROM {{tracked}} WHERE job_id = ANY(%(ids)s::bigint[]) RETURNING job_id)
+SELECT job_id FROM followed""")
 
 
-def delete(executor: Transaction, ids: Iterable[int]) -> None:
-    """Delete jobs with all their rows; the foreign key of children is checked at the statement's end.
+def delete(executor: Transaction, ids: Iterable[int]) -> set[int]:
+    """Delete jobs with all their rows, and return those that were tracked.
 
-    Jobs that wait for room on a port of theirs are noted to be asked: they will find that it is gone. Those that depend
-    on them wait no longer for them.
+    The foreign key of children is checked at the statement's end. Jobs that wait for room on a port of theirs are noted
+    to be asked: they will find that it is gone. Those that depend on them wait no longer for them.
     """
-    executor.run(_DELETE, ids=list(ids))
+    return {row.job_id for row in executor.run(_DELETE, ids=list(ids))}
 
 
 _UNSETTLED = Statement("""

@@ -20,7 +20,10 @@ from ..model.changes import (
     SetChannels,
     SetDefault,
     SetState,
+    Tag,
+    Track,
     UnsetState,
+    Untag,
     Write,
 )
 from ..model.columns import SHOWN
@@ -71,6 +74,27 @@ def state(changes: Sequence[Change], job_id: int, stored: Mapping[str, str]) -> 
             for gone in change.keys:
                 found.pop(gone, None)
     return found
+
+
+def tags(changes: Sequence[Change], job_id: int, stored: Sequence[str]) -> list[str]:
+    """Return a job's tags, in their order."""
+    found = dict.fromkeys(stored)
+    for change in changes:
+        match change:
+            case NewJob() if change.id == job_id:
+                found.update(dict.fromkeys(change.tags))
+            case Tag() if change.job_id == job_id:
+                found.update(dict.fromkeys(change.names))
+            case Untag() if change.job_id == job_id:
+                found = {name: None for name in found if name not in change.names}
+    return list(found)
+
+
+def tracked(changes: Sequence[Change], job_id: int, stored: bool) -> bool:
+    """Return whether a job is tracked."""
+    return next(
+        (change.on for change in reversed(changes) if isinstance(change, Track) and change.job_id == job_id), stored
+    )
 
 
 def family(changes: Sequence[Change], parent_id: int) -> tuple[dict[str, int], set[Any]]:

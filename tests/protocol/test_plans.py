@@ -33,6 +33,8 @@ from celery_sidejob.store import (
     served,
     state,
     statistics,
+    tags,
+    tracked,
     tree_deletions,
     tree_terminations,
     trees,
@@ -60,7 +62,7 @@ from tests.tools.waiting import wait_until
 MODULES = (
     aliases, arming, askings, asks, burials, checks, claims, continuations, counters, dead, dependencies, depths,
     doorbells, holds, job_lists, jobs, kept, latecomers, packets, ports, publishing, revocation, room, served, state,
-    statistics, tasks, trees, tree_deletions, tree_terminations, duplicates, messages, queues,
+    statistics, tasks, trees, tree_deletions, tree_terminations, duplicates, messages, queues, tags, tracked,
 )  # fmt: skip
 
 READS_ALL = {
@@ -73,6 +75,7 @@ READS_ALL = {
     "job_lists._LIST_OF_PARENT": "of what is known to be small",
     "depths._IS_ANY_SOON": "a question before `drain` ends: reads the queue",
     "room._UNREAD": "reads up to a bound who waits for room; see below",
+    "tags._COUNTS": "reads what the sweeper has not counted yet",
     "served._DUE": "reads what is due; see below",
     "statistics._SUSPENDED": "counts what is not finished, where that is little; see below",
     "statistics._UNFINISHED": "counts what is not finished, where that is little; see below",
@@ -111,6 +114,10 @@ INSERT INTO state SELECT n, 'k', '1' FROM generate_series(1, 50000) n;
 INSERT INTO aliases SELECT 'a' || n, n FROM generate_series(1, 50000) n;
 INSERT INTO dead (job_id, task, queue, reason, payload)
   SELECT n, 'task', 'q', 'failed', '{}' FROM generate_series(1, 20000) n;
+INSERT INTO tags (tag, job_id) SELECT 't' || n % 1000, n FROM generate_series(1, 100000) n;
+INSERT INTO tag_counts SELECT 't' || n, n FROM generate_series(1, 50000) n;
+INSERT INTO tag_changes (tag, change) SELECT 't' || n, 1 FROM generate_series(1, 50000) n;
+INSERT INTO tracked (job_id) SELECT n FROM generate_series(1, 50000) n;
 INSERT INTO duplicates (task_id, call, tried, kept_until)
   SELECT 'm' || n, 'c', '{}', now() + n * interval '1 s' FROM generate_series(1, 50000) n;
 INSERT INTO broker_messages (queue, priority, due_at, headers, properties, body)
@@ -452,6 +459,11 @@ INSERT INTO aliases SELECT 'a' || n, 1 FROM generate_series(1, {MANY}) n;
 INSERT INTO dead (job_id, task_id, task, queue, reason, payload, error)
   SELECT 1, 'm' || n, 'task' || n % 10, 'q', 'failed', '{{}}', 'E' || n % 10 || ': it'
   FROM generate_series(1, {MANY}) n;
+INSERT INTO tags (tag, job_id) SELECT 'common', id FROM jobs;
+INSERT INTO tags (tag, job_id) SELECT 'own' || n, 1 FROM generate_series(1, {MANY}) n;
+INSERT INTO tag_counts SELECT 't' || n, n FROM generate_series(1, {MANY}) n;
+INSERT INTO tag_changes (tag, change) SELECT 'common', 1 FROM generate_series(1, {MANY}) n;
+INSERT INTO tracked (job_id) SELECT id FROM jobs;
 INSERT INTO duplicates (task_id, call, tried, kept_until)
   SELECT 't' || n, 'c', '{{}}', now() FROM generate_series(1, {MANY}) n;
 INSERT INTO broker_messages (queue, priority, headers, properties, body)
@@ -520,6 +532,16 @@ BOUNDED: dict[str, tuple[Statement, dict[str, Any], int]] = {
         {"after": 0, "failure_group": "E7", "task": None, "queue": None, "limit": 100},
         1000,
     ),
+    "jobs of a tag": (
+        job_lists._LIST_TAGGED,
+        {
+            **{"tag": "common", "after": 1, "statuses": None, "task": None, "queue": None, "created_by": None},
+            **{"parent_id": None, "unique": None, "older_s": None, "limit": 100},
+        },
+        2000,
+    ),
+    "tracked jobs": (tracked._LIST, {"limit": 100}, 2000),
+    "changes of tags": (tags._ADD_UP, {"limit": 100}, 2000),
     "a run that goes on after all": (
         latecomers._TAKE_BACK,
         {"task_id": "m7", "generation": 1, "task": "task7", "digest": "d", "age_s": None},

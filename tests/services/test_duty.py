@@ -219,6 +219,7 @@ def prepare(shop: Stage) -> dict[str, tuple[str, Callable[[], bool]]]:
     shop.sql("UPDATE messages SET pool_shard = NULL, due_at = due_at + interval '5000 years',"
              " next_check_at = '9000-01-01' WHERE job_id = %s", filled.id)  # fmt: skip
     shop.sql("UPDATE capacity_shards SET used = 0")
+    shop.sql("INSERT INTO tag_changes (tag, change) VALUES ('old', 1)")
     shop.declare_dead(dead)
 
     def holds(statement: str, *parameters: Any) -> Callable[[], bool]:
@@ -238,6 +239,7 @@ def prepare(shop: Stage) -> dict[str, tuple[str, Callable[[], bool]]]:
         "filled": (
             "CapacityPools", holds("(SELECT pool_shard = 0 FROM messages WHERE job_id = %s)", filled.id)
         ),
+        "counted": ("TagCounts", holds("EXISTS (SELECT FROM tag_counts WHERE jobs = 1)")),
         "pruned": ("Prune", holds("NOT EXISTS (SELECT FROM jobs WHERE id = %s)", old.id)),
         "taken": ("LostTasks", holds("(SELECT losses = 1 FROM messages WHERE task_id = 'taken')")),
         "sent": (

@@ -16,6 +16,7 @@ from .parked_terminations import ParkedTerminations
 from .prune import Prune
 from .publications import Publications
 from .sweep import SweepDuty
+from .tag_counts import TagCounts
 from .tasks_of_emptied_broker import TasksOfEmptiedBroker
 from .timers import Timers
 from .tree_deletions import TreeDeletions
@@ -43,6 +44,7 @@ DUTIES: tuple[type[SweepDuty], ...] = (
     TreeDeletions,
     LimitKeys,
     CapacitySamples,
+    TagCounts,
     Prune,
 )
 

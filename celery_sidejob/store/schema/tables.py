@@ -68,6 +68,10 @@ TABLES = {
     "packets": Table("id port_id value context options written_at taken_by taken_run limited"),
     "state": Table("job_id key value"),
     "aliases": Table("name job_id"),
+    "tags": Table("tag job_id place", "SELECT INSERT DELETE"),
+    "tag_counts": Table("tag jobs"),
+    "tag_changes": Table("id tag change"),
+    "tracked": Table("job_id place", "SELECT INSERT DELETE"),
     "broker_queues": Table("name transient unused_s expires_at"),
     "broker_bindings": Table("exchange queue routing_key", "SELECT INSERT DELETE"),
     "broker_consumers": Table("id ident locked silence_s beat_at"),
@@ -78,8 +82,10 @@ TABLES = {
     "broker_broadcasts": Table("id exchange routing_key sent_at headers properties body", "SELECT INSERT DELETE"),
 }
 
-TRIGGERS = ("messages_enter_pool", "messages_leave_pool", "messages_pause_in_pool", "messages_rest_in_pool")
-"""Triggers without which slots of capacity pools would not be counted."""
+TRIGGERS = (
+    "messages_enter_pool", "messages_leave_pool", "messages_pause_in_pool", "messages_rest_in_pool", "tags_lose",
+)  # fmt: skip
+"""Triggers without which slots of capacity pools, and jobs of a tag, would not be counted."""
 
 SEQUENCES = ("jobs_id_seq",)
 """Sequences from which numbers are drawn by name; those of other columns need no right."""

@@ -1,0 +1,80 @@
+"""`tags`, `tag`, `untag`, `tracked`, `track` and `untrack`: what jobs are found and followed by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+from rich.text import Text
+
+from ..jobs.job import Job
+from ..model.plural import counted
+from .command import answering, job_argument, job_named, limit_option
+from .output import Output, printable, status, table_if_any
+
+names = click.argument("names", metavar="TAG...", nargs=-1, required=True)
+
+
+@click.command()
+@limit_option
+@answering
+def tags(sidejob: Any, output: Output, limit: int) -> None:
+    """List the tags that most jobs have, the most common first."""
+    found: list[tuple[str, int]] = sidejob.tags(limit)
+    shown = table_if_any("Jobs", "Tag", rows=[(count, tag) for tag, count in found])
+    output.answer([{"tag": tag, "jobs": count} for tag, count in found], shown or Text("No job has a tag."))
+
+
+@click.command()
+@job_argument
+@names
+@answering
+def tag(sidejob: Any, output: Output, job_id: str, names: tuple[str, ...]) -> None:
+    """Give a job tags, after those that it has."""
+    _tell_tags(output, job_named(sidejob, job_id).tag(*names))
+
+
+@click.command()
+@job_argument
+@names
+@answering
+def untag(sidejob: Any, output: Output, job_id: str, names: tuple[str, ...]) -> None:
+    """Take tags from a job; those that it does not have do no harm."""
+    _tell_tags(output, job_named(sidejob, job_id).untag(*names))
+
+
+@click.command()
+@limit_option
+@answering
+def tracked(sidejob: Any, output: Output, limit: int) -> None:
+    """List the tracked jobs, in the order in which they were tracked."""
+    found: list[Job] = sidejob.tracked(limit)
+    rows = [(job.id, status(job.status), job.task, job.queue, job.ran_at) for job in found]
+    shown = table_if_any("Job", "Status", "Task", "Queue", "Last run", rows=rows)
+    output.answer([job.info for job in found], shown or Text("No job is tracked."))
+
+
+@click.command()
+@job_argument
+@answering
+def track(sidejob: Any, output: Output, job_id: str) -> None:
+    """Track a job: it is listed, and its changes are announced on /sidejob/tracked."""
+    job = job_named(sidejob, job_id).track()
+    output.answer({"id": job.id, "tracked": True}, Text(f"Job {job.id} is tracked."))
+
+
+@click.command()
+@job_argument
+@answering
+def untrack(sidejob: Any, output: Output, job_id: str) -> None:
+    """Track a job no more."""
+    job = job_named(sidejob, job_id).untrack()
+    output.answer({"id": job.id, "tracked": False}, Text(f"Job {job.id} is not tracked any more."))
+
+
+def _tell_tags(output: Output, job: Job) -> None:
+    found = job.tags
+    said = f"Job {job.id} has {counted(len(found), 'tag', 'tags')}"
+    output.answer(
+        {"id": job.id, "tags": found}, Text(f"{said}: {', '.join(map(printable, found))}." if found else f"{said}.")
+    )
