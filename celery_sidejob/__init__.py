@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .jobs.port import Packet, Port
     from .jobs.queue import Queue, QueueCounts
     from .jobs.running import RunningJob, Suspend, current_job, heartbeat, stopping
+    from .jobs.schedule import Schedule
     from .jobs.timers import Timer
     from .model.errors import (
         AliasTakenError,
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
         PoolConflictError,
         PortFullError,
         PortNotFoundError,
+        ScheduleNotFoundError,
         SchemaError,
         SettingsError,
         SideJobError,
@@ -77,6 +79,7 @@ _MODULES = {
     ".jobs.port": ("Packet", "Port"),
     ".jobs.queue": ("Queue", "QueueCounts"),
     ".jobs.running": ("RunningJob", "Suspend", "current_job", "heartbeat", "stopping"),
+    ".jobs.schedule": ("Schedule",),
     ".jobs.timers": ("Timer",),
     ".services.sweep.sweeper": ("PollReport",),
 }
@@ -121,6 +124,8 @@ __all__ = [
     "QueueCounts",
     "RunFilter",
     "RunningJob",
+    "Schedule",
+    "ScheduleNotFoundError",
     "SchemaError",
     "SettingsError",
     "SideJob",

@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Concatenate, overload
 
@@ -36,11 +36,13 @@ from .hooks.tasks.present_call import calling
 from .hooks.worker import pool_process, recording
 from .inspection import Inspection
 from .jobs import job as jobs_of
+from .jobs import scheduling
 from .jobs.capacity import declare
 from .jobs.job import Job
 from .jobs.log_entries import log_entry
 from .jobs.queue import Queue
 from .jobs.running import RunningJob
+from .jobs.schedule import Schedule
 from .jobs.scopes import context, current_context, port_options
 from .model import channel as channel_names
 from .model import values
@@ -49,7 +51,7 @@ from .model.checks import MOST, check_number, check_texts, in_seconds, is_number
 from .model.errors import InvalidChannelError, InvalidValueError, JobNotFoundError, SettingsError, StoreUnavailableError
 from .model.settings import Settings
 from .model.status import statuses_of
-from .operations import queues, registering
+from .operations import queues, registering, schedules
 from .operations.audience import Audience
 from .operations.runtime import Runtime
 from .operations.stores import Store, Stores
@@ -349,6 +351,49 @@ class SideJob:
     def queues(self) -> list[Queue]:
         """Return the managed queues, by name."""
         return [Queue(name, runtime=self.runtime) for name in queues.read(self.runtime)]
+
+    # -- schedules -----------------------------------------------------------------------------------------------
+
+    def schedule(  # noqa: PLR0913 - each says something else of it
+        self,
+        name: str,
+        task: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        every: float | timedelta | None = None,
+        cron: str | None = None,
+        timezone: Any = None,
+        start: datetime | None = None,
+        end: datetime | None = None,
+        catch_up: str | int = "last",
+        overlap: str = "allow",
+        jitter: float | timedelta = 0,
+        **options: Any,
+    ) -> Schedule:
+        """Have a job made of a task at its times, or a message of a durable task; made, or changed to this.
+
+        The times are `every` so many seconds, counted from `start`, or from now, or those of a `cron` expression in a
+        `timezone`, by default that of the app; not before `start` and not after `end`. `catch_up` says how many of the
+        times that were missed are made, `overlap` what becomes of a time whose predecessor is still open ("allow",
+        "skip", "wait"), and `jitter` by how many seconds each is made later, at most. `options` are those of `enqueue`,
+        or of `apply_async`. It takes effect at once, also in a run. Raises InvalidValueError, UnknownTaskError, and
+        TypeError for arguments that the task does not take, before anything is changed.
+        """
+        given = {
+            "task": task, "args": args, "kwargs": kwargs, "every": every, "cron": cron, "timezone": timezone,
+            "start": start, "end": end, "catch_up": catch_up, "overlap": overlap, "jitter": jitter, **options,
+        }  # fmt: skip
+        scheduling.declare(self.runtime, name, given)
+        return Schedule(name, runtime=self.runtime)
+
+    def schedules(self) -> list[Schedule]:
+        """Return all schedules, by name."""
+        return [Schedule(name, runtime=self.runtime) for name in schedules.read(self.runtime)]
+
+    def get_schedule(self, name: str) -> Schedule:
+        """Return the schedule of this name; raises ScheduleNotFoundError."""
+        return Schedule(schedules.get(self.runtime, name).name, runtime=self.runtime)
 
     # -- channels ------------------------------------------------------------------------------------------------
 

@@ -18,23 +18,28 @@ import psycopg
 import pytest
 from celery import Celery, group
 from celery.concurrency import get_implementation
+from celery.schedules import crontab
 
 from celery_sidejob import (
     CapacityPool,
     Job,
     JobFailed,
     RunningJob,
+    Schedule,
     SideJob,
     SideJobError,
     StoreUnavailableError,
     current_job,
     heartbeat,
 )
+from celery_sidejob.hooks.beat_entries import declaration_of
 from celery_sidejob.hooks.messages import carried
 from celery_sidejob.hooks.tasks import marking
 from celery_sidejob.hooks.worker import pool_kind
+from celery_sidejob.jobs import scheduling
 from celery_sidejob.model import errors
 from celery_sidejob.model.durable import Message
+from celery_sidejob.model.schedule import parse
 from celery_sidejob.model.settings import read_settings
 from celery_sidejob.operations import durable_ends, durable_runs
 from celery_sidejob.services.heartbeat.heartbeat_file import HeartbeatFile
@@ -142,6 +147,17 @@ def lent(scene: Scene, before: str) -> None:
         scene.stage.job(transaction=connection)
 
 
+def scheduled(scene: Scene, **given: Any) -> None:
+    """Make a schedule of something that cannot be."""
+    scene.sidejob.schedule("s", scene.stage.idle, **{"every": 60, **given})
+
+
+def deleting_the_declared() -> None:
+    """Delete a schedule that the configuration declares."""
+    app = make_app("declares", sidejob_schedules={"s": {"task": "any.task", "every": 60}})
+    Schedule("s", runtime=app.sidejob.runtime).delete()
+
+
 def unmanaging_the_declared(scene: Scene) -> None:
     """Have nobody manage a queue that the configuration declares."""
     make_app("declares", sidejob_queues={"mail": {"limit": 5}}).sidejob.queue("mail").unmanage()
@@ -186,6 +202,38 @@ UNWRITTEN: dict[str, Case] = {
     "`ordered` of a queue is not a boolean": lambda s: s.sidejob.queue("mail").configure(ordered="yes"),  # type: ignore[arg-type]
     "a limit of a queue that is not a number of runs": lambda s: s.sidejob.queue("mail").configure(limit=0),
     "`unmanage` of a queue that `sidejob_queues` declares": unmanaging_the_declared,
+    "a schedule that is not there": lambda s: s.sidejob.get_schedule("nothing"),
+    "a name of a schedule that is none": lambda s: s.sidejob.schedule("", s.stage.idle, every=1),
+    "a schedule of what is no task": lambda s: s.sidejob.schedule("s", 5, every=1),
+    "a schedule of an ordinary task": lambda s: s.sidejob.schedule("s", "ordinary", every=1),
+    "`args=` of a schedule is no list": lambda s: scheduled(s, args=5),
+    "`kwargs=` of a schedule is no mapping": lambda s: scheduled(s, kwargs=5),
+    "a schedule with an interval and an expression, or neither": lambda s: scheduled(s, cron="* * * * *"),
+    "an interval of a schedule that is none": lambda s: scheduled(s, every=0),
+    "`cron=` is no text": lambda s: scheduled(s, every=None, cron=5),
+    "`cron=` is no cron expression": lambda s: scheduled(s, every=None, cron="61 * * * *"),
+    "a time zone of a schedule that is none": lambda s: scheduled(s, timezone="Mars"),
+    "a schedule needs a time zone": lambda s: parse("s", {"task": "t", "cron": "0 6 * * *"}, timezone=None),
+    "`start=` or `end=` of a schedule is no time": lambda s: scheduled(s, start=5),
+    "`start=` or `end=` of a schedule is beyond the calendar": lambda s: scheduled(
+        s, end=datetime.max, timezone="America/New_York"
+    ),
+    "a schedule ends before it starts": lambda s: scheduled(s, start=datetime(2027, 1, 2), end=datetime(2027, 1, 1)),
+    "an invalid `catch_up=`": lambda s: scheduled(s, catch_up="some"),
+    "an invalid `overlap=`": lambda s: scheduled(s, overlap="skipp"),
+    "an invalid `jitter=`": lambda s: scheduled(s, jitter=-1),
+    "an option of a call that a schedule cannot have": lambda s: scheduled(s, countdown=5),
+    "`expires=` of a schedule is a time": lambda s: scheduled(s, expires=datetime(2027, 1, 1)),
+    "`delete` of a schedule that `sidejob_schedules` declares": lambda s: deleting_the_declared(),
+    "a call in `sidejob_schedules` that its task would refuse": lambda s: scheduling.apply_declared(
+        s.stage.runtime, {"s": {"task": s.stage.idle, "every": 1, "qeue": "q"}}
+    ),
+    "the times of a beat entry that cannot be imported": lambda s: declaration_of(
+        "e", {"task": "t", "schedule": "at dawn"}
+    ),
+    "a beat entry with days of the month and of the week": lambda s: declaration_of(
+        "e", {"schedule": crontab("0", "0", day_of_month="13", day_of_week="fri")}
+    ),
     "a rate of a queue that is none": lambda s: s.sidejob.queue("mail").configure(rate="often"),
     "a countdown that is not a time": lambda s: s.job.run(countdown=float("inf")),
     "an unknown status": lambda s: s.job.wait("complete"),

@@ -16,6 +16,7 @@ from .finding import tag, tags, track, tracked, untag, untrack
 from .jobs import jobs
 from .poll import poll
 from .queues import pause, queues, resume, unmanage
+from .schedules import schedules
 from .show import show
 from .stats import stats
 from .tasks import revoke
@@ -29,8 +30,7 @@ def sidejob() -> None:
 
 
 for _command in (
-    jobs, show, tree, run, terminate, revoke, queues, pause, resume, unmanage, tags,
-    tag, untag, tracked, track, untrack, poll, stats, doctor, drain, dead, db,
-    transport,
+    jobs, show, tree, run, terminate, revoke, queues, pause, resume, unmanage, schedules, tags, tag, untag, tracked,
+    track, untrack, poll, stats, doctor, drain, dead, db, transport,
 ):  # fmt: skip
     sidejob.add_command(_command)

@@ -11,6 +11,7 @@ from ..model.plural import counted
 from ..operations.runtime import Runtime
 from ..store import depths, health, parked, room, served, statistics, workers
 from ..store import queues as queue_rows
+from ..store import schedules as schedule_rows
 from ..store.statement import Transaction
 
 T = TypeVar("T")
@@ -18,6 +19,8 @@ T = TypeVar("T")
 UNPUBLISHED_S = (10.0, 60.0)
 """For how long a message may wait for the broker: longer is a warning, an error."""
 UNSENT_S = 60.0
+UNMADE_S = 60.0
+"""For how long a schedule may be due: a sweeper that has more to do comes to it later."""
 FORGOTTEN_S = 3600.0
 """For how long a queue may be paused while something waits there."""
 UNSERVED_S = 60.0
@@ -107,6 +110,27 @@ def tasks(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
         )  # fmt: skip
     if not (rows or unknown or parked_jobs):
         yield well("tasks", "every task of which a run is due is known to a worker")
+
+
+def schedules(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
+    """Look for schedules of which nothing can be made, or nobody makes what has been due for long."""
+    found = schedule_rows.troubled(executor, for_s=UNMADE_S)
+    for row in found:
+        what = f"what schedule {row.name} has due since {row.due_at:%Y-%m-%d %H:%M:%S%z}"
+        if row.trouble is not None:
+            yield error(
+                "schedules", f"{what} cannot be made: {row.trouble}",
+                meaning="It is tried again every few seconds, and made then; catch_up says how much of it.",
+                remedy="Start workers that know the task, or change the schedule, or delete it: "
+                f"celery -A <app> sidejob schedules delete {row.name}.",
+            )  # fmt: skip
+        else:
+            yield warning(
+                "schedules", f"{what} is not made yet", remedy="See sweeping below.",
+                meaning="Nobody sweeps, or there is more to make than a sweeper has made by now.",
+            )  # fmt: skip
+    if not found:
+        yield well("schedules", "nothing that schedules have due waits")
 
 
 def paused(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:

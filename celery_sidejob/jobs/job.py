@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 from ..model import values
@@ -147,6 +147,24 @@ class Job:
         """Who made it, as given; ``job:<id>`` when a job did."""
         found: str | None = self._read().created_by
         return found
+
+    @property
+    def schedule(self) -> str | None:
+        """The name of the schedule that made it; None if none did."""
+        found: str | None = self._read().schedule
+        return found
+
+    @property
+    def schedule_number(self) -> int | None:
+        """Its number among what its schedule has made, from 1."""
+        found: int | None = self._read().schedule_no
+        return found
+
+    @property
+    def nominal_time(self) -> datetime | None:
+        """The time for which its schedule made it, in UTC, however late that was."""
+        found: datetime | None = self._read().nominal_at
+        return None if found is None else found.astimezone(UTC)
 
     @property
     def ran_at(self) -> datetime | None:

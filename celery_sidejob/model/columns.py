@@ -47,6 +47,10 @@ class JobColumns:
     parent_id: int | None = field(default=None, metadata=_column("bigint", shown="parent"))
     name: str | None = field(default=None, metadata=_column("text", shown="child_name"))
     created_by: str | None = field(default=None, metadata=_column("text", shown="created_by", check=check_label))
+    schedule: str | None = field(default=None, metadata=_column("text", shown="schedule"))
+    schedule_no: int | None = field(default=None, metadata=_column("bigint", shown="schedule_number"))
+    nominal_at: str | None = field(default=None, metadata=_column("timestamptz", shown="nominal_time"))
+    """As text: JSON has no times."""
     max_losses: int | None = field(default=None, metadata=_column("int"))
     retention_s: float | None = field(default=None, metadata=_column("double precision"))
     retention_keep: int | None = field(default=None, metadata=_column("bigint"))

@@ -35,6 +35,10 @@ class JobNotFoundError(SideJobError, LookupError):
     """No job has this id or alias. Never raised for a store that cannot be reached."""
 
 
+class ScheduleNotFoundError(SideJobError, LookupError):
+    """There is no schedule of this name."""
+
+
 class UnknownTaskError(SideJobError, LookupError):
     """No task of this name is registered, or the task is not a sidejob task."""
 

@@ -154,6 +154,16 @@ def parse_ports(spec: Any, *, where: str) -> dict[str, PortOptions]:
     return ports
 
 
+def ports_as_json(ports: Mapping[str, PortOptions]) -> dict[str, dict[str, Any]]:
+    """Return JSON values of which `parse_ports` makes these ports again."""
+    return {
+        name: {"channels": list(port.channels)}
+        | ({} if port.default is NO_DATA else {"default": port.default})
+        | ({} if port.limit is None else {"limit": port.limit})
+        for name, port in ports.items()
+    }
+
+
 _NAME = re.compile(r"[a-zA-Z0-9_]+")
 
 _OPTIONS = ("default", "channels", "limit")

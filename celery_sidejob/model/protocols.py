@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from .broker_view import Look
 from .buried import Buried, Cursor
@@ -239,6 +239,25 @@ class Tasks(Protocol):
 
     def apply_async(self, task: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -> Any:
         """Call a task, a name or a signature of one task as Celery does; returns its result."""
+        ...
+
+    def kind(self, task: str) -> Literal["job", "message"]:
+        """Tell what a call of a task makes: a job, or a message that is kept. Raises for what makes neither."""
+        ...
+
+    def check_message(self, task: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: Any) -> None:
+        """Refuse a call of a durable task as Celery, or we, would refuse it."""
+        ...
+
+    def messages(
+        self, task: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: Sequence[Mapping[str, Any]]
+    ) -> tuple[Sequence[Message], Callable[[], None]]:
+        """Make messages of a durable task, one for each of these options, and what tells of them once they are kept."""
+        ...
+
+    @property
+    def timezone(self) -> str | None:
+        """The name of the app's time zone; None for the host's own, which has none."""
         ...
 
     @property

@@ -21,6 +21,7 @@ from .checks import SLIP, in_seconds, is_number, is_seconds, nearest
 from .errors import SettingsError
 from .queue import is_declaration
 from .retention import FORM, FORM_BY_TASK, Retention, from_text, is_retention, is_retention_by_task
+from .schedule import is_declaration as is_schedules
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,12 @@ _QUEUES = Kind(
     is_declaration,
     lambda given: {name: dict(settings) for name, settings in given.items()},
 )
+_SCHEDULES = Kind(
+    'a mapping of names to schedules, such as {"report": {"task": "shop.report", "cron": "0 6 * * *"}}, set in the '
+    "configuration",
+    is_schedules,
+    lambda given: {name: dict(schedule) for name, schedule in given.items()},
+)
 _STORE_DOWN = Kind('"error" or "publish"', lambda value: value in ("error", "publish"))
 _CALLABLE = Kind("a callable, set in the configuration (the environment cannot hold one)", callable)
 
@@ -200,6 +207,10 @@ class Settings:
     queues: dict[str, dict[str, Any]] | None = _setting(  # noqa: RUF009 - as above
         None, _or_none(_QUEUES), "the settings of managed queues, applied when they differ from the last declaration"
     )
+    schedules: dict[str, dict[str, Any]] | None = _setting(  # noqa: RUF009 - as above
+        None, _or_none(_SCHEDULES),
+        "schedules, applied when they differ from the last declaration; one that is not declared any more is deleted",
+    )  # fmt: skip
     max_value_bytes: int = _setting(
         1_000_000, _COUNT, "the size limit of a packet, a state value and arguments, as JSON text"
     )

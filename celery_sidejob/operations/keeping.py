@@ -169,6 +169,13 @@ def lend_many(runtime: Runtime, messages: Sequence[Message], transaction: Any) -
     borrowed.after_commit(partial(do_after_commit, committed))
 
 
+def keep_in(runtime: Runtime, executor: Transaction, messages: Sequence[Message]) -> Sequence[Message]:
+    """Keep messages in a transaction of ours, and return those that its caller gives to the broker after the commit."""
+    pages = _admitted(executor, list(_pages(messages)))
+    waiting = _keep_pages([executor.run] * len(pages), pages, waits_of(runtime), repeated=False)
+    return [message for message in messages if message.task_id not in waiting]
+
+
 def is_kept_somewhere(runtime: Runtime, task_id: str) -> bool:
     """Tell whether some store has the row of a task id; this store is asked first.
 

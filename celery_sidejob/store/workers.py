@@ -13,7 +13,7 @@ from typing import Any
 from ..model.settings import Settings
 from . import revisions
 from .connection.connections import Connections
-from .statement import Autocommit, Reader, Statement, Transaction
+from .statement import Autocommit, Reader, Statement, Transaction, first
 
 LOCK_CLASS = 0x53_4A_4F_42 - 0x40_00_00_00
 """The first half of our advisory locks' keys ("SJOB", made to fit a signed 32-bit integer)."""
@@ -199,15 +199,16 @@ FROM (SELECT set_config('synchronous_commit', 'off', true)) AS soon
 WHERE name = 'sweeper' AND (holder = %(worker_id)s OR expires_at < now() OR holder IS NULL
   OR EXISTS (SELECT FROM {{workers}} w WHERE w.id = holder AND (w.dead_at IS NOT NULL OR w.locked
        AND pg_try_advisory_xact_lock({_lock_of("w.id")}))))
-RETURNING name""")
+RETURNING EXISTS (SELECT FROM {{schedules}} s WHERE s.due_at IS NOT NULL) AS has_schedules""")
 
 
-def hold_sweeper_lease(executor: Transaction, worker_id: int, *, schema: str, lease_s: float) -> bool:
-    """Become or stay the one sweeper of the schema.
+def hold_sweeper_lease(executor: Transaction, worker_id: int, *, schema: str, lease_s: float) -> Any | None:
+    """Become or stay the one sweeper of the schema: (has_schedules), None if another worker is.
 
     A holder whose liveness lock is free is followed at once: sweeping twice at a time is wasteful, never wrong.
+    `has_schedules`: some schedule has a time to come, so that it is worth a look which are due.
     """
-    return bool(executor.run(_HOLD_LEASE, worker_id=worker_id, schema=schema, lease_s=lease_s))
+    return first(executor.run(_HOLD_LEASE, worker_id=worker_id, schema=schema, lease_s=lease_s))
 
 
 _DROP_LEASE = Statement(

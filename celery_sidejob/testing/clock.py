@@ -16,7 +16,8 @@ def move_clock(by: timedelta | float, *, sidejob: Any = None) -> None:
 
     All times in the store move into the past, so nothing in a production process asks for a clock. Workers do not seem
     silent: `kill` and `freeze` are for that. Messages that a worker has in its memory, as those with an `eta` within
-    `sidejob_timer_horizon`, wait as long as before.
+    `sidejob_timer_horizon`, wait as long as before. Schedules go by the calendar, and do not move: `run_now()` makes
+    one more, and a `start` in the past makes times due.
     """
     seconds = in_seconds(by)
     if not is_seconds(seconds):

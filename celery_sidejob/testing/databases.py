@@ -120,8 +120,8 @@ def declare_dead(url: str, schema: str, worker_id: int) -> None:
         connection.execute(sql.SQL(statement).format(sql.Identifier(schema, "workers")), [worker_id])
 
 
-STILL = frozenset({"meta", "alembic_version", "workers", "served", "leases", "broker_consumers"})
-"""Tables whose times do not move: a worker that lives would seem to be dead."""
+STILL = frozenset({"meta", "alembic_version", "workers", "served", "leases", "broker_consumers", "schedules"})
+"""Tables whose times do not move: a worker that lives would seem to be dead, and a schedule goes by the calendar."""
 NEVER = "9000-01-01"
 """Times beyond this one are no times: a row that is held back is due in the year 9000 (`NEVER`)."""
 

@@ -7,6 +7,7 @@ unit that counts, whatever dies. What merely happened, any number of times, is n
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import sys
 import time
@@ -37,6 +38,8 @@ app.conf.update(
     worker_hijack_root_logger=False,
     worker_soft_shutdown_timeout=float(os.environ.get("SOFT_SHUTDOWN", "0")),
 )
+if "SCHEDULES" in os.environ:
+    app.conf.sidejob_schedules = json.loads(os.environ["SCHEDULES"])
 sidejob = SideJob(app)
 
 engine = create_engine(

@@ -35,6 +35,7 @@ DEFAULTS = {
     "retention": None,
     "dead_retention": Retention(timedelta(days=180)),
     "queues": None,
+    "schedules": None,
     "max_value_bytes": 1_000_000,
     "redis_url": None,
     "redact": None,
@@ -71,6 +72,7 @@ GOOD = {
         ({"keep": 0}, Retention(keep=0)),
         ({"older_than": timedelta(hours=1), "keep": None}, Retention(timedelta(hours=1))),
     ],
+    "schedules": [(None, None), ({"tick": {"task": "t", "every": 5}}, {"tick": {"task": "t", "every": 5}})],
     "queues": [(None, None), ({"mail": {"limit": 5, "rate": "600/m"}}, {"mail": {"limit": 5, "rate": "600/m"}})],
     "dead_retention": [
         (None, None),
@@ -118,6 +120,7 @@ BAD = {
         {"keep": None},
         {"keep": 5, "tasks": {"mail": 60}},
     ],
+    "schedules": ["tick", {"": {}}, {"tick": 5}, {5: {}}],
     "queues": ["mail", {"": {}}, {"mail": 5}, {"mail": {"limit": 0}}, {"mail": {"limits": 5}}, {"mail": {"rate": "x"}}],
     "dead_retention": [
         -1,

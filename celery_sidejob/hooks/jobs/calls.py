@@ -6,10 +6,10 @@ import inspect
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 from celery import Celery
 from celery.app.task import Task
@@ -26,17 +26,19 @@ from ...model.call import Call
 from ...model.capacity import Admission, PoolSpec
 from ...model.checks import did_you_mean, is_number, is_seconds, is_text, shown
 from ...model.columns import COLUMNS, OPTIONS
+from ...model.durable import Message
 from ...model.errors import InvalidValueError, UnknownTaskError
-from ...model.port import NO_DATA, PortOptions, parse_ports
+from ...model.port import PortOptions, parse_ports, ports_as_json
 from ...model.unique import Unique
 from ...store import registry
 from ...store.connection.connections import Connections
 from ...unit.open_unit import active
 from ..admission import admission_of, admission_to, following, is_follower
-from ..call_options import check_options
+from ..call_options import check_call, check_options
 from ..durability import is_durable
 from ..messages.carried import check_headers, check_names
 from ..overload import Overloaded
+from ..tasks import sending
 from .propagation import propagated
 
 logger = logging.getLogger("celery_sidejob")
@@ -301,6 +303,41 @@ class CeleryTasks:
             )
         return task.apply_async(args, kwargs, **options)
 
+    def kind(self, task: str) -> Literal["job", "message"]:
+        """Tell what a call of a task makes: a job, or a message that is kept. Raises for what makes neither."""
+        known = self._app.tasks.get(task)
+        if getattr(known, "sidejob", False):
+            return "job"
+        if is_durable(self._app, task):
+            return "message"
+        if known is not None:
+            raise InvalidValueError(
+                f"{task!r} is an ordinary task, of which nothing is kept: decorate it with @sidejob_task, or make it "
+                "durable with durable=True or sidejob_durable_tasks."
+            )
+        self._registered(task)
+        return "job"
+
+    def check_message(self, task: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: Any) -> None:
+        """Refuse a call of a durable task as Celery, or we, would refuse it."""
+        check_call(task, options)
+        known = self._app.tasks.get(task)
+        if known is not None and known.typing:
+            known.__header__(*args, **kwargs)
+
+    def messages(
+        self, task: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: Sequence[Mapping[str, Any]]
+    ) -> tuple[Sequence[Message], Callable[[], None]]:
+        """Make messages of a durable task, one for each of these options, and what tells of them once they are kept."""
+        signatures = [self._app.signature(task, tuple(args), dict(kwargs), options=dict(own)) for own in options]
+        return sending.made(self._app, signatures)
+
+    @property
+    def timezone(self) -> str | None:
+        """The name of the app's time zone; None for the host's own, which has none."""
+        zone = self._app.timezone
+        return "UTC" if zone is UTC else getattr(zone, "key", None)
+
     @property
     def in_task(self) -> bool:
         """Whether this thread is in a task of a worker."""
@@ -341,18 +378,10 @@ _ALL_OPTIONS = sorted(
 
 
 def _shown(task: Any) -> str:
-    def options_of(ports: Mapping[str, PortOptions]) -> dict[str, Any]:
-        return {
-            name: {"channels": list(port.channels)}
-            | ({} if port.default is NO_DATA else {"default": port.default})
-            | ({} if port.limit is None else {"limit": port.limit})
-            for name, port in ports.items()
-        }
-
     return values.encode(
         {
-            "inports": options_of(task.parsed_inports),
-            "outports": options_of(task.parsed_outports),
+            "inports": ports_as_json(task.parsed_inports),
+            "outports": ports_as_json(task.parsed_outports),
             **task.job_columns,
             **({} if task.publish_status else {"publish_status": False}),
         }

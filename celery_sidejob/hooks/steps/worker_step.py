@@ -10,6 +10,7 @@ from celery import bootsteps, signals
 from celery.platforms import EX_FAILURE
 from celery.worker.state import active_requests
 
+from ...jobs import scheduling
 from ...model.errors import SideJobError, StoreUnavailableError
 from ...model.settings import Settings
 from ...operations import deferred_locks, queues
@@ -109,6 +110,7 @@ class SideJobStep(bootsteps.StartStopStep):
             queues.apply_declared(runtime, self._sidejob.settings.queues or {})
             if runtime.store.place == 0:
                 self._sidejob.register_tasks()
+                scheduling.apply_declared(runtime, self._sidejob.settings.schedules or {})
 
         return Heartbeat(
             runtime, processes if pool_kind.has_processes(worker.pool) else None, file, check=check,

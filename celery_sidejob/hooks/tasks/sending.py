@@ -16,6 +16,7 @@ from celery.canvas import Signature, chord, group
 from celery.canvas import _chain as chain
 from kombu.exceptions import EncodeError
 
+from ...model.durable import Message
 from ...model.errors import InvalidValueError, StoreUnavailableError
 from ...operations import keeping
 from ..durability import is_durable, known_tasks
@@ -50,6 +51,25 @@ def send_many(app: Celery, signatures: Iterable[Signature], transaction: Any) ->
             _tell(app, together.events)
     _tell(app, together.subscriptions)
     return results
+
+
+def made(app: Celery, signatures: Sequence[Signature]) -> tuple[Sequence[Message], Callable[[], None]]:
+    """Have Celery make messages of one durable task, for somebody who keeps them; and what tells of them afterwards.
+
+    Where Celery is told to run tasks at once (`task_always_eager`) there are no messages, and they run afterwards.
+    """
+    if app.conf.task_always_eager:
+
+        def run() -> None:
+            for signature in signatures:
+                signature.apply_async()
+
+        return (), run
+    together = Together()
+    with calling(together=together), app.producer_pool.acquire(block=True) as producer:
+        for signature in signatures:
+            signature.apply_async(producer=producer)
+    return together.messages, lambda: _tell(app, together.events)
 
 
 def _collected(index: int, signature: Signature, producer: Any) -> Any:

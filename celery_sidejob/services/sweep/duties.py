@@ -15,6 +15,7 @@ from .lost_tasks import LostTasks
 from .parked_terminations import ParkedTerminations
 from .prune import Prune
 from .publications import Publications
+from .schedules import Schedules
 from .sweep import SweepDuty
 from .tag_counts import TagCounts
 from .tasks_of_emptied_broker import TasksOfEmptiedBroker
@@ -28,6 +29,7 @@ DUTIES: tuple[type[SweepDuty], ...] = (
     DeadWorkers,
     HeldByNobody,
     Timers,
+    Schedules,
     TreeTerminations,
     Publications,
     EmptiedBroker,

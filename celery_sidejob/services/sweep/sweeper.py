@@ -90,7 +90,9 @@ class Sweeper:
         self._renewed_at = time.monotonic()
         schema = self._runtime.settings.schema
         hold = partial(workers.hold_sweeper_lease, worker_id=self._worker.worker_id, schema=schema, lease_s=LEASE_S)
-        self._sweeps = self._runtime.connections.transact("lease", hold, single=True)
+        held = self._runtime.connections.transact("lease", hold, single=True)
+        self._sweeps = held is not None
+        self._sweep.has_schedules = held is not None and held.has_schedules
         return self._sweeps
 
     def _do_all(self) -> PollReport:

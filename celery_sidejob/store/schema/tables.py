@@ -40,6 +40,10 @@ TABLES = {
     "capacity_pools": Table("name capacity declared shards covers refused sampled created_at", "SELECT INSERT UPDATE"),
     "capacity_shards": Table("pool shard capacity used admitted freed", "SELECT INSERT UPDATE"),
     "capacity_samples": Table("pool taken_at admitted freed refused", "SELECT INSERT DELETE"),
+    "schedules": Table(
+        "name task args kwargs options every_s cron timezone start_at end_at catch_up overlap jitter_s declared "
+        "anchor_at plan next_at due_at revision count last_at last_job_id last_task_id paused_at pause_reason trouble"
+    ),
     "jobs": Table(
         " ".join(column.name for column in COLUMNS) + " id created_at status run_no unit_no worker_id run_kind "
         "ended_run wakes wakes_taken timer_in_run terminate_tree losses retries started ran_at ended_at error "

@@ -79,6 +79,8 @@ def test_every_statement_fits_the_schema(databases: Databases, revision: str) ->
 
 TOLD = {"eta", "etas", "expires", "expires_at", "due_at", "since", "seen", "seen_at"}
 """Times that a statement is told: what users have named, where a page goes on, what was read from the store before."""
+TOLD |= {"start_at", "end_at", "anchor_at", "next_at", "last_at"}
+"""Of a schedule: what users have named, and what follows from that and the time of the store."""
 
 
 def test_what_decides_about_lateness_is_the_clock_of_the_database(connection: psycopg.Connection[Any]) -> None:
@@ -230,6 +232,10 @@ CONTINUATION = {"publication": "{}"}
 DURABLE = {**CONTINUATION, "task": "t", "body": b"[]", "generation": 1}
 NOW = "2026-01-01 00:00+00"
 
+OF_SCHEDULE = {"schedule": "s", "schedule_no": 1, "nominal_at": NOW}
+EVERY = {"every_s": 60, "overlap": "skip", "jitter_s": 0, "anchor_at": NOW, "plan": "[]"}
+CRON = {"every_s": None, "cron": "* * * * *", "timezone": "UTC"}
+
 # For each table: what every row has here, and rows as they may be.
 LEGAL = {
     "jobs": (
@@ -244,7 +250,18 @@ LEGAL = {
             {"parent_id": 1, "name": "child"},
             {**RATE, "rate_opens_at": NOW},
             POOLED,
+            OF_SCHEDULE,
             *({"status": status} for status in Status if status is not Status.RUNNING),
+        ],
+    ),
+    "schedules": (
+        {"name": "s", "task": "t", "args": "[]", "kwargs": "{}", "options": "{}", **EVERY},
+        [
+            {},
+            CRON,
+            {"next_at": NOW, "due_at": NOW},
+            {"next_at": NOW, "paused_at": NOW, "pause_reason": "why"},
+            {"count": 1, "last_at": NOW, "last_task_id": "t"},
         ],
     ),
     "messages": (
@@ -300,6 +317,25 @@ ILLEGAL: dict[str, list[dict[str, Any]]] = {
         {**RATE, "rate_burst": 0},
         *({name: value for name, value in RATE.items() if name != lacking} for lacking in RATE),
     ],
+    "jobs_schedule_check": [
+        {name: value for name, value in OF_SCHEDULE.items() if name != lacking} for lacking in OF_SCHEDULE
+    ],
+    "schedules_timing_check": [
+        {"cron": "* * * * *", "timezone": "UTC"},
+        {"every_s": 0},
+        {**CRON, "timezone": None},
+        {**CRON, "cron": None},
+        {"timezone": "UTC"},
+    ],
+    "schedules_rules_check": [{"catch_up": 0}, {"overlap": "kill"}, {"jitter_s": -1}],
+    "schedules_due_check": [
+        {"next_at": NOW},
+        {"due_at": NOW},
+        {"next_at": NOW, "due_at": NOW, "paused_at": NOW},
+        {"next_at": NOW, "due_at": "2025-01-01 00:00+00"},
+    ],
+    "schedules_last_check": [{"count": 1}, {"last_at": NOW}, {"count": 1, "last_at": NOW}, {"last_task_id": "t"}],
+    "schedules_pause_check": [{"pause_reason": "why"}],
     "jobs_pool_check": [{"pool": "p"}, {"pool_weight": 1}, {"pool": "p", "pool_weight": 0}],
     "messages_pool_check": [
         {**DOORBELL, "pool": "p"},

@@ -1,0 +1,151 @@
+"""`schedules`: what is made at its times, when next, and a person's hand on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+from rich.text import Text
+
+from ..hooks.beat_entries import declaration_of, entries_of
+from ..jobs.job import Job
+from ..model.errors import SideJobError
+from .command import Failed, answering, load_modules, nothing_matches
+from .output import Output, facts, moment, printable, table, table_if_any
+
+NEXT_SHOWN = 5
+name_argument = click.argument("name")
+
+
+@click.group()
+def schedules() -> None:
+    """List schedules, pause and resume them, run one now, and take over the entries of Celery's beat."""
+
+
+@schedules.command("list")
+@answering
+def list_schedules(sidejob: Any, output: Output) -> None:
+    """Show all schedules: their times, what comes next and what was made last."""
+    found = [schedule.info for schedule in sidejob.schedules()]
+    rows = [
+        (each["name"], _state(each), each["task"], _times(each), each["next_time"], each["last_time"], each["count"])
+        for each in found
+    ]
+    shown = table_if_any("Schedule", "", "Task", "Times", "Next", "Last", "Made", rows=rows)
+    output.answer(found, shown or Text("There is no schedule: declare one in sidejob_schedules, or make one."))
+
+
+@schedules.command()
+@name_argument
+@answering
+def show(sidejob: Any, output: Output, name: str) -> None:
+    """Show everything about one schedule, and the times that come next."""
+    schedule = sidejob.get_schedule(name)
+    about = schedule.info
+    about["next_times"] = schedule.next_times(NEXT_SHOWN)
+    last = f"job {about['last_job']}" if about["last_job"] else about["last_task_id"]
+    output.answer(
+        about,
+        Text.assemble((f"Schedule {printable(name)}", "bold"), f"  {printable(about['task'])}  {_state(about)}"),
+        facts(
+            {
+                "times": _times(about), "from": about["start"], "until": about["end"], "catch up": about["catch_up"],
+                "overlap": about["overlap"], "jitter": about["jitter"] or None, "arguments": about["args"],
+                "keywords": about["kwargs"] or None, "options": about["options"] or None,
+                "declared": "in sidejob_schedules" if about["declared"] else None, "trouble": about["trouble"],
+                "made": about["count"], "last": last, "last time": about["last_time"],
+                "next": "\n".join(map(moment, about["next_times"])) or "none",
+            }
+        ),
+    )  # fmt: skip
+
+
+@schedules.command()
+@name_argument
+@click.option("--reason", metavar="TEXT", help="Why; `schedules list` shows it.")
+@answering
+def pause(sidejob: Any, output: Output, name: str, reason: str | None) -> None:
+    """Make nothing more of a schedule until `schedules resume`; times of the pause are never made."""
+    paused = sidejob.get_schedule(name).pause(reason)
+    output.answer(paused.info, Text(f"Schedule {printable(name)} is paused."))
+
+
+@schedules.command()
+@name_argument
+@answering
+def resume(sidejob: Any, output: Output, name: str) -> None:
+    """Let a schedule go on from now."""
+    schedule = sidejob.get_schedule(name)
+    was_paused = schedule.paused
+    about = schedule.resume().info
+    said = "goes on" if was_paused else "was not paused"
+    next_time = f" Next: {moment(about['next_time'])}." if about["next_time"] is not None else ""
+    output.answer(about, Text(f"Schedule {printable(name)} {said}.{next_time}"))
+
+
+@schedules.command()
+@name_argument
+@answering
+def run(sidejob: Any, output: Output, name: str) -> None:
+    """Make one more now, beside those of its times."""
+    load_modules(sidejob)
+    made = sidejob.get_schedule(name).run_now()
+    what = f"job {made.id}" if isinstance(made, Job) else f"task {made.id}"
+    output.answer({"name": name, "made": made.id}, Text(f"Schedule {printable(name)} has made {what}."))
+
+
+@schedules.command()
+@name_argument
+@answering
+def delete(sidejob: Any, output: Output, name: str) -> None:
+    """Delete a schedule with what is due; what it has made stays."""
+    was_there = sidejob.get_schedule(name).delete()
+    output.answer({"name": name, "deleted": was_there}, Text(f"Schedule {printable(name)} is deleted."))
+
+
+@schedules.command("import")
+@click.argument("names", metavar="[NAME]...", nargs=-1)
+@answering
+def import_entries(sidejob: Any, output: Output, names: Sequence[str]) -> None:
+    """Make schedules of the entries of Celery's beat_schedule: of all that can be, or of those named.
+
+    An entry can be imported if its task is a sidejob task or a durable task, and its times are an interval or a
+    crontab. Take it out of beat_schedule then: until you do, beat calls it too.
+    """
+    load_modules(sidejob)
+    entries = entries_of(sidejob.app)
+    for name in names:
+        if name not in entries:
+            raise Failed(nothing_matches("beat_schedule", sorted(entries)))
+    done = [_imported(sidejob, name, entry) for name, entry in entries.items() if not names or name in names]
+    imported = [each["name"] for each in done if each["problem"] is None]
+    rows = [(each["name"], each["times"] or "", each["problem"] or "imported") for each in done]
+    output.answer(done, table("Entry", "Times", "", rows=rows))
+    if imported:
+        output.note(f"Take these out of beat_schedule, or beat calls them too: {', '.join(imported)}.")
+    if names and len(imported) < len(done):
+        raise Failed(next(each["problem"] for each in done if each["problem"] is not None))
+
+
+def _imported(sidejob: Any, name: str, entry: Any) -> dict[str, Any]:
+    """Make one schedule, and say why not if it cannot be."""
+    try:
+        given = declaration_of(name, entry)
+        schedule = sidejob.schedule(name, given.pop("task"), given.pop("args"), given.pop("kwargs"), **given)
+    except (SideJobError, TypeError) as error:
+        return {"name": name, "times": None, "problem": str(error)}
+    return {"name": name, "times": _times(schedule.info), "problem": None}
+
+
+def _times(about: dict[str, Any]) -> str:
+    return f"every {about['every']:g} s" if about["cron"] is None else f"{about['cron']} ({about['timezone']})"
+
+
+def _state(about: dict[str, Any]) -> str:
+    if about["paused_at"] is not None:
+        why = f": {printable(about['pause_reason'])}" if about["pause_reason"] else ""
+        return f"paused {moment(about['paused_at'])}{why}"
+    if about["trouble"] is not None:
+        return "in trouble"
+    return "" if about["next_time"] is not None else "ended"

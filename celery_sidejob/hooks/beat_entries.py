@@ -1,0 +1,82 @@
+"""Reads the entries of Celery's `beat_schedule` as declarations of schedules, for those who leave beat."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+from typing import Any
+
+from celery import Celery
+from celery.schedules import crontab
+from celery.schedules import schedule as interval
+
+from ..model.checks import shown
+from ..model.errors import InvalidValueError
+from . import beat
+
+DAYS = frozenset(range(1, 32))
+FULL = (frozenset(range(60)), frozenset(range(24)), DAYS, frozenset(range(1, 13)), frozenset(range(7)))
+"""Everything that the five fields of a cron expression can hold."""
+
+
+def entries_of(app: Celery) -> Mapping[str, Mapping[str, Any]]:
+    """Return the app's beat entries by name, without the one that polls: schedules need none."""
+    app.finalize(auto=True)
+    found = {name: entry for name, entry in app.conf.beat_schedule.items() if name != beat.ENTRY}
+    return {name: entry if isinstance(entry, Mapping) else vars(entry) for name, entry in found.items()}
+
+
+def declaration_of(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the declaration of a schedule with the times and the call of a beat entry.
+
+    Raises InvalidValueError for an entry whose times a schedule cannot have.
+    """
+    return {
+        "task": entry.get("task"),
+        "args": tuple(entry.get("args") or ()),
+        "kwargs": dict(entry.get("kwargs") or {}),
+        **_times_of(name, entry.get("schedule")),
+        **(entry.get("options") or {}),
+    }
+
+
+def _times_of(name: str, schedule: Any) -> dict[str, Any]:
+    if isinstance(schedule, crontab):
+        return {"cron": _cron_of(name, schedule)}  # in the time zone of the app, as beat has it
+    if type(schedule) is interval:
+        return {"every": schedule.run_every}
+    if isinstance(schedule, int | float | timedelta) and not isinstance(schedule, bool):
+        return {"every": schedule}
+    raise InvalidValueError(f"The times of {name!r} are neither an interval nor a crontab: {shown(schedule)}.")
+
+
+def _cron_of(name: str, schedule: crontab) -> str:
+    fields = [
+        (schedule._orig_minute, schedule.minute),
+        (schedule._orig_hour, schedule.hour),
+        (schedule._orig_day_of_month, schedule.day_of_month),
+        (schedule._orig_month_of_year, schedule.month_of_year),
+        (schedule._orig_day_of_week, schedule.day_of_week),
+    ]
+    texts = [_field(str(given), numbers, full) for (given, numbers), full in zip(fields, FULL, strict=True)]
+    if not texts[2].startswith("*") and not texts[4].startswith("*"):
+        raise InvalidValueError(
+            f"{name!r} means days of the month that are certain days of the week as well. In a cron expression either "
+            "is enough: make a schedule of one of the two, and let the task look at the other."
+        )
+    return " ".join(texts)
+
+
+def _field(given: str, numbers: Iterable[int], full: frozenset[int]) -> str:
+    """Return one field: what begins with a star stays, and anything else becomes a list of numbers and ranges."""
+    if set(numbers) == full:
+        return "*"
+    if given.startswith("*/") and given[2:].isdecimal():
+        return given
+    ranges: list[list[int]] = []
+    for number in sorted(numbers):
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)

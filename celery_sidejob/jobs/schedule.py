@@ -1,0 +1,216 @@
+"""`Schedule`: a task at its times; pauses it, runs it now, and tells what it has made and what is to come."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from itertools import islice
+from typing import Any
+
+from ..model import values
+from ..model.checks import check_number, check_texts
+from ..model.errors import InvalidValueError
+from ..operations import schedules
+from ..operations.runtime import Runtime
+from ..store import jobs
+from ..store.schedules import Row
+from .job import Job
+from .scheduling import run_now
+
+
+class Schedule:
+    """A schedule, by its name; equal and hashable by it. Attributes ask the store."""
+
+    def __init__(self, name: str, *, runtime: Runtime) -> None:
+        self.name = name
+        self._runtime = runtime
+
+    def __repr__(self) -> str:
+        return f"<Schedule {self.name}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Schedule) and self.name == other.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    # -- what it is ----------------------------------------------------------------------------------------------
+
+    @property
+    def task(self) -> str:
+        """The name of its task."""
+        return self._read().spec.task
+
+    @property
+    def args(self) -> list[Any]:
+        """The positional arguments of each call."""
+        decoded: list[Any] = values.decode(self._read().spec.args)
+        return decoded
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """The keyword arguments of each call."""
+        decoded: dict[str, Any] = values.decode(self._read().spec.kwargs)
+        return decoded
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of each call, beside its arguments."""
+        decoded: dict[str, Any] = values.decode(self._read().spec.options)
+        return decoded
+
+    @property
+    def every(self) -> timedelta | None:
+        """The interval between two times; None if a cron expression says them."""
+        every_s = self._read().spec.every_s
+        return None if every_s is None else timedelta(seconds=every_s)
+
+    @property
+    def cron(self) -> str | None:
+        """The cron expression that says its times; None if there is an interval."""
+        return self._read().spec.cron
+
+    @property
+    def timezone(self) -> str | None:
+        """The name of the time zone of the cron expression."""
+        return self._read().spec.timezone
+
+    @property
+    def start(self) -> datetime | None:
+        """The earliest time that it can have; an interval is counted from it."""
+        return self._read().spec.start_at
+
+    @property
+    def end(self) -> datetime | None:
+        """The latest time that it can have."""
+        return self._read().spec.end_at
+
+    @property
+    def catch_up(self) -> str | int:
+        """How many of the times that were missed are made: "all", "last", or a number."""
+        return _caught_up(self._read().spec.catch_up)
+
+    @property
+    def overlap(self) -> str:
+        """What becomes of a time whose predecessor is still open: "allow", "skip" or "wait"."""
+        return self._read().spec.overlap
+
+    @property
+    def jitter(self) -> float:
+        """By how many seconds a time is made later, at most."""
+        return self._read().spec.jitter_s
+
+    # -- what it does --------------------------------------------------------------------------------------------
+
+    def next_times(self, n: int = 1) -> list[datetime]:
+        """Return the next so many times, in UTC; those that are due come first. During a pause there are no others."""
+        check_number("n", n, of="times")
+        return list(islice(self._read().plan.upcoming(), n))
+
+    @property
+    def last(self) -> Any:
+        """The job that it made last, of a durable task its result; None if it made none, or the job was deleted."""
+        row = self._read()
+        if row.last_job_id is None:
+            return None if row.last_task_id is None else self._runtime.tasks.result(row.last_task_id)
+        found = jobs.find(self._runtime.connections, [row.last_job_id])
+        return Job(row.last_job_id, runtime=self._runtime, row=found[0]) if found else None
+
+    @property
+    def last_time(self) -> datetime | None:
+        """The time of what it made last."""
+        return self._read().last_at
+
+    @property
+    def count(self) -> int:
+        """How many jobs, or messages, it has made; each has its number, from 1, without a gap."""
+        return self._read().count
+
+    @property
+    def paused(self) -> bool:
+        """Whether it is paused."""
+        return self.paused_at is not None
+
+    @property
+    def paused_at(self) -> datetime | None:
+        """When it was paused; None if it is not."""
+        return self._read().paused_at
+
+    @property
+    def pause_reason(self) -> str | None:
+        """Why it was paused, as given."""
+        return self._read().pause_reason
+
+    @property
+    def declared(self) -> bool:
+        """Whether `sidejob_schedules` declares it, or did when a worker was started last."""
+        return self._read().declared is not None
+
+    @property
+    def trouble(self) -> str | None:
+        """Why what is due cannot be made: nobody knows its task, say. It is tried again every few seconds."""
+        return self._read().trouble
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """Everything about it that a person may want to see; its call is shown as `sidejob_redact` leaves it."""
+        row, redacted = self._read(), self._runtime.settings.redacted
+        spec = row.spec
+        return {
+            "name": row.name, "task": spec.task, "args": redacted(values.decode(spec.args)),
+            "kwargs": redacted(values.decode(spec.kwargs)), "options": redacted(values.decode(spec.options)),
+            "every": spec.every_s, "cron": spec.cron, "timezone": spec.timezone, "start": spec.start_at,
+            "end": spec.end_at, "catch_up": _caught_up(spec.catch_up), "overlap": spec.overlap,
+            "jitter": spec.jitter_s, "next_time": row.next_at, "last_time": row.last_at, "last_job": row.last_job_id,
+            "last_task_id": row.last_task_id, "count": row.count, "paused_at": row.paused_at,
+            "pause_reason": row.pause_reason, "declared": row.declared is not None, "trouble": row.trouble,
+        }  # fmt: skip
+
+    @property
+    def exists(self) -> bool:
+        """Whether it is still there."""
+        return bool(schedules.read(self._runtime, [self.name]))
+
+    # -- verbs ---------------------------------------------------------------------------------------------------
+
+    def pause(self, reason: str | None = None) -> Schedule:
+        """Make nothing more until `resume()`; at once, also in a run. A pause of a paused schedule changes the reason.
+
+        Times that pass during the pause are never made. What was due before it is made after it.
+        """
+        check_texts(reason=reason)
+        schedules.pause(self._runtime, self.name, reason)
+        return self
+
+    def resume(self) -> Schedule:
+        """Go on from now; without effect unless it is paused."""
+        schedules.resume(self._runtime, self.name)
+        return self
+
+    def run_now(self) -> Any:
+        """Make one more now, with the next number and this moment as its time; returns the job, or the task's result.
+
+        It changes nothing of the times, and asks neither the pause nor what is still open. In a run it is made at once.
+        """
+        job_id, task_id = run_now(self._runtime, self.name)
+        return Job(job_id, runtime=self._runtime) if job_id else self._runtime.tasks.result(task_id)
+
+    def delete(self) -> bool:
+        """Delete it with what is due; what it has made stays. Returns whether it was there.
+
+        Raises InvalidValueError if `sidejob_schedules` declares it: the next worker to start would make it again.
+        """
+        if self.name in (self._runtime.settings.schedules or {}):
+            raise InvalidValueError(
+                f"Schedule {self.name!r} is declared in sidejob_schedules, by which the next worker that starts would "
+                "make it again: take it out there first, or pause it."
+            )
+        return schedules.delete(self._runtime, self.name)
+
+    # ------------------------------------------------------------------------------------------------------------
+
+    def _read(self) -> Row:
+        return schedules.get(self._runtime, self.name)
+
+
+def _caught_up(catch_up: int | None) -> str | int:
+    return "all" if catch_up is None else "last" if catch_up == 1 else catch_up

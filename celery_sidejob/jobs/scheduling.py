@@ -1,0 +1,158 @@
+"""From a schedule to its jobs: what is declared is checked as a call is, and what is due is made."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+from uuid import uuid4
+
+from ..model import values
+from ..model.capacity import Admission
+from ..model.changes import NewJob
+from ..model.errors import SettingsError, SideJobError, StoreUnavailableError, UnknownTaskError
+from ..model.schedule import Spec, parse
+from ..operations import capacity, schedules
+from ..operations.runtime import Runtime
+from ..operations.schedules import Works
+from ..store import schedules as rows
+from ..store.schedules import Row
+from .creation import draft
+
+logger = logging.getLogger("celery_sidejob")
+
+PAGE = 100
+"""How many jobs one transaction makes at most."""
+
+SCHEDULE, NUMBER, NOMINAL_TIME = "sidejob_schedule", "sidejob_schedule_number", "sidejob_nominal_time"
+"""Headers of a durable task's message: what a job has as attributes."""
+
+
+def declare(runtime: Runtime, name: str, given: Mapping[str, Any]) -> None:
+    """Make a schedule, or change it to what is given; refuses what a call of its task would refuse."""
+    spec = _parse(runtime, name, given)
+    check(runtime, spec)
+    schedules.declare(runtime, name, spec)
+
+
+def apply_declared(runtime: Runtime, declared: Mapping[str, Mapping[str, Any]]) -> None:
+    """Apply the declarations of `sidejob_schedules` that differ from the last ones, and delete those that are gone.
+
+    Those that did not change keep what people have set at run time. One whose task is known neither here nor in the
+    store is left to a worker that knows it. Raises SettingsError for a call that its task would refuse.
+    """
+    known = schedules.read(runtime, declared) if declared else {}
+    for name, given in declared.items():
+        spec = _parse(runtime, name, given)
+        wanted = spec.as_json()
+        if name in known and known[name].declared == wanted:
+            continue
+        try:
+            check(runtime, spec)
+        except UnknownTaskError as error:
+            logger.warning("Schedule %s of sidejob_schedules is left as it is in the store: %s", name, error)
+            continue
+        except StoreUnavailableError:
+            raise
+        except (SideJobError, TypeError) as error:
+            raise SettingsError(f"sidejob_schedules[{name!r}] cannot be: {error}") from error
+        if schedules.declare(runtime, name, spec, declared=wanted):
+            logger.info("Schedule %s is what sidejob_schedules declares", name)
+    for name in schedules.delete_declared(runtime, but=declared):
+        logger.info("Schedule %s is deleted: sidejob_schedules does not declare it any more", name)
+
+
+def make_due(runtime: Runtime, row: Row) -> int:
+    """Make what is due of a schedule, at most a page of it, and return how many; raises what makes that impossible.
+
+    Then the schedule stays due, and its row says why.
+    """
+    try:
+        return _make_due(runtime, row)
+    except StoreUnavailableError:
+        raise
+    except Exception as error:
+        rows.note_trouble(runtime.connections, row.name, row.revision, f"{type(error).__name__}: {error}"[:1000])
+        raise
+
+
+def run_now(runtime: Runtime, name: str) -> tuple[int, str]:
+    """Make one work of a schedule, beside those of its times, whether or not it is paused: (job's id or 0, task id)."""
+    while True:
+        row = schedules.get(runtime, name)
+        works = prepare(runtime, row, [row.read_at])
+        made = schedules.make(runtime, row, row.plan, works, wait=True)
+        if made is not None:
+            return made, works.task_id
+
+
+def check(runtime: Runtime, spec: Spec) -> None:
+    """Refuse what a call of the schedule's task would refuse; nothing is written."""
+    args, kwargs, options = _call_of(spec)
+    if runtime.tasks.kind(spec.task) == "job":
+        draft(runtime, spec.task, args, kwargs, **options)
+    else:
+        runtime.tasks.check_message(spec.task, args, kwargs, options)
+
+
+def prepare(runtime: Runtime, row: Row, times: Sequence[datetime]) -> Works:
+    """Make ready what a schedule makes of some of its times; nothing is written."""
+    args, kwargs, options = _call_of(row.spec)
+    kind = runtime.tasks.kind(row.spec.task)
+    calls = [(str(uuid4()), number, time) for number, time in enumerate(times, row.count + 1)]
+    last_id, _, last_at = calls[-1]
+    if kind == "job":
+        new = [
+            _of_schedule(draft(runtime, row.spec.task, args, kwargs, task_id=task_id, **options), row, number, time)
+            for task_id, number, time in calls
+        ]
+        capacity.prepare(runtime, [one.admission for one in new])
+        return Works(count=len(new), last_at=last_at, task_id=last_id, jobs=new)
+    own = [
+        {**options, "task_id": task_id, "headers": {**(options.get("headers") or {}), **_headers(row, number, time)}}
+        for task_id, number, time in calls
+    ]
+    messages, tell = runtime.tasks.messages(row.spec.task, args, kwargs, own)
+    messages = [replace(message, admission=_waiting(message.admission)) for message in messages]
+    return Works(count=len(own), last_at=last_at, task_id=last_id, messages=messages, tell=tell)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def _make_due(runtime: Runtime, row: Row) -> int:
+    spec, plan, now = row.spec, row.plan, row.read_at
+    if spec.overlap == "skip" and row.is_open:
+        if schedules.pass_over(runtime, row, plan.past(plan.until(now))):
+            logger.info("Schedule %s passes over its times until now: %s is still open", row.name, row.last_task_id)
+        return 0
+    times = plan.due(now, keep=spec.catch_up, most=PAGE if spec.overlap == "allow" else 1)
+    if not times:
+        return 0
+    made = schedules.make(runtime, row, plan.past(times[-1]), prepare(runtime, row, times))
+    return 0 if made is None else len(times)
+
+
+def _parse(runtime: Runtime, name: str, given: Mapping[str, Any]) -> Spec:
+    return parse(name, given, timezone=runtime.tasks.timezone, limit=runtime.settings.max_value_bytes)
+
+
+def _call_of(spec: Spec) -> tuple[list[Any], dict[str, Any], dict[str, Any]]:
+    return values.decode(spec.args), values.decode(spec.kwargs), values.decode(spec.options)
+
+
+def _of_schedule(new: NewJob, row: Row, number: int, time: datetime) -> NewJob:
+    return replace(
+        new, schedule=row.name, schedule_no=number, nominal_at=time.isoformat(), admission=_waiting(new.admission)
+    )
+
+
+def _waiting(admission: Admission | None) -> Admission | None:
+    """Return how a work gets slots of its pool, if nobody is there to be refused: it waits."""
+    return None if admission is None else replace(admission, mode="wait")
+
+
+def _headers(row: Row, number: int, time: datetime) -> dict[str, Any]:
+    return {SCHEDULE: row.name, NUMBER: number, NOMINAL_TIME: time.isoformat()}

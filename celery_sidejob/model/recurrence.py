@@ -1,0 +1,200 @@
+"""The nominal times of a schedule: which come next, which are due, and which of those an outage leaves to be made.
+
+All times are in UTC. The clock that decides what is due is the store's; nothing here asks the host for the time.
+
+Daylight saving, as in Debian's cron: a time that a change skips comes right after the change, a time that a change
+repeats comes once. Expressions whose minute or hour begins with a star go by the time that passes: they neither repeat
+nor leave out anything. (`cronsim` does this. Its own way backwards in time is not used, because it disagrees with its
+way forwards around changes of half an hour.)
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from itertools import chain, islice, takewhile
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from cronsim import CronSim, CronSimError
+
+TICK = timedelta(microseconds=1)
+FIELDS = 5
+"""Fields of a cron expression; cronsim also takes one of seconds, without cron's rules for daylight saving."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """How a schedule's times follow each other: at an interval counted from `anchor`, or by a cron expression."""
+
+    every: timedelta | None = None
+    anchor: datetime | None = None
+    cron: str | None = None
+    timezone: str | None = None
+
+    def after(self, moment: datetime) -> Iterator[datetime]:
+        """Yield the times later than a moment, in order; it ends where the calendar, or the expression, does."""
+        try:
+            yield from self._by_interval(moment) if self.cron is None else self._by_cron(moment)
+        except OverflowError:
+            return
+
+    def last(self, count: int, *, after: datetime, until: datetime) -> list[datetime]:
+        """Return the last so many times later than `after` and not later than `until`, in order."""
+        if self.every is not None and self.anchor is not None:
+            begin = max(after, self.anchor + ((until - self.anchor) // self.every - count) * self.every)
+            return list(takewhile(lambda time: time <= until, self.after(begin)))
+        span = timedelta(minutes=2 * count)
+        while True:
+            begin = max(after, until - span)
+            found = deque(takewhile(lambda time: time <= until, self.after(begin)), maxlen=count)
+            if len(found) == count or begin == after:
+                return list(found)
+            span *= 4
+
+    def _by_interval(self, moment: datetime) -> Iterator[datetime]:
+        assert self.every is not None
+        assert self.anchor is not None
+        number = max(0, (moment - self.anchor) // self.every + 1)
+        while True:
+            yield self.anchor + number * self.every
+            number += 1
+
+    def _by_cron(self, moment: datetime) -> Iterator[datetime]:
+        assert self.cron is not None
+        for time in CronSim(self.cron, moment.astimezone(ZoneInfo(self.timezone or "UTC"))):
+            in_utc = time.astimezone(UTC)
+            if in_utc > moment:  # in an hour that a change repeats, cronsim may begin with its first occurrence
+                yield in_utc
+
+
+def why_no_cron(expression: str) -> str | None:
+    """Say why a text is no cron expression that ever comes true; None if it is one."""
+    if len(expression.split()) != FIELDS:
+        return "it has five fields: minute, hour, day of the month, month, day of the week"
+    try:
+        first = next(CronSim(expression, datetime(2000, 1, 1, tzinfo=UTC)), None)
+    except CronSimError as error:
+        text = str(error)
+        return text[:1].lower() + text[1:]
+    return "there is no such date" if first is None else None
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The time for which a timing holds: later than `after`, and not later than `until`."""
+
+    timing: Timing
+    after: datetime
+    until: datetime | None = None
+
+    def times(self, after: datetime) -> Iterator[datetime]:
+        """Yield the window's times later than `after`, too."""
+        times, until = self.timing.after(max(after, self.after)), self.until
+        return times if until is None else takewhile(lambda time: time <= until, times)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return JSON values."""
+        timing = self.timing
+        every = None if timing.every is None else timing.every // TICK
+        return {
+            "every": every, "anchor": _text(timing.anchor), "cron": timing.cron, "timezone": timing.timezone,
+            "after": _text(self.after), "until": _text(self.until),
+        }  # fmt: skip
+
+    @classmethod
+    def of_json(cls, found: dict[str, Any]) -> Window:
+        """Return the window of such values."""
+        timing = Timing(
+            every=None if found["every"] is None else found["every"] * TICK, anchor=_time(found["anchor"]),
+            cron=found["cron"], timezone=found["timezone"],
+        )  # fmt: skip
+        after = _time(found["after"])
+        assert after is not None
+        return cls(timing, after, _time(found["until"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is still to come of a schedule: its windows, in order.
+
+    Usually there is one. A change of the timing, and a pause, close the window; it stays for as long as any of its
+    times is due. `jitter_s`: each time is made so much later, at most; how much depends on the schedule and the time.
+    """
+
+    name: str
+    windows: tuple[Window, ...] = ()
+    jitter_s: float = 0.0
+
+    def upcoming(self, after: datetime | None = None) -> Iterator[datetime]:
+        """Yield all times that are to come, in order; with `after` those later than that."""
+        return chain.from_iterable(window.times(window.after if after is None else after) for window in self.windows)
+
+    @property
+    def next(self) -> datetime | None:
+        """The first of them."""
+        return next(self.upcoming(), None)
+
+    def made_at(self, nominal: datetime) -> datetime:
+        """Return when a time is made."""
+        if not self.jitter_s:
+            return nominal
+        digest = hashlib.sha256(f"{self.name} {nominal.isoformat()}".encode()).digest()
+        return nominal + timedelta(seconds=self.jitter_s) * (int.from_bytes(digest[:6], "big") / 2**48)
+
+    def until(self, now: datetime) -> datetime:
+        """Return a moment such that exactly the times not later than it are due: jitter never changes their order."""
+        if self.jitter_s:
+            for time in takewhile(lambda time: time <= now, self.upcoming(now - timedelta(seconds=self.jitter_s))):
+                if self.made_at(time) > now:
+                    return time - TICK
+        return now
+
+    def due(self, now: datetime, *, keep: int | None, most: int) -> list[datetime]:
+        """Return the first so many of the times that are due; of those only the last `keep` count, if that is given."""
+        until = self.until(now)
+        if keep is None:
+            return list(islice(takewhile(lambda time: time <= until, self.upcoming()), most))
+        kept: list[datetime] = []
+        for window in reversed(self.windows):
+            end = until if window.until is None else min(until, window.until)
+            if len(kept) < keep and end > window.after:
+                kept = window.timing.last(keep - len(kept), after=window.after, until=end) + kept
+        return kept[:most]
+
+    def past(self, moment: datetime) -> Plan:
+        """Return what is left once everything up to a moment was made or passed over."""
+        left = [
+            replace(window, after=max(window.after, moment))
+            for window in self.windows if window.until is None or window.until > moment
+        ]  # fmt: skip
+        while left and left[0].until is not None and next(left[0].times(left[0].after), None) is None:
+            del left[0]
+        return replace(self, windows=tuple(left))
+
+    def closed(self, now: datetime) -> Plan:
+        """Return what is left if nothing later than now is to come: what is due already."""
+        cut = [
+            replace(window, until=now if window.until is None else min(window.until, now))
+            for window in self.windows if window.after < now
+        ]  # fmt: skip
+        return replace(self, windows=tuple(window for window in cut if next(window.times(window.after), None)))
+
+    def then(self, window: Window) -> Plan:
+        """Return the plan with a further window."""
+        return replace(self, windows=(*self.windows, window))
+
+    def as_json(self) -> Sequence[dict[str, Any]]:
+        """Return the windows as JSON values."""
+        return [window.as_json() for window in self.windows]
+
+
+def _text(time: datetime | None) -> str | None:
+    return None if time is None else time.isoformat()
+
+
+def _time(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text)

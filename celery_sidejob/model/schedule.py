@@ -1,0 +1,248 @@
+"""What a schedule is made of: its task, its times, and what becomes of times that were missed, or that overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from . import values
+from .checks import check_label, did_you_mean, in_seconds, is_number, is_seconds, is_text, shown
+from .errors import InvalidValueError
+from .port import parse_ports, ports_as_json
+from .recurrence import TICK, Plan, Timing, Window, why_no_cron
+
+OVERLAPS = ("allow", "skip", "wait")
+CATCH_UPS = {"all": None, "last": 1}
+MOST_CAUGHT_UP = 10_000
+SHORTEST_S = 0.1
+"""The shortest interval in seconds."""
+LONGEST_JITTER_S = 86400.0
+
+TIMING = ("every", "cron", "timezone", "start", "end")
+RULES = ("catch_up", "overlap", "jitter")
+KEYS = ("task", "args", "kwargs", *TIMING, *RULES)
+"""What a declaration has, beside the options of `enqueue`."""
+
+REFUSED = {
+    "eta": "the schedule says when",
+    "countdown": "the schedule says when",
+    "transaction": "the jobs are made later, by the sweeper",
+    "task_id": "each job has one of its own",
+    "aliases": "an alias belongs to one job",
+    "parent": "children of one job have different names",
+    "child_name": "children of one job have different names",
+    "unique": "each time has a job of its own; overlap= says what an open one means",
+    "on_duplicate": "each time has a job of its own; overlap= says what an open one means",
+    "on_full": "what a schedule makes waits for a slot",
+}
+"""Options of calls that cannot be those of a schedule, each with the reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """What somebody has declared of a schedule; times without an offset were given one. Arguments are JSON text."""
+
+    task: str
+    args: str = "[]"
+    kwargs: str = "{}"
+    options: str = "{}"
+    every_s: float | None = None
+    cron: str | None = None
+    timezone: str | None = None
+    start_at: datetime | None = None
+    end_at: datetime | None = None
+    catch_up: int | None = 1
+    overlap: str = "allow"
+    jitter_s: float = field(default=0.0)
+
+    @property
+    def timing(self) -> tuple[Any, ...]:
+        """What decides the times."""
+        return self.every_s, self.cron, self.timezone, self.start_at, self.end_at
+
+    @property
+    def origin(self) -> tuple[Any, ...]:
+        """What decides from which moment intervals are counted."""
+        return self.every_s, self.start_at
+
+    def window(self, *, anchor: datetime, after: datetime) -> Window:
+        """Return the window in which these times hold, from a moment on, or from the start if that is later."""
+        every = None if self.every_s is None else timedelta(seconds=self.every_s)
+        timing = Timing(every=every, anchor=None if every is None else anchor, cron=self.cron, timezone=self.timezone)
+        return Window(timing, after if self.start_at is None else max(after, self.start_at - TICK), self.end_at)
+
+    def first_plan(self, name: str, *, anchor: datetime) -> Plan:
+        """Return the plan of a new schedule: a start in the past makes times due at once."""
+        after = anchor if self.start_at is None else self.start_at - TICK
+        return Plan(name, (self.window(anchor=anchor, after=after),), self.jitter_s)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return JSON values, to be compared with those of another declaration."""
+        return {
+            "task": self.task, "args": self.args, "kwargs": self.kwargs, "options": self.options,
+            "every_s": self.every_s, "cron": self.cron, "timezone": self.timezone,
+            "start": None if self.start_at is None else self.start_at.isoformat(),
+            "end": None if self.end_at is None else self.end_at.isoformat(),
+            "catch_up": self.catch_up, "overlap": self.overlap, "jitter_s": self.jitter_s,
+        }  # fmt: skip
+
+
+def parse(name: Any, given: Mapping[str, Any], *, timezone: str | None, limit: int | None = None) -> Spec:
+    """Check what was given of a schedule; whether its task takes the arguments and options is not looked at.
+
+    `timezone` is the name of the app's, if it has one; `limit` is for the arguments. Raises InvalidValueError, which
+    names the schedule.
+    """
+    where = f"schedule {shown(name)}"
+    if not isinstance(name, str) or not name:
+        raise InvalidValueError(f"A schedule's name is a text, not {shown(name)}.")
+    check_label("name", name)
+    options = {key: value for key, value in given.items() if key not in KEYS and value is not None}
+    task = given.get("task")
+    task = getattr(task, "name", task)
+    if not is_text(task) or not task:
+        raise InvalidValueError(
+            f"task of {where} is a task or the name of one, not {shown(given.get('task'))}. Arguments of a signature "
+            "go into args= and kwargs=."
+        )
+    args, kwargs = given.get("args") or (), given.get("kwargs") or {}
+    if not isinstance(args, list | tuple):
+        raise InvalidValueError(f"args of {where} is a list or tuple of arguments, not {shown(args)}.")
+    if not isinstance(kwargs, Mapping):
+        raise InvalidValueError(f"kwargs of {where} is a mapping, not {shown(kwargs)}.")
+    own_zone = given.get("timezone")
+    is_local = given.get("cron") is not None or any(_is_naive(given.get(key)) for key in ("start", "end"))
+    zone = _zone(where, own_zone if own_zone is not None else timezone if is_local else "UTC")
+    every_s, cron = _every(where, given.get("every")), _cron(where, given.get("cron"))
+    if (every_s is None) == (cron is None):
+        raise InvalidValueError(f"{where} has either every= or cron=.")
+    start, end = (_time(where, key, given.get(key), zone) for key in ("start", "end"))
+    if start is not None and end is not None and end < start:
+        raise InvalidValueError(f"end of {where} is before its start: {end} is earlier than {start}.")
+    return Spec(
+        task=task,
+        args=values.encode(list(args), limit=limit, what=f"args of {where}"),
+        kwargs=values.encode(dict(kwargs), limit=limit, what=f"kwargs of {where}"),
+        options=_options(where, options),
+        every_s=every_s,
+        cron=cron,
+        timezone=None if cron is None else zone.key,
+        start_at=start,
+        end_at=end,
+        catch_up=_catch_up(where, given.get("catch_up")),
+        overlap=_overlap(where, given.get("overlap")),
+        jitter_s=_jitter(where, given.get("jitter"), every_s),
+    )
+
+
+def is_declaration(declared: Any) -> bool:
+    """Tell whether a value has the form of `sidejob_schedules`; a worker that starts checks each with `parse`."""
+    return isinstance(declared, Mapping) and all(
+        isinstance(name, str) and name and isinstance(given, Mapping) for name, given in declared.items()
+    )
+
+
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def _zone(where: str, zone: Any) -> ZoneInfo:
+    name = getattr(zone, "key", zone)
+    if name is None:
+        raise InvalidValueError(
+            f"{where} needs timezone=, such as 'Europe/Berlin': the app goes by the time zone of its host, and another "
+            "host may have another one."
+        )
+    try:
+        return ZoneInfo(name)
+    except Exception:
+        raise InvalidValueError(
+            f"timezone of {where} is the name of a time zone, such as 'Europe/Berlin', not {shown(zone)}."
+        ) from None
+
+
+def _is_naive(time: Any) -> bool:
+    return isinstance(time, datetime) and time.tzinfo is None
+
+
+def _every(where: str, every: Any) -> float | None:
+    if every is None:
+        return None
+    every_s = in_seconds(every)
+    if not is_seconds(every_s, least=SHORTEST_S):
+        raise InvalidValueError(
+            f"every of {where} is a number of seconds, at least {SHORTEST_S:g}, or a timedelta, not {shown(every)}."
+        )
+    return timedelta(seconds=every_s) / timedelta(seconds=1)
+
+
+def _cron(where: str, cron: Any) -> str | None:
+    if cron is None:
+        return None
+    if not isinstance(cron, str):
+        raise InvalidValueError(f"cron of {where} is an expression, such as '30 4 * * mon', not {shown(cron)}.")
+    problem = why_no_cron(cron)
+    if problem is not None:
+        raise InvalidValueError(f"cron of {where} is no cron expression: {shown(cron)} ({problem}).")
+    return " ".join(cron.split())
+
+
+def _time(where: str, key: str, time: Any, zone: ZoneInfo) -> datetime | None:
+    if time is None:
+        return None
+    if not isinstance(time, datetime):
+        raise InvalidValueError(f"{key} of {where} is a datetime, not {shown(time)}.")
+    try:
+        in_utc = (time if time.tzinfo is not None else time.replace(tzinfo=zone)).astimezone(UTC)
+        return in_utc + TICK - TICK
+    except (OverflowError, ValueError):
+        raise InvalidValueError(f"{key} of {where} is no time that every time zone has: {time}.") from None
+
+
+def _catch_up(where: str, catch_up: Any) -> int | None:
+    if catch_up is None:
+        return 1
+    if isinstance(catch_up, str) and catch_up in CATCH_UPS:
+        return CATCH_UPS[catch_up]
+    if is_number(catch_up, least=1, most=MOST_CAUGHT_UP):
+        return catch_up
+    raise InvalidValueError(
+        f"catch_up of {where} is 'last', 'all', or a number of missed times from 1 to {MOST_CAUGHT_UP}, not "
+        f"{shown(catch_up)}."
+    )
+
+
+def _overlap(where: str, overlap: Any) -> str:
+    if overlap is None:
+        return "allow"
+    if overlap not in OVERLAPS:
+        near = did_you_mean(overlap, OVERLAPS) if isinstance(overlap, str) else ""
+        raise InvalidValueError(f"overlap of {where} is 'allow', 'skip' or 'wait', not {shown(overlap)}.{near}")
+    return str(overlap)
+
+
+def _jitter(where: str, jitter: Any, every_s: float | None) -> float:
+    if jitter is None:
+        return 0.0
+    jitter_s = in_seconds(jitter)
+    most = LONGEST_JITTER_S if every_s is None else min(every_s, LONGEST_JITTER_S)
+    if not is_seconds(jitter_s) or jitter_s > most:
+        raise InvalidValueError(
+            f"jitter of {where} is a number of seconds, at most {most:g} (a day, or the interval), or a timedelta, not "
+            f"{shown(jitter)}."
+        )
+    return float(jitter_s)
+
+
+def _options(where: str, options: dict[str, Any]) -> str:
+    for key, reason in REFUSED.items():
+        if key in options:
+            raise InvalidValueError(f"{key} is no option of {where}: {reason}.")
+    for key in ("inports", "outports"):
+        if key in options:
+            options[key] = ports_as_json(parse_ports(options[key], where=f"{key} of {where}"))
+    if isinstance(options.get("expires"), datetime):
+        raise InvalidValueError(f"expires of {where} is a number of seconds, counted from when each job is made.")
+    return values.encode(options, what=f"options of {where}")

@@ -1,0 +1,191 @@
+"""Schedules: what is declared, paused or deleted, and what each makes, once for each of its times.
+
+The transaction that makes jobs or messages has locked the schedule's row and moves it on. If the process dies before
+the commit, nothing was made, and another sweeper makes it; after the commit, no other finds it due.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+from ..model.changes import NewJob
+from ..model.durable import Message
+from ..model.errors import ScheduleNotFoundError
+from ..model.recurrence import Plan
+from ..model.schedule import Spec
+from ..store import jobs, schedules
+from ..store.errors import Moved
+from ..store.schedules import Row
+from ..store.statement import Transaction
+from .after_commit import AfterCommit
+from .follow_up import follow_up
+from .keeping import keep_in
+from .publishing import publish_kept
+from .runtime import Runtime
+from .unit_of_work import Applied
+
+
+def _nothing() -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Works:
+    """What a schedule makes in one transaction: jobs, or messages of a durable task; the last has `task_id`."""
+
+    count: int
+    last_at: datetime
+    task_id: str
+    jobs: Sequence[NewJob] = ()
+    messages: Sequence[Message] = ()
+    tell: Callable[[], None] = field(default=_nothing)
+    """Tells of the messages, once they are kept."""
+
+
+def make(runtime: Runtime, row: Row, plan: Plan, works: Works, *, wait: bool = False) -> int | None:
+    """Make works of a schedule, unless it has changed since its `row` was read; `plan` is what is then still to come.
+
+    Returns the id of the last job, 0 for messages; None if nothing was made. With `wait` it waits for whoever has
+    locked the row.
+    """
+    since = time.monotonic()
+
+    def work(executor: Transaction) -> tuple[int, AfterCommit, Sequence[Message]] | None:
+        if schedules.lock_at(executor, row.name, row.revision, wait=wait) is None:
+            return None
+        last_id, after_commit, to_send = 0, AfterCommit(), works.messages
+        if works.jobs:
+            ids = jobs.next_ids(executor, len(works.jobs))
+            made = [replace(new, id=job_id) for new, job_id in zip(works.jobs, ids, strict=True)]
+            after_commit = Applied(runtime, executor, made).done().after_commit
+            last_id = made[-1].id
+        if works.messages:
+            to_send = keep_in(runtime, executor, works.messages)
+        schedules.go_on(
+            executor, plan, paused=row.paused_at is not None, made=works.count, last_at=works.last_at,
+            last_job_id=last_id or None, last_task_id=works.task_id,
+        )  # fmt: skip
+        return last_id, after_commit, to_send
+
+    done = runtime.connections.transact("schedule", work)
+    if done is None:
+        return None
+    last_id, after_commit, to_send = done
+    follow_up(runtime, after_commit)
+    if to_send:
+        publish_kept(runtime, to_send, since=since)
+    works.tell()
+    return last_id
+
+
+def pass_over(runtime: Runtime, row: Row, plan: Plan) -> bool:
+    """Make nothing of what is due; False if the schedule has changed since its `row` was read, or is locked."""
+
+    def work(executor: Transaction) -> bool:
+        if schedules.lock_at(executor, row.name, row.revision) is None:
+            return False
+        schedules.go_on(executor, plan, paused=False)
+        return True
+
+    return runtime.connections.transact("schedule", work)
+
+
+def declare(runtime: Runtime, name: str, spec: Spec, *, declared: Mapping[str, Any] | None = None) -> bool:
+    """Make a schedule, or change it to this; returns whether that changed anything.
+
+    `declared`: its declaration in the configuration, which is applied if it differs from the last one. Times until now
+    follow the old timing, and what is due of them is still made. Later ones follow the new timing.
+    """
+
+    def work(executor: Transaction) -> bool:
+        row = schedules.lock(executor, name)
+        now = schedules.clock(executor)
+        if row is None:
+            anchor = spec.start_at or now
+            plan = spec.first_plan(name, anchor=anchor)
+            if not schedules.insert(executor, plan, spec, anchor_at=anchor, declared=declared):
+                raise Moved(f"schedule {name!r} was made meanwhile")
+            return True
+        last = row.declared if declared is None else declared
+        if row.declared == last and (declared is not None or row.spec == spec):
+            return False
+        anchor, plan = row.anchor_at, replace(row.plan, jitter_s=spec.jitter_s)
+        paused = row.paused_at is not None
+        if spec.origin != row.spec.origin:
+            anchor = spec.start_at or now
+        if spec.timing != row.spec.timing:
+            plan = plan.closed(now)
+            if not paused:
+                plan = plan.then(spec.window(anchor=anchor, after=now))
+        schedules.change(executor, plan, spec, paused=paused, anchor_at=anchor, declared=last)
+        return True
+
+    return runtime.connections.transact("declare-schedule", work)
+
+
+def read(runtime: Runtime, names: Iterable[str] | None = None) -> dict[str, Row]:
+    """Read schedules by their names: those that are named, or all."""
+    return schedules.read(runtime.connections, names)
+
+
+def get(runtime: Runtime, name: str) -> Row:
+    """Return a schedule; raises ScheduleNotFoundError."""
+    found = read(runtime, [name]).get(name)
+    if found is None:
+        raise not_found(name)
+    return found
+
+
+def not_found(name: str) -> ScheduleNotFoundError:
+    """Return the error for a schedule that is not there."""
+    return ScheduleNotFoundError(f"There is no schedule {name!r}: it was never made, or was deleted.")
+
+
+def pause(runtime: Runtime, name: str, reason: str | None) -> None:
+    """Make nothing more of a schedule. Times that pass during the pause are never made; what is due already waits."""
+
+    def work(executor: Transaction) -> None:
+        row = _locked(executor, name)
+        plan = row.plan if row.paused_at is not None else row.plan.closed(schedules.clock(executor))
+        schedules.pause(executor, plan, reason)
+
+    runtime.connections.transact("pause-schedule", work)
+
+
+def resume(runtime: Runtime, name: str) -> bool:
+    """Go on with a schedule, from now; returns whether it was paused."""
+
+    def work(executor: Transaction) -> bool:
+        row = _locked(executor, name)
+        if row.paused_at is None:
+            return False
+        window = row.spec.window(anchor=row.anchor_at, after=schedules.clock(executor))
+        schedules.resume(executor, row.plan.then(window))
+        return True
+
+    return runtime.connections.transact("resume-schedule", work)
+
+
+def delete(runtime: Runtime, name: str) -> bool:
+    """Delete a schedule, with what is due of it; what it has made stays. Returns whether it was there."""
+    return runtime.connections.transact("delete-schedule", partial(schedules.delete, name=name), single=True)
+
+
+def delete_declared(runtime: Runtime, *, but: Iterable[str]) -> Sequence[str]:
+    """Delete the schedules that the configuration declared once, but for these."""
+    names = list(but)
+    return runtime.connections.transact(
+        "delete-schedule", lambda executor: schedules.delete_declared(executor, but=names), single=True
+    )
+
+
+def _locked(executor: Transaction, name: str) -> Row:
+    row = schedules.lock(executor, name)
+    if row is None:
+        raise not_found(name)
+    return row

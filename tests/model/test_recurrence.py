@@ -1,0 +1,183 @@
+"""The times of schedules: across both changes of daylight saving, from any moment on, and what of them is due."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from itertools import islice, takewhile
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from celery_sidejob.model.recurrence import Plan, Timing, Window, why_no_cron
+
+BERLIN, NEW_YORK, LORD_HOWE = "Europe/Berlin", "America/New_York", "Australia/Lord_Howe"
+"""The last one changes by half an hour."""
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def local(times: Iterable[datetime], zone: str) -> list[str]:
+    return [f"{time.astimezone(ZoneInfo(zone)):%d %H:%M %z}" for time in times]
+
+
+def cron_times(cron: str, zone: str, day: datetime, days: int = 2) -> list[str]:
+    """The times of some days, from the beginning of one on, as the clocks there show them."""
+    begin = day.replace(tzinfo=ZoneInfo(zone)).astimezone(UTC)
+    end = (day + timedelta(days=days)).replace(tzinfo=ZoneInfo(zone)).astimezone(UTC)
+    times = Timing(cron=cron, timezone=zone).after(begin - timedelta(microseconds=1))
+    return local(takewhile(lambda time: time < end, times), zone)
+
+
+FORWARD, BACK = datetime(2027, 3, 27), datetime(2026, 10, 24)
+"""The days before Berlin's clocks go from 2:00 to 3:00, and from 3:00 to 2:00."""
+
+
+def test_a_time_that_is_skipped_comes_right_after_the_change() -> None:
+    assert cron_times("30 2 * * *", BERLIN, FORWARD, 3) == ["27 02:30 +0100", "28 03:00 +0200", "29 02:30 +0200"]
+    assert cron_times("0 2,3 * * *", BERLIN, FORWARD) == [
+        "27 02:00 +0100", "27 03:00 +0100", "28 03:00 +0200",
+    ], "what then falls on one moment is one time"  # fmt: skip
+
+
+def test_a_time_that_is_repeated_comes_once() -> None:
+    assert cron_times("30 2 * * *", BERLIN, BACK, 3) == ["24 02:30 +0200", "25 02:30 +0200", "26 02:30 +0100"]
+    assert cron_times("15 1-3 * * *", BERLIN, BACK + timedelta(days=1), 1) == [
+        "25 01:15 +0200", "25 02:15 +0200", "25 03:15 +0100",
+    ]  # fmt: skip
+
+
+def test_what_comes_every_hour_or_minute_goes_by_the_time_that_passes() -> None:
+    forward = cron_times("0 * * * *", BERLIN, FORWARD + timedelta(days=1), 1)
+    assert (len(forward), forward[1:3]) == (23, ["28 01:00 +0100", "28 03:00 +0200"])
+    back = cron_times("0 * * * *", BERLIN, BACK + timedelta(days=1), 1)
+    assert (len(back), back[2:4]) == (25, ["25 02:00 +0200", "25 02:00 +0100"])
+    assert len(cron_times("*/30 * * * *", LORD_HOWE, datetime(2027, 4, 4), 1)) == 49
+
+
+def test_an_interval_does_not_know_of_clocks() -> None:
+    anchor = datetime(2026, 10, 24, 23, 0, tzinfo=UTC)
+    times = Timing(every=timedelta(hours=1), anchor=anchor).after(anchor)
+    assert local(islice(times, 3), BERLIN) == ["25 02:00 +0200", "25 02:00 +0100", "25 03:00 +0100"]
+
+
+def test_another_offset_of_a_zone_moves_the_times() -> None:
+    daily = Timing(cron="0 9 * * *", timezone=NEW_YORK)
+    assert [time.hour for time in islice(daily.after(datetime(2026, 10, 31, tzinfo=UTC)), 3)] == [13, 14, 14]
+
+
+EXPRESSIONS = (
+    "0 * * * *", "30 2 * * *", "*/15 * * * *", "15 1-3 * * *", "0 2 * * 0", "* 2 * * *", "45 1,2 * * *", "*/20 2 * * *",
+    "30 */2 * * *", "0 0 * * *",
+)  # fmt: skip
+
+
+def until(times: Iterable[datetime], end: datetime) -> list[datetime]:
+    return list(takewhile(lambda time: time <= end, times))
+
+
+@pytest.mark.parametrize("zone", [BERLIN, NEW_YORK, LORD_HOWE])
+def test_the_times_are_the_same_from_whatever_moment_one_looks(zone: str) -> None:
+    """From a moment in an hour that is repeated, or skipped, too: else one is left out, or made twice."""
+    chosen = random.Random(zone)
+    for day in ((2026, 10, 24), (2027, 3, 26), (2026, 10, 31), (2027, 3, 13), (2027, 4, 3), (2018, 2, 17)):
+        begin, end = datetime(*day, tzinfo=UTC), datetime(*day, tzinfo=UTC) + timedelta(days=3)
+        for expression in EXPRESSIONS:
+            timing = Timing(cron=expression, timezone=zone)
+            times = until(timing.after(begin), end)
+            assert times == sorted(set(times))
+            for _ in range(4):
+                moment = begin + timedelta(seconds=chosen.randrange(3 * 86400))
+                rest = until(timing.after(moment), end)
+                assert rest == [time for time in times if time > moment], (expression, moment)
+                for count in (1, 3):
+                    last = timing.last(count, after=begin, until=moment)
+                    assert last == [time for time in times if time <= moment][-count:], (expression, moment)
+
+
+@pytest.mark.parametrize(
+    ("expression", "problem"),
+    [
+        ("* * * *", "it has five fields: minute, hour, day of the month, month, day of the week"),
+        ("0 * * * * *", "it has five fields: minute, hour, day of the month, month, day of the week"),
+        ("61 * * * *", "bad minute"),
+        ("0 0 30 2 *", "bad day-of-month"),
+        ("@daily", "it has five fields: minute, hour, day of the month, month, day of the week"),
+        ("30 4 * * mon", None),
+        ("0 0 29 2 *", None),
+        ("0 12 L * *", None),
+    ],
+)
+def test_what_is_no_cron_expression_is_told(expression: str, problem: str | None) -> None:
+    assert why_no_cron(expression) == problem
+
+
+# -- plans -------------------------------------------------------------------------------------------------------------
+
+
+def seconds(*numbers: float) -> list[datetime]:
+    return [START + timedelta(seconds=number) for number in numbers]
+
+
+def moment(number: float) -> datetime:
+    return START + timedelta(seconds=number)
+
+
+def every(number: float, *, after: float = 0, until: float | None = None) -> Window:
+    timing = Timing(every=timedelta(seconds=number), anchor=START)
+    return Window(timing, moment(after), None if until is None else moment(until))
+
+
+def test_what_is_due_is_made_in_pages_and_the_rest_stays() -> None:
+    plan = Plan("p", (every(10),))
+    first = plan.due(moment(55), keep=None, most=3)
+    assert first == seconds(10, 20, 30)
+    plan = plan.past(first[-1])
+    assert plan.due(moment(55), keep=None, most=3) == seconds(40, 50)
+    assert plan.past(moment(50)).next == moment(60)
+
+
+def test_of_what_was_missed_the_last_are_kept() -> None:
+    plan = Plan("p", (every(10),))
+    assert plan.due(moment(55), keep=1, most=100) == seconds(50)
+    assert plan.due(moment(55), keep=3, most=2) == seconds(30, 40)
+    assert plan.due(moment(55), keep=9, most=100) == seconds(10, 20, 30, 40, 50)
+    assert plan.due(moment(9), keep=9, most=100) == []
+
+
+def test_the_last_of_a_century_of_seconds_is_found_at_once() -> None:
+    plan = Plan("p", (Window(Timing(every=timedelta(seconds=1), anchor=START), START),))
+    now = START + timedelta(days=36500)
+    assert plan.due(now, keep=2, most=100) == [now - timedelta(seconds=1), now]
+    cron = Plan("p", (Window(Timing(cron="0 4 1 1 *", timezone=BERLIN), START),))
+    assert cron.due(now, keep=1, most=100)[0].year == 2125
+
+
+def test_a_change_leaves_what_is_due_to_the_old_timing() -> None:
+    plan = Plan("p", (every(10),)).closed(moment(35)).then(every(7, after=35))
+    assert plan.due(moment(50), keep=None, most=100) == seconds(10, 20, 30, 42, 49)
+    assert plan.due(moment(50), keep=3, most=100) == seconds(30, 42, 49)
+    assert len(plan.past(moment(30)).windows) == 1, "a window without a time to come is dropped"
+    assert len(Plan("p", (every(10, after=30),)).closed(moment(35)).windows) == 0, "nothing was due"
+
+
+def test_windows_come_back_from_json_as_they_were() -> None:
+    windows = (every(0.1, after=3, until=9), Window(Timing(cron="0 4 * * *", timezone=BERLIN), START))
+    assert tuple(Window.of_json(found) for found in Plan("p", windows).as_json()) == windows
+
+
+def test_jitter_makes_times_later_and_keeps_their_order() -> None:
+    plan = Plan("p", (every(10),), jitter_s=10.0)
+    late = [(plan.made_at(time) - time).total_seconds() for time in seconds(*range(10, 2010, 10))]
+    assert 0 <= min(late) < 1
+    assert 9 < max(late) <= 10
+    assert late != [Plan("q", (), 10.0).made_at(time) for time in seconds(*range(10, 2010, 10))], "each has its own"
+    made: list[datetime] = []
+    for now in range(0, 300):
+        due = plan.due(moment(now), keep=None, most=100)
+        assert all(plan.made_at(time) <= moment(now) for time in due)
+        if due:
+            plan = plan.past(due[-1])
+        made += due
+    assert made == seconds(*range(10, 10 * len(made) + 1, 10))
+    assert len(made) >= 28
