@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .hooks.overload import Overloaded
     from .hooks.signals import job_status_changed, task_buried, task_lost, task_recovered
     from .hooks.tasks.durable_task import DurableTask
+    from .jobs.batch import Batch, BatchCounts
     from .jobs.capacity import CapacityPool, SlotHolder
     from .jobs.job import Job
     from .jobs.port import Packet, Port
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from .jobs.timers import Timer
     from .model.errors import (
         AliasTakenError,
+        BatchClosedError,
+        BatchNotFoundError,
         ChildNameTakenError,
         CommitInDoubtError,
         CycleError,
@@ -72,6 +75,7 @@ _MODULES = {
     ".hooks.overload": ("Overloaded",),
     ".hooks.signals": ("job_status_changed", "task_buried", "task_lost", "task_recovered"),
     ".hooks.jobs.sidejob_task": ("SideJobTask",),
+    ".jobs.batch": ("Batch", "BatchCounts"),
     ".jobs.capacity": ("CapacityPool", "SlotHolder"),
     ".jobs.job": ("Job",),
     ".model.port": ("NO_DATA",),
@@ -91,6 +95,10 @@ __all__ = [
     "NO_DATA",
     "AliasTakenError",
     "Announcement",
+    "Batch",
+    "BatchClosedError",
+    "BatchCounts",
+    "BatchNotFoundError",
     "CapacityPool",
     "ChildNameTakenError",
     "CommitInDoubtError",

@@ -35,8 +35,10 @@ from .hooks.tasks import durable_elsewhere, durable_request, ending, keeping, ma
 from .hooks.tasks.present_call import calling
 from .hooks.worker import pool_process, recording
 from .inspection import Inspection
+from .jobs import batch as batch_of
 from .jobs import job as jobs_of
 from .jobs import scheduling
+from .jobs.batch import Batch
 from .jobs.capacity import declare
 from .jobs.job import Job
 from .jobs.log_entries import log_entry
@@ -252,6 +254,24 @@ class SideJob:
         are judged now, and terminated by its commit.
         """
         return jobs_of.cancel(self.runtime, jobs, with_dependents=with_dependents)
+
+    def batch(self, name: str, *, on_complete: Any = None, on_success: Any = None, on_failure: Any = None) -> Batch:
+        """Open a batch, or return the open one of this name; in a `with` block it takes what is made there.
+
+        When it is closed and all of it has ended, what follows is made, once: `on_complete`, and `on_success` if all
+        have completed, else `on_failure`. Each is a sidejob task, a durable one, or a signature of one.
+        Raises BatchClosedError if the batch of this name is closed and has not ended; one that has ended is replaced.
+        """
+        calls = {"on_complete": on_complete, "on_success": on_success, "on_failure": on_failure}
+        return batch_of.open_batch(self.runtime, name, calls)
+
+    def get_batch(self, name: str) -> Batch:
+        """Return the batch of this name; raises BatchNotFoundError."""
+        return batch_of.get_batch(self.runtime, name)
+
+    def batches(self) -> list[Batch]:
+        """Return all batches, oldest first."""
+        return batch_of.all_batches(self.runtime)
 
     # -- finding jobs --------------------------------------------------------------------------------------------
 

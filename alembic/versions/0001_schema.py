@@ -376,6 +376,28 @@ CREATE TABLE {s}.dependencies (
 CREATE INDEX dependencies_depends_on_idx ON {s}.dependencies (depends_on, job_id);
 CREATE INDEX dependencies_noted_idx ON {s}.dependencies (job_id) WHERE state <> 'kept';
 
+CREATE TABLE {s}.batches (
+  id bigint GENERATED ALWAYS AS IDENTITY CONSTRAINT batches_pkey PRIMARY KEY,
+  name text NOT NULL CONSTRAINT batches_name_key UNIQUE DEFERRABLE,
+  calls json NOT NULL,
+  created_at timestamptz NOT NULL DEFAULT now(),
+  closed_at timestamptz,
+  ended_at timestamptz,
+  CONSTRAINT batches_ended_check CHECK (ended_at IS NULL OR closed_at IS NOT NULL));
+CREATE INDEX batches_unended_idx ON {s}.batches (id) WHERE ended_at IS NULL;
+
+CREATE TABLE {s}.batch_members (
+  id bigint GENERATED ALWAYS AS IDENTITY CONSTRAINT batch_members_pkey PRIMARY KEY,
+  batch_id bigint NOT NULL CONSTRAINT batch_members_batch_id_fkey REFERENCES {s}.batches ON DELETE CASCADE,
+  job_id bigint,
+  task_id text,
+  outcome text,
+  CONSTRAINT batch_members_job_id_key UNIQUE (batch_id, job_id),
+  CONSTRAINT batch_members_task_id_key UNIQUE (batch_id, task_id),
+  CONSTRAINT batch_members_what_check CHECK ((job_id IS NULL) <> (task_id IS NULL)),
+  CONSTRAINT batch_members_outcome_check CHECK (outcome IN ('completed', 'failed', 'terminated')));
+CREATE INDEX batch_members_open_idx ON {s}.batch_members (batch_id, id) WHERE outcome IS NULL;
+
 CREATE TABLE {s}.tree_terminations (
   job_id bigint CONSTRAINT tree_terminations_pkey PRIMARY KEY,
   root bigint NOT NULL,

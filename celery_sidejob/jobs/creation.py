@@ -24,7 +24,7 @@ from ..model.errors import (
 )
 from ..model.names import alias_taken, check_alias, check_child_name, check_key, check_tags, child_name_taken
 from ..model.port import NO_DATA, PortOptions, parse_ports
-from ..operations import capacity
+from ..operations import batches, capacity
 from ..operations.after_commit import AfterCommit, follow
 from ..operations.runtime import Runtime
 from ..operations.unit_of_work import carry_out
@@ -96,6 +96,7 @@ def draft(  # noqa: PLR0913 - the options of a new job
         **{name: OPTIONS[name](name, value) for name, value in given.items()},
         options=json.dumps(dict(call.options)) if call.options else None,
         depends_on=edges,
+        batch=batches.present(),
         unique=call.unique,
         admission=admission,
         due_at=due_at,
@@ -227,7 +228,7 @@ def _numbered(drafts: Sequence[NewJob], ids: Iterable[int]) -> list[NewJob]:
 def _is_plain(new: NewJob) -> bool:
     """Tell whether such jobs, however many, are made by one statement, which needs no BEGIN, no COMMIT and no lock."""
     return new.parent_id is None and not (
-        new.ports or new.aliases or new.state or new.tags or new.unique or new.depends_on
+        new.ports or new.aliases or new.state or new.tags or new.unique or new.depends_on or new.batch
     )
 
 

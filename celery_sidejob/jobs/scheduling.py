@@ -16,7 +16,7 @@ from ..model.errors import SettingsError, SideJobError, StoreUnavailableError, U
 from ..model.schedule import Spec, parse
 from ..operations import capacity, schedules
 from ..operations.runtime import Runtime
-from ..operations.schedules import Works
+from ..operations.schedules import ScheduledWorks
 from ..store import schedules as rows
 from ..store.schedules import Row
 from .creation import draft
@@ -97,7 +97,7 @@ def check(runtime: Runtime, spec: Spec) -> None:
         runtime.tasks.check_message(spec.task, args, kwargs, options)
 
 
-def prepare(runtime: Runtime, row: Row, times: Sequence[datetime]) -> Works:
+def prepare(runtime: Runtime, row: Row, times: Sequence[datetime]) -> ScheduledWorks:
     """Make ready what a schedule makes of some of its times; nothing is written."""
     args, kwargs, options = _call_of(row.spec)
     kind = runtime.tasks.kind(row.spec.task)
@@ -109,14 +109,14 @@ def prepare(runtime: Runtime, row: Row, times: Sequence[datetime]) -> Works:
             for task_id, number, time in calls
         ]
         capacity.prepare(runtime, [one.admission for one in new])
-        return Works(count=len(new), last_at=last_at, task_id=last_id, jobs=new)
+        return ScheduledWorks(count=len(new), last_at=last_at, task_id=last_id, jobs=new)
     own = [
         {**options, "task_id": task_id, "headers": {**(options.get("headers") or {}), **_headers(row, number, time)}}
         for task_id, number, time in calls
     ]
     messages, tell = runtime.tasks.messages(row.spec.task, args, kwargs, own)
     messages = [replace(message, admission=_waiting(message.admission)) for message in messages]
-    return Works(count=len(own), last_at=last_at, task_id=last_id, messages=messages, tell=tell)
+    return ScheduledWorks(count=len(own), last_at=last_at, task_id=last_id, messages=messages, tell=tell)
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -53,6 +53,8 @@ class NewJob(JobColumns):
     depends_on: tuple[tuple[int, OnFailure], ...] = ()
     """The jobs that it waits for, each with what a failure of that one does."""
     tags: tuple[str, ...] = ()
+    batch: int | None = None
+    """The batch that it belongs to."""
     unique: Unique | None = None
     replaces: int | None = None
     """The job whose unique key this one takes, if no run of it has begun."""
@@ -265,6 +267,22 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
+class JoinBatch:
+    """Jobs and durable tasks that a batch shall have."""
+
+    batch_id: int
+    job_ids: tuple[int, ...] = ()
+    task_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CloseBatch:
+    """A batch that shall take nothing more."""
+
+    batch_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class RememberInputs:
     """The defaults with which `for_inputs` was called, to avoid a second call with the same ones."""
 
@@ -298,6 +316,8 @@ class Track:
 
 FamilyChange = AddAlias | RemoveAlias | Adopt | Disown
 
+BatchChange = JoinBatch | CloseBatch
+
 DependencyChange = DependOn | Undepend
 
 FindingChange = Tag | Untag | Track
@@ -317,6 +337,7 @@ Change = (
     | RememberInputs
     | FamilyChange
     | DependencyChange
+    | BatchChange
     | Move
     | FindingChange
     | PortChange

@@ -156,6 +156,14 @@ class DependencyFailedError(SideJobError):
     """
 
 
+class BatchClosedError(SideJobError):
+    """The batch takes nothing more."""
+
+
+class BatchNotFoundError(SideJobError, LookupError):
+    """No batch has this name."""
+
+
 class LeaseLostError(SideJobError):
     """This run is no longer the current one, and nothing of this unit was applied. The body should end at once."""
 

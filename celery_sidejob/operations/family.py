@@ -11,7 +11,7 @@ from ..model.status import Status
 from ..store import aliases, jobs, ports, state, trees
 from ..store.errors import Moved
 from ..store.statement import Transaction
-from . import capacity, dependencies, finding, unique_keys
+from . import batches, capacity, dependencies, finding, unique_keys
 from .after_commit import AfterCommit
 from .being_deleted import is_being_deleted
 from .lock_set import LockSet
@@ -45,6 +45,7 @@ class Family:
             self._lock_set.statuses[row.job_id] = Status.QUEUED
             self._after_commit.created(self._lock_set.new[row.job_id], row)
         dependencies.add(executor, new, self._after_commit)
+        batches.join_new(executor, new)
         rows = [port_row(job.id, port) for job in new for port in job.ports]
         if rows:
             made = ports.put(executor, rows)

@@ -15,8 +15,10 @@ from ..model.changes import (
     Announce,
     Ask,
     Change,
+    CloseBatch,
     Connect,
     Disown,
+    JoinBatch,
     NewJob,
     PortKey,
     Publish,
@@ -176,7 +178,7 @@ class LockSet:
                     affected.add(parent_id)
                     if isinstance(child, int):
                         affected.add(child)
-                case Publish() | Announce():
+                case Publish() | Announce() | JoinBatch() | CloseBatch():
                     pass
                 case Connect(source=source, targets=targets):
                     affected.update(job_id for job_id, _, _ in (source, *targets))

@@ -7,47 +7,33 @@ the commit, nothing was made, and another sweeper makes it; after the commit, no
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from typing import Any
 
-from ..model.changes import NewJob
-from ..model.durable import Message
 from ..model.errors import ScheduleNotFoundError
 from ..model.recurrence import Plan
 from ..model.schedule import Spec
-from ..store import jobs, schedules
+from ..store import schedules
 from ..store.errors import Moved
 from ..store.schedules import Row
 from ..store.statement import Transaction
-from .after_commit import AfterCommit
-from .follow_up import follow_up
-from .keeping import keep_in
-from .publishing import publish_kept
 from .runtime import Runtime
-from .unit_of_work import Applied
-
-
-def _nothing() -> None:
-    pass
+from .works import Works, Written, follow_works, write
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Works:
-    """What a schedule makes in one transaction: jobs, or messages of a durable task; the last has `task_id`."""
+class ScheduledWorks(Works):
+    """What a schedule makes in one transaction; the last has `task_id`."""
 
     count: int
     last_at: datetime
     task_id: str
-    jobs: Sequence[NewJob] = ()
-    messages: Sequence[Message] = ()
-    tell: Callable[[], None] = field(default=_nothing)
-    """Tells of the messages, once they are kept."""
 
 
-def make(runtime: Runtime, row: Row, plan: Plan, works: Works, *, wait: bool = False) -> int | None:
+def make(runtime: Runtime, row: Row, plan: Plan, works: ScheduledWorks, *, wait: bool = False) -> int | None:
     """Make works of a schedule, unless it has changed since its `row` was read; `plan` is what is then still to come.
 
     Returns the id of the last job, 0 for messages; None if nothing was made. With `wait` it waits for whoever has
@@ -55,32 +41,21 @@ def make(runtime: Runtime, row: Row, plan: Plan, works: Works, *, wait: bool = F
     """
     since = time.monotonic()
 
-    def work(executor: Transaction) -> tuple[int, AfterCommit, Sequence[Message]] | None:
+    def work(executor: Transaction) -> Written | None:
         if schedules.lock_at(executor, row.name, row.revision, wait=wait) is None:
             return None
-        last_id, after_commit, to_send = 0, AfterCommit(), works.messages
-        if works.jobs:
-            ids = jobs.next_ids(executor, len(works.jobs))
-            made = [replace(new, id=job_id) for new, job_id in zip(works.jobs, ids, strict=True)]
-            after_commit = Applied(runtime, executor, made).done().after_commit
-            last_id = made[-1].id
-        if works.messages:
-            to_send = keep_in(runtime, executor, works.messages)
+        written = write(runtime, executor, works)
         schedules.go_on(
             executor, plan, paused=row.paused_at is not None, made=works.count, last_at=works.last_at,
-            last_job_id=last_id or None, last_task_id=works.task_id,
+            last_job_id=written.last_id or None, last_task_id=works.task_id,
         )  # fmt: skip
-        return last_id, after_commit, to_send
+        return written
 
-    done = runtime.connections.transact("schedule", work)
-    if done is None:
+    written = runtime.connections.transact("schedule", work)
+    if written is None:
         return None
-    last_id, after_commit, to_send = done
-    follow_up(runtime, after_commit)
-    if to_send:
-        publish_kept(runtime, to_send, since=since)
-    works.tell()
-    return last_id
+    follow_works(runtime, works, written, since=since)
+    return written.last_id
 
 
 def pass_over(runtime: Runtime, row: Row, plan: Plan) -> bool:

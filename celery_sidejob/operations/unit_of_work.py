@@ -15,11 +15,13 @@ from ..model.changes import (
     Ask,
     CancelTimer,
     Change,
+    CloseBatch,
     Connect,
     DependencyChange,
     Disown,
     FamilyChange,
     FindingChange,
+    JoinBatch,
     Move,
     NewJob,
     PortChange,
@@ -33,9 +35,10 @@ from ..model.changes import (
 )
 from ..model.errors import JobNotFoundError
 from ..store import jobs, state
+from ..store.batches import close as close_batch
 from ..store.borrowed.borrowed import Borrowed
 from ..store.statement import Transaction
-from . import dependencies, finding, moving, unique_keys
+from . import batches, dependencies, finding, moving, unique_keys
 from .after_commit import AfterCommit
 from .family import Family
 from .follow_up import follow_up
@@ -133,6 +136,10 @@ class Applied:
                     self._mailboxes.write(one)
                 case Ask() | CancelTimer() | Terminate():
                     self.wakes.add(one)
+                case JoinBatch():
+                    batches.join(self._executor, one)
+                case CloseBatch():
+                    close_batch(self._executor, one.batch_id)
                 case Announce():
                     self.after_commit.announcements.append((one.channel, one.value))
         self._mailboxes.flush()

@@ -199,14 +199,15 @@ FROM (SELECT set_config('synchronous_commit', 'off', true)) AS soon
 WHERE name = 'sweeper' AND (holder = %(worker_id)s OR expires_at < now() OR holder IS NULL
   OR EXISTS (SELECT FROM {{workers}} w WHERE w.id = holder AND (w.dead_at IS NOT NULL OR w.locked
        AND pg_try_advisory_xact_lock({_lock_of("w.id")}))))
-RETURNING EXISTS (SELECT FROM {{schedules}} s WHERE s.due_at IS NOT NULL) AS has_schedules""")
+RETURNING EXISTS (SELECT FROM {{schedules}} s WHERE s.due_at IS NOT NULL) AS has_schedules,
+  EXISTS (SELECT FROM {{batches}} b WHERE b.ended_at IS NULL) AS has_batches""")
 
 
 def hold_sweeper_lease(executor: Transaction, worker_id: int, *, schema: str, lease_s: float) -> Any | None:
-    """Become or stay the one sweeper of the schema: (has_schedules), None if another worker is.
+    """Become or stay the one sweeper of the schema: (has_schedules, has_batches), None if another worker is.
 
     A holder whose liveness lock is free is followed at once: sweeping twice at a time is wasteful, never wrong.
-    `has_schedules`: some schedule has a time to come, so that it is worth a look which are due.
+    `has_schedules`, `has_batches`: some schedule has a time to come, some batch has not ended: it is worth a look.
     """
     return first(executor.run(_HOLD_LEASE, worker_id=worker_id, schema=schema, lease_s=lease_s))
 

@@ -12,6 +12,7 @@ from ..hooks.jobs.eager import run_owed, worker_here
 from ..hooks.outcome import Outcome
 from ..hooks.tasks.inline import run_kept
 from ..hooks.worker import recording
+from ..jobs.batch import settle_all
 from ..jobs.job import Job
 from ..model.checks import is_number
 from ..model.checks import shown as in_text
@@ -136,6 +137,7 @@ def _due(runtime: Runtime) -> Any:
         while deliver_page(runtime, channel):
             pass
     apply_due(runtime, PAGE)
+    settle_all(runtime)
     return due(runtime.connections)
 
 

@@ -27,7 +27,7 @@ from kombu.utils.functional import maybe_list
 from ...model.durable import ADOPTED, CALL, DEATHS, DELAYED, DIGEST, HEADER, REPUBLISHED, WORKER, Message
 from ...model.errors import IllegalMoveError, InvalidValueError, SettingsError, StoreUnavailableError
 from ...model.unique import Unique
-from ...operations import capacity, durable_ends, keeping
+from ...operations import batches, capacity, durable_ends, keeping
 from ...operations.durable_runs import Run
 from ...operations.unique_keys import KeyHeldError, is_replaced
 from ..admission import admission_of, admission_to, is_follower
@@ -174,7 +174,9 @@ class KeepingProducer:
         if together is not None:
             self._collect(together, body, deaths, options)
         elif transaction is not None:
-            keeping.lend(self._runtime, _keyed(self._message(body, deaths, **options)), transaction)
+            message = _keyed(self._message(body, deaths, **options))
+            batches.join_tasks(self._runtime, [message.task_id], transaction)
+            keeping.lend(self._runtime, message, transaction)
         elif run is not None and (not run.moved if run.key[0] == headers.get("id") else run.body_is_over):
             self._keep_of(run, self._message(body, deaths, **options))
         else:
@@ -202,6 +204,7 @@ class KeepingProducer:
 
     def _keep_anywhere(self, body: Any, deaths: Any, options: dict[str, Any]) -> Any:
         message = _keyed(self._message(body, deaths, self._new_call(options["headers"]), **options))
+        batches.check_takes_tasks(self._runtime)
         try:
             keeping.keep(self._runtime, message)
         except StoreUnavailableError as error:
@@ -210,6 +213,7 @@ class KeepingProducer:
                 raise
             logger.warning("%s is published without a row, as sidejob_on_store_down says: %s", message.task_id, error)
             return self._producer.publish(body, **_without_row(message, options))
+        batches.join_tasks(self._runtime, [message.task_id])
         return None
 
     def _new_call(self, headers: Mapping[str, Any]) -> str | None:

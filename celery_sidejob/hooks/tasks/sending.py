@@ -18,7 +18,7 @@ from kombu.exceptions import EncodeError
 
 from ...model.durable import Message
 from ...model.errors import InvalidValueError, StoreUnavailableError
-from ...operations import keeping
+from ...operations import batches, keeping
 from ..durability import is_durable, known_tasks
 from .keeping import present_run
 from .present_call import Together, calling
@@ -85,7 +85,10 @@ def _collected(index: int, signature: Signature, producer: Any) -> Any:
 
 def _keep(app: Celery, together: Together, transaction: Any) -> None:
     runtime = app.sidejob.runtime
+    ids = [message.task_id for message in together.messages]
+    batches.check_takes_tasks(runtime)
     if transaction is not None:
+        batches.join_tasks(runtime, ids, transaction)
         keeping.lend_many(runtime, together.messages, transaction)
         return
     run = present_run(app)
@@ -101,6 +104,8 @@ def _keep(app: Celery, together: Together, transaction: Any) -> None:
         logger.warning("%d tasks are published without rows, as sidejob_on_store_down says: %s", count, error)
         for publish in together.without_rows:
             publish()
+        return
+    batches.join_tasks(runtime, ids)
 
 
 def _tell(app: Celery, calls: Sequence[Callable[[], Any]]) -> None:

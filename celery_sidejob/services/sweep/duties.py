@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .batches import Batches
 from .capacity_pools import CapacityPools
 from .capacity_samples import CapacitySamples
 from .dead_list import DeadList
@@ -30,6 +31,7 @@ DUTIES: tuple[type[SweepDuty], ...] = (
     HeldByNobody,
     Timers,
     Schedules,
+    Batches,
     TreeTerminations,
     Publications,
     EmptiedBroker,

@@ -93,6 +93,7 @@ class Sweeper:
         held = self._runtime.connections.transact("lease", hold, single=True)
         self._sweeps = held is not None
         self._sweep.has_schedules = held is not None and held.has_schedules
+        self._sweep.has_batches = held is not None and held.has_batches
         return self._sweeps
 
     def _do_all(self) -> PollReport:

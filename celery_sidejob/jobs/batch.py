@@ -1,0 +1,204 @@
+"""`Batch`: a named set of jobs and durable tasks, with its progress and what follows when all have ended."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import datetime
+from types import TracebackType
+from typing import Any
+
+from ..model.changes import CloseBatch, JoinBatch
+from ..model.checks import check_label, is_seconds, shown
+from ..model.errors import BatchClosedError, BatchNotFoundError, IllegalMoveError, InvalidValueError
+from ..operations import batch_ends, batches
+from ..operations.runtime import Runtime
+from ..store import batches as rows
+from ..store.statement import Transaction
+from ..unit.open_unit import active, submit
+from .following import Following, following_of, works_of
+from .job import Job
+
+CALLS = ("on_complete", "on_success", "on_failure")
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCounts:
+    """How many members a batch has, and how they have ended. Durable tasks in the dead set have failed."""
+
+    total: int
+    completed: int
+    failed: int
+    terminated: int
+
+    @property
+    def done(self) -> int:
+        """How many have ended, however that was."""
+        return self.completed + self.failed + self.terminated
+
+    @property
+    def open(self) -> int:
+        """How many have not ended."""
+        return self.total - self.done
+
+
+class Batch:
+    """A batch, by its name. As a context manager it takes what is made in the block, and is closed by its end."""
+
+    def __init__(self, row: Any, *, runtime: Runtime) -> None:
+        self.name: str = row.name
+        self._id: int = row.id
+        self._runtime = runtime
+        self._block: AbstractContextManager[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Batch {self.name}>"
+
+    def __enter__(self) -> Batch:
+        """Have jobs that are made in the block, and durable tasks that are called, belong to the batch."""
+        self._block = batches.within(self._id)
+        self._block.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the batch; after an error it stays open, for another block of this name or for `close()`."""
+        assert self._block is not None
+        self._block.__exit__(kind, error, trace)
+        self._block = None
+        if kind is None:
+            self.close()
+
+    def add(self, *works: Any) -> Batch:
+        """Add jobs, or durable tasks by their results, that were made elsewhere; raises BatchClosedError."""
+        job_ids, task_ids = [], []
+        for work in works:
+            if isinstance(work, Job):
+                job_ids.append(work.id)
+            elif isinstance(getattr(work, "task_id", None), str):
+                task_ids.append(work.task_id)
+            else:
+                raise InvalidValueError(
+                    f"add() takes jobs and the results of calls of durable tasks, not {shown(work)}."
+                )
+        submit(self._runtime, "batch", JoinBatch(self._id, tuple(job_ids), tuple(task_ids)))
+        return self
+
+    def close(self) -> Batch:
+        """Have the batch take nothing more: it ends when all that it has has ended. In a run by its commit."""
+        submit(self._runtime, "batch", CloseBatch(self._id))
+        return self
+
+    def delete(self) -> None:
+        """Remove the batch: nothing follows it, and what belongs to it goes on."""
+        self._runtime.connections.transact("batch", lambda executor: rows.delete(executor, self._id), single=True)
+
+    # -- how it stands -------------------------------------------------------------------------------------------
+
+    @property
+    def counts(self) -> BatchCounts:
+        """How many members it has, and how they have ended; asks the store, which looks at each."""
+        row = rows.counts(self._runtime.connections, self._id)
+        return BatchCounts(row.total, row.completed, row.failed, row.terminated)
+
+    @property
+    def progress(self) -> float:
+        """Which part of its members has ended, from 0.0 to 1.0; an empty one has 1.0 once it is closed."""
+        counts = self.counts
+        return counts.done / counts.total if counts.total else float(self._read().closed_at is not None)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it takes nothing more."""
+        return self._read().closed_at is not None
+
+    @property
+    def ended_at(self) -> datetime | None:
+        """When all of it had ended, and what follows was made; None before."""
+        found: datetime | None = self._read().ended_at
+        return found
+
+    @property
+    def jobs(self) -> list[Job]:
+        """Its jobs, in the order in which they were added; some may be gone."""
+        return [Job(each, runtime=self._runtime) for each in rows.job_ids(self._runtime.connections, self._id)]
+
+    def wait(self, timeout: float | None = None) -> Batch:
+        """Block until the batch has ended; for clients, not for runs. Raises TimeoutError after `timeout` seconds."""
+        if active() is not None:
+            raise IllegalMoveError(f"wait() for batch {self.name!r} inside a run would block its worker.")
+        if timeout is not None and not is_seconds(timeout):
+            raise InvalidValueError(f"timeout= takes seconds, not {shown(timeout)}.")
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self.ended_at is None:
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(f"Batch {self.name!r} has not ended after {timeout} s: {self.counts}.")
+            time.sleep(0.1)
+        return self
+
+    def _read(self) -> Any:
+        row = rows.read(self._runtime.connections, self.name)
+        if row is None or row.id != self._id:
+            raise BatchNotFoundError(
+                f"There is no batch {self.name!r} any more: it was deleted, or replaced by another."
+            )
+        return row
+
+
+def open_batch(runtime: Runtime, name: str, calls: Mapping[str, Any]) -> Batch:
+    """Return the batch of this name, which takes members: a new one, or one that is open already."""
+    check_label("name", name)
+    follows = {key: following_of(runtime, key, call) for key, call in calls.items() if call is not None}
+    text = json.dumps({key: each.as_json() for key, each in follows.items()})
+
+    def work(executor: Transaction) -> Any:
+        return rows.open_(executor, name, text) or rows.read(executor, name)
+
+    with batches.within(None):
+        row = runtime.connections.transact("batch", work)
+    if row.closed_at is not None:
+        raise BatchClosedError(f"Batch {name!r} is closed, and has not ended: open one of another name, or wait().")
+    if follows and json.loads(row.calls) != json.loads(text):
+        raise InvalidValueError(
+            f"Batch {name!r} is open with other calls of on_complete=, on_success= and on_failure=: leave them out."
+        )
+    return Batch(row, runtime=runtime)
+
+
+def get_batch(runtime: Runtime, name: str) -> Batch:
+    """Return the batch of this name; raises BatchNotFoundError."""
+    row = rows.read(runtime.connections, name)
+    if row is None:
+        raise BatchNotFoundError(f"There is no batch {name!r}: it was never opened, or was deleted.")
+    return Batch(row, runtime=runtime)
+
+
+def all_batches(runtime: Runtime) -> list[Batch]:
+    """Return all batches, oldest first."""
+    return [Batch(row, runtime=runtime) for row in rows.read_all(runtime.connections)]
+
+
+def settle(runtime: Runtime, batch_id: int) -> bool:
+    """Note which members of a batch have ended, and make what follows if all have; returns whether it has ended."""
+    while True:
+        seen = runtime.connections.transact("batch", lambda executor: rows.note_ends(executor, batch_id), single=True)
+        if not seen.noted:
+            break
+    return not seen.looked_at and batch_ends.end(runtime, batch_id, lambda row: works_of(runtime, _follows(row)))
+
+
+def settle_all(runtime: Runtime) -> None:
+    """Settle all batches that have not ended, one after the other."""
+    after: int | None = 0
+    while (after := rows.next_unended(runtime.connections, after=after)) is not None:
+        settle(runtime, after)
+
+
+def _follows(row: Any) -> Iterable[Following]:
+    calls = {key: Following(**call) for key, call in json.loads(row.calls).items()}
+    wanted = ("on_complete", "on_failure" if row.has_failures else "on_success")
+    return [calls[key] for key in wanted if key in calls]

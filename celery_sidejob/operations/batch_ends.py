@@ -1,0 +1,34 @@
+"""The end of a batch: what follows it is made in the transaction that notes it, so once, whoever dies."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ..store import batches
+from ..store.statement import Transaction
+from .runtime import Runtime
+from .works import Works, follow_works, write
+
+
+def end(runtime: Runtime, batch_id: int, prepare: Callable[[Any], list[Works]]) -> bool:
+    """Make what follows a batch whose members have all ended; `prepare` makes that ready. False if it goes on.
+
+    If the process dies before the commit, nothing was made, and another sweeper does it.
+    """
+    since = time.monotonic()
+
+    def work(executor: Transaction) -> list[Any]:
+        row = batches.lock_if_done(executor, batch_id)
+        if row is None:
+            return []
+        works = prepare(row)
+        written = [(one, write(runtime, executor, one)) for one in works]
+        batches.end(executor, batch_id)
+        return [None, *written]
+
+    done = runtime.connections.transact("batch", work)
+    for works, written in done[1:]:
+        follow_works(runtime, works, written, since=since)
+    return bool(done)

@@ -1,0 +1,72 @@
+"""What belongs to batches: a job by the transaction that makes it, a durable task right after it was kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from ..model.changes import JoinBatch, NewJob
+from ..model.errors import BatchClosedError, IllegalMoveError
+from ..store import batches
+from ..store.statement import Transaction
+from .runtime import Runtime
+
+_present: ContextVar[int | None] = ContextVar("celery_sidejob_batch", default=None)
+
+present = _present.get
+"""Returns the id of the batch in whose block this is, None outside of one."""
+
+
+@contextmanager
+def within(batch_id: int | None) -> Iterator[None]:
+    """Have what is made in the block belong to a batch; with None to no batch."""
+    token = _present.set(batch_id)
+    try:
+        yield
+    finally:
+        _present.reset(token)
+
+
+def join_new(executor: Transaction, new: Iterable[NewJob]) -> None:
+    """Add new jobs to the batches that they were made for."""
+    of_batch: dict[int, list[int]] = {}
+    for job in new:
+        if job.batch is not None:
+            of_batch.setdefault(job.batch, []).append(job.id)
+    for batch_id in sorted(of_batch):
+        join(executor, JoinBatch(batch_id, tuple(of_batch[batch_id])))
+
+
+def join(executor: Transaction, change: JoinBatch) -> None:
+    """Add members to a batch; raises BatchClosedError."""
+    if not batches.join(executor, change.batch_id, job_ids=change.job_ids, task_ids=change.task_ids):
+        raise BatchClosedError("The batch is closed, or deleted: nothing is added to it. Open one of another name.")
+
+
+def check_takes_tasks(runtime: Runtime) -> None:
+    """Refuse a call of a durable task in the block of a batch whose store may not be the one that keeps the task."""
+    if present() is not None and runtime.stores.several:
+        raise IllegalMoveError(
+            "A batch takes no durable tasks where there are several stores (sidejob_failover_urls): another store may "
+            "keep them. Make jobs of them, or call them outside of the block."
+        )
+
+
+def join_tasks(runtime: Runtime, task_ids: Iterable[str], transaction: Any = None) -> None:
+    """Add durable tasks to the batch in whose block this is, if it is in one.
+
+    With the caller's `transaction` in it, before they are kept. Otherwise after they were kept: if the process dies in
+    between, the call has not returned; its task runs, and does not belong to the batch.
+    """
+    batch_id = present()
+    if batch_id is None:
+        return
+    check_takes_tasks(runtime)
+    change = JoinBatch(batch_id, task_ids=tuple(task_ids))
+    if transaction is not None:
+        borrowed = runtime.connections.borrow(transaction)
+        borrowed.apply(lambda: join(borrowed, change))
+    else:
+        runtime.connections.transact("batch", lambda executor: join(executor, change))

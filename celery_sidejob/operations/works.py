@@ -1,0 +1,60 @@
+"""Jobs or messages that the sweeper makes, as part of a transaction of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from ..model.changes import NewJob
+from ..model.durable import Message
+from ..store import jobs
+from ..store.statement import Transaction
+from .after_commit import AfterCommit
+from .follow_up import follow_up
+from .keeping import keep_in
+from .publishing import publish_kept
+from .runtime import Runtime
+from .unit_of_work import Applied
+
+
+def _nothing() -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Works:
+    """New jobs, or messages of a durable task."""
+
+    jobs: Sequence[NewJob] = ()
+    messages: Sequence[Message] = ()
+    tell: Callable[[], None] = field(default=_nothing)
+    """Tells of the messages, once they are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What was written, and what follows its commit. `last_id` is that of the last job, 0 without one."""
+
+    last_id: int
+    after_commit: AfterCommit
+    to_send: Sequence[Message]
+
+
+def write(runtime: Runtime, executor: Transaction, works: Works) -> Written:
+    """Write works in a transaction of ours."""
+    last_id, after_commit = 0, AfterCommit()
+    if works.jobs:
+        ids = jobs.next_ids(executor, len(works.jobs))
+        made = [replace(new, id=job_id) for new, job_id in zip(works.jobs, ids, strict=True)]
+        after_commit = Applied(runtime, executor, made).done().after_commit
+        last_id = made[-1].id
+    to_send = keep_in(runtime, executor, works.messages) if works.messages else works.messages
+    return Written(last_id, after_commit, to_send)
+
+
+def follow_works(runtime: Runtime, works: Works, written: Written, *, since: float) -> None:
+    """Do what follows the commit of works, which was begun at `since` by the clock of `time.monotonic`."""
+    follow_up(runtime, written.after_commit)
+    if written.to_send:
+        publish_kept(runtime, written.to_send, since=since)
+    works.tell()
