@@ -223,6 +223,7 @@ UNWRITTEN: dict[str, Case] = {
     "an invalid `overlap=`": lambda s: scheduled(s, overlap="skipp"),
     "an invalid `jitter=`": lambda s: scheduled(s, jitter=-1),
     "an option of a call that a schedule cannot have": lambda s: scheduled(s, countdown=5),
+    "a misspelt option of a schedule": lambda s: scheduled(s, catchup="all"),
     "`expires=` of a schedule is a time": lambda s: scheduled(s, expires=datetime(2027, 1, 1)),
     "`delete` of a schedule that `sidejob_schedules` declares": lambda s: deleting_the_declared(),
     "a call in `sidejob_schedules` that its task would refuse": lambda s: scheduling.apply_declared(

@@ -9,7 +9,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from . import values
-from .checks import check_label, did_you_mean, in_seconds, is_number, is_seconds, is_text, shown
+from .checks import SLIP, check_label, did_you_mean, in_seconds, is_number, is_seconds, is_text, nearest, shown
 from .errors import InvalidValueError
 from .port import parse_ports, ports_as_json
 from .recurrence import TICK, Plan, Timing, Window, why_no_cron
@@ -100,14 +100,10 @@ def parse(name: Any, given: Mapping[str, Any], *, timezone: str | None, limit: i
     if not isinstance(name, str) or not name:
         raise InvalidValueError(f"A schedule's name is a text, not {shown(name)}.")
     check_label("name", name)
+    given = _opened(given)
     options = {key: value for key, value in given.items() if key not in KEYS and value is not None}
-    task = given.get("task")
-    task = getattr(task, "name", task)
-    if not is_text(task) or not task:
-        raise InvalidValueError(
-            f"task of {where} is a task or the name of one, not {shown(given.get('task'))}. Arguments of a signature "
-            "go into args= and kwargs=."
-        )
+    task = _task(where, given.get("task"))
+    _check_spelling(where, options)
     args, kwargs = given.get("args") or (), given.get("kwargs") or {}
     if not isinstance(args, list | tuple):
         raise InvalidValueError(f"args of {where} is a list or tuple of arguments, not {shown(args)}.")
@@ -146,6 +142,37 @@ def is_declaration(declared: Any) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------------------------
+
+
+def _opened(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Put what a signature of one task holds into its place, as a call of the signature would."""
+    task, args, kwargs = given.get("task"), given.get("args") or (), given.get("kwargs") or {}
+    if not isinstance(task, Mapping) or task.get("subtask_type") is not None or not isinstance(args, list | tuple):
+        return given
+    if not isinstance(kwargs, Mapping):
+        return given
+    return {
+        **(task.get("options") or {}), **given, "task": task.get("task"), "args": (*args, *(task.get("args") or ())),
+        "kwargs": {**(task.get("kwargs") or {}), **kwargs},
+    }  # fmt: skip
+
+
+def _check_spelling(where: str, options: Mapping[Any, Any]) -> None:
+    """Refuse what was meant to be one of our own keys; other unknown ones are refused as calls refuse them."""
+    for key in options:
+        if not isinstance(key, str):
+            raise InvalidValueError(f"{shown(key)} is no option of {where}: it is not a text.")
+        if (near := nearest(key, KEYS, like=SLIP)) is not None:
+            raise InvalidValueError(f"{key} is no option of {where}: did you mean {near}?")
+
+
+def _task(where: str, given: Any) -> str:
+    name = given if isinstance(given, Mapping) else getattr(given, "name", given)
+    if not is_text(name) or not name:
+        raise InvalidValueError(
+            f"task of {where} is a task, the name of one, or a signature of one task, not {shown(given)}."
+        )
+    return name
 
 
 def _zone(where: str, zone: Any) -> ZoneInfo:

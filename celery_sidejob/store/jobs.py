@@ -12,7 +12,7 @@ from ..model.errors import DuplicateError, InvalidValueError
 from ..model.names import child_name_taken
 from .outbox.arming import FIRST_CHECK_S, armed
 from .room import WAITS
-from .statement import Reader, Statement, Transaction, first, violated
+from .statement import Autocommit, Reader, Statement, Transaction, first, violated
 
 READ = ", ".join(
     f"j.{column.name}::text AS {column.name}" if column.is_json else f"j.{column.name}" for column in SHOWN.values()
@@ -32,7 +32,7 @@ HANDLE = f"""{ROW},
 _NEXT_IDS = Statement("SELECT nextval('{jobs_id_seq}'::regclass) AS id FROM generate_series(1, %(count)s)")
 
 
-def next_ids(executor: Reader, count: int) -> list[int]:
+def next_ids(executor: Autocommit | Transaction, count: int) -> list[int]:
     """Draw ids for new jobs. Ids drawn and not used are gaps; no id is ever used twice."""
     return [row.id for row in executor.run(_NEXT_IDS, count=count)]
 

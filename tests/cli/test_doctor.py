@@ -93,8 +93,8 @@ def test_a_store_that_is_well(locked: Stage) -> None:
     assert bad == {"durability"}, "the servers of tests do not write to the disk"
     assert found.keys() == {
         "store", "durability", "clock", "schema", "rights", "queues", "publishing", "tasks", "paused queues",
-        "full ports", "workers", "sweeping", "results", "dead set", "retention", "vacuum", "horizon", "rules",
-        "liveness",
+        "schedules", "full ports", "workers", "sweeping", "results", "dead set", "retention", "vacuum", "horizon",
+        "rules", "liveness",
     }  # fmt: skip
 
 

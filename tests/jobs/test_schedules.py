@@ -81,6 +81,30 @@ def test_each_time_is_made_once_with_its_number(stage: Stage) -> None:
     assert stage.drain() == 5
 
 
+def test_each_job_has_the_options_of_celery(stage: Stage) -> None:
+    link = stage.app.signature("other", (1,), queue="q")
+    stage.sidejob.schedule("tick", stage.idle, every=60, start=past(stage, 1), link=link, expires=30, time_limit=5)
+    assert sweep(stage) == 1
+    ((options,),) = stage.sql("SELECT options FROM askings")
+    assert (options["expires"], options["time_limit"]) == ({"after_s": 30}, 5)
+    assert [(each["task"], each["args"]) for each in options["link"]] == [("other", [1])]
+    with pytest.raises(InvalidValueError, match="link is a signature"):
+        stage.sidejob.schedule("tick", stage.idle, every=60, link="other")
+
+
+def test_a_signature_says_what_is_called_and_how(stage: Stage) -> None:
+    @stage.task(name="stage.adds")
+    def adds(job: RunningJob, a: int, b: int, c: int = 0) -> None:
+        pass
+
+    signature = adds.s(2, c=3).set(queue="sums", priority=4)
+    schedule = stage.sidejob.schedule("tick", signature, (1,), every=60, priority=5)
+    assert (schedule.task, schedule.args, schedule.kwargs) == ("stage.adds", [1, 2], {"c": 3})
+    assert schedule.options == {"queue": "sums", "priority": 5}
+    with pytest.raises(InvalidValueError, match="a signature of one task, not"):
+        stage.sidejob.schedule("tick", adds.s(1) | adds.s(2), every=60)
+
+
 def test_without_a_start_the_first_time_is_an_interval_from_now(stage: Stage) -> None:
     before = store_time(stage)
     schedule = stage.sidejob.schedule("tick", stage.idle, every=timedelta(hours=1))
@@ -483,6 +507,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
         {"start": datetime(2026, 1, 2, tzinfo=UTC), "end": datetime(2026, 1, 1, tzinfo=UTC)},
         "end of {} is before its start: 2026-01-01 00:00:00+00:00 is earlier than 2026-01-02 00:00:00+00:00.",
     ),
+    ({"catchup": "all"}, "catchup is no option of {}: did you mean catch_up?"),
     ({"catch_up": 0}, "catch_up of {} is 'last', 'all', or a number of missed times from 1 to 10000, not 0."),
     ({"overlap": "skipp"}, "overlap of {} is 'allow', 'skip' or 'wait', not 'skipp'. Did you mean 'skip'?"),
     (
@@ -520,7 +545,7 @@ def test_a_name_or_a_task_that_is_none_is_refused(stage: Stage) -> None:
     for name, text in ((5, "A schedule's name is a text, not 5."), ("", "A schedule's name is a text, not ''.")):
         with pytest.raises(InvalidValueError, match=text):
             stage.sidejob.schedule(name, stage.idle, every=60)
-    with pytest.raises(InvalidValueError, match="task of schedule 'tick' is a task or the name of one, not None"):
+    with pytest.raises(InvalidValueError, match="task of schedule 'tick' is a task, the name of one, or a signature"):
         stage.sidejob.schedule("tick", None, every=60)
     with pytest.raises(ScheduleNotFoundError, match="There is no schedule 'tick'"):
         Schedule("tick", runtime=stage.runtime).pause()
@@ -555,6 +580,8 @@ def test_what_is_declared_is_made_changed_and_deleted_and_what_people_made_stays
 def test_a_declaration_that_cannot_be_is_told_before_anything_changes(stage: Stage) -> None:
     with pytest.raises(InvalidValueError, match="every of schedule 'a' is a number of seconds"):
         declared(stage, a={"task": stage.idle, "every": -1})
+    with pytest.raises(InvalidValueError, match="5 is no option of schedule 'a': it is not a text"):
+        declared(stage, a={"task": stage.idle, "every": 1, 5: 6})  # type: ignore[dict-item]
     with pytest.raises(SettingsError, match=r"sidejob_schedules\['a'\] cannot be: 'qeue' is no option"):
         declared(stage, a={"task": stage.idle, "every": 1, "qeue": "q"})
     assert stage.sidejob.schedules() == []

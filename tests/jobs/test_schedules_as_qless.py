@@ -69,3 +69,10 @@ def test_other_jobs_are_never_overwritten(stage: Stage) -> None:
     stage.sidejob.schedule("tick", stage.idle, every=1, start=past(stage, 1.5), catch_up="all")
     assert sweep(stage) == 2
     assert stage.sidejob.count_jobs()["queued"] == 3
+
+
+def test_tags_are_those_of_later_jobs(stage: Stage) -> None:
+    first = stage.sidejob.schedule("tick", stage.idle, every=3600, tags=["a"]).run_now()
+    second = stage.sidejob.schedule("tick", stage.idle, every=3600, tags=["b", "c"]).run_now()
+    assert ([*first.tags], sorted(second.tags)) == (["a"], ["b", "c"])
+    assert stage.sidejob.jobs(tag="a") == [first]
