@@ -9,6 +9,8 @@ from itertools import islice, takewhile
 from zoneinfo import ZoneInfo
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from celery_sidejob.model.recurrence import Plan, Timing, Window, why_no_cron
 
@@ -181,3 +183,42 @@ def test_jitter_makes_times_later_and_keeps_their_order() -> None:
         made += due
     assert made == seconds(*range(10, 10 * len(made) + 1, 10))
     assert len(made) >= 28
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["pass", "make", "change", "pause", "resume"]), st.integers(1, 40)), max_size=40
+)
+
+
+@given(STEPS)
+def test_whatever_is_changed_and_paused_each_time_is_made_once(steps: list[tuple[str, int]]) -> None:
+    """Compared with what counts all times of each stretch in which a timing held."""
+    now, number, paused = 0.0, 7, False
+    plan = Plan("p", (every(number),))
+    held, begin = [], 0.0
+    made: list[datetime] = []
+    for what, size in steps:
+        now += 0.5  # two changes never fall on one moment
+        if what == "pass":
+            now += size
+        elif what == "make":
+            due = plan.due(moment(now), keep=None, most=size)
+            plan = plan.past(due[-1]) if due else plan
+            made += due
+        elif what == "resume" and paused:
+            plan, paused, begin = plan.then(every(number, after=now)), False, now
+        elif what in ("change", "pause") and not paused:
+            plan = plan.closed(moment(now))
+            held.append((number, begin, now))
+            number = size if what == "change" else number
+            paused, begin = what == "pause", now
+            plan = plan if paused else plan.then(every(number, after=now))
+    if not paused:
+        held.append((number, begin, now))
+    made += plan.due(moment(now), keep=None, most=10_000)
+    expected = [
+        moment(time)
+        for interval, after, until in held
+        for time in range(0, int(until) + 1, interval) if after < time <= until
+    ]  # fmt: skip
+    assert made == expected
