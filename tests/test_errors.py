@@ -41,7 +41,7 @@ from celery_sidejob.model import errors
 from celery_sidejob.model.durable import Message
 from celery_sidejob.model.schedule import parse
 from celery_sidejob.model.settings import read_settings
-from celery_sidejob.operations import durable_ends, durable_runs
+from celery_sidejob.operations import batches, durable_ends, durable_runs
 from celery_sidejob.services.heartbeat.heartbeat_file import HeartbeatFile
 from celery_sidejob.unit.open_unit import OpenUnit
 from tests.tools.apps import make_app
@@ -352,6 +352,11 @@ UNWRITTEN: dict[str, Case] = {
     "what is to be waited for is not a job": lambda s: s.stage.job(depends_on=[1.5]),
     "`on_failure` is none of the three": lambda s: s.stage.job(depends_on=[s.job], on_failure="stop"),
     "`move` of a job that is terminating or terminated": lambda s: s.ended.move(queue="new"),
+    "`get_batch` of a name that no batch has": lambda s: s.sidejob.get_batch("nobody"),
+    "what follows a batch is not one task": lambda s: s.sidejob.batch("new", on_success=7),
+    "what follows a batch has other options": lambda s: s.sidejob.batch(
+        "new", on_success=s.stage.idle.s().set(link=s.stage.idle.s())
+    ),
     "`on_failure` without `depends_on`": lambda s: s.stage.job(on_failure="fail"),
 }
 """Asked outside of runs: no table has a row more or less afterwards."""
@@ -362,6 +367,7 @@ IN_A_RUN: dict[str, Case] = {
         lambda s: s.inside(lambda job: s.other.terminate(without_shutdown=True))
     ),
     '`on_duplicate="replace"` in `job.unit(transaction=)`': (lambda s: s.inside(lambda job: replaced_in_block(job, s))),
+    "`wait` for a batch inside a run": lambda s: s.inside(lambda job: s.sidejob.batch("new").wait()),
     "`move(force=True)` inside a run": lambda s: s.inside(lambda job: s.other.move(queue="new", force=True)),
     "a pool's `call` in a task": lambda s: s.inside(lambda job: CapacityPool("pool", 1).call(s.stage.idle)),
     "`wait` inside a run": lambda s: s.inside(lambda job: s.other.wait()),
@@ -571,6 +577,13 @@ def replaced_too_late(scene: Scene) -> None:
     scene.stage.job(unique="mine", on_duplicate="replace")
 
 
+def batched_elsewhere(scene: Scene) -> None:
+    """Call a durable task for a batch where another store might keep it."""
+    app = stores_of(scene, "postgresql://nobody@127.0.0.1:9/other")
+    with batches.within(1):
+        batches.check_takes_tasks(app.runtime)
+
+
 def moved_to_a_time(scene: Scene) -> None:
     """Move a job that has failed, and say when."""
 
@@ -709,6 +722,15 @@ def lost_on_the_way(scene: Scene) -> None:
 
 ELSEWHERE: dict[str, Case] = {
     "`cancel` of a job on which another depends": depended_on,
+    "a look at a batch that is gone": lambda s: (batch := s.sidejob.batch("old"), batch.delete(), batch.closed),
+    "something is added to a batch that is closed": lambda s: s.sidejob.batch("old").close().add(s.job),
+    "a batch is opened whose name one has that is closed and has not ended": lambda s: s.sidejob.batch(
+        s.sidejob.batch("old").close().name
+    ),
+    "a batch is open with other calls": lambda s: s.sidejob.batch(s.sidejob.batch("old").name, on_success=s.stage.idle),
+    "`add` of a batch with what is neither a job nor a result": lambda s: s.sidejob.batch("old").add("me"),
+    "`timeout` of a batch's `wait` is not a time": lambda s: s.sidejob.batch("old").wait(timeout="soon"),
+    "a durable task is called for a batch, and there are several stores": batched_elsewhere,
     "`move` of a job whose run is in progress": lambda s: s.stage.claim(s.other) and s.other.move(queue="new"),
     "`move` of a failed job to a time": moved_to_a_time,
     "`then` in a shutdown": lambda s: RunningJob(ending(s), s.other._read()).then(),

@@ -193,9 +193,10 @@ def settle(runtime: Runtime, batch_id: int) -> bool:
 
 def settle_all(runtime: Runtime) -> None:
     """Settle all batches that have not ended, one after the other."""
-    after: int | None = 0
-    while (after := rows.next_unended(runtime.connections, after=after)) is not None:
-        settle(runtime, after)
+    batch_id = rows.next_unended(runtime.connections, after=0)
+    while batch_id is not None:
+        settle(runtime, batch_id)
+        batch_id = rows.next_unended(runtime.connections, after=batch_id)
 
 
 def _follows(row: Any) -> Iterable[Following]:

@@ -34,9 +34,12 @@ class Following:
 
 def following_of(runtime: Runtime, where: str, call: Any) -> Following:
     """Check a call: a task, or a signature of one with its arguments, `queue`, `priority` and `countdown`."""
-    task, args, kwargs, options = call, (), {}, {}
+    task: Any = call
+    args: Any = ()
+    kwargs: Any = {}
+    options: dict[str, Any] = {}
     if isinstance(call, Mapping):
-        if not isinstance(call.get("task"), str) or call.get("chord_size") is not None:
+        if not isinstance(call.get("task"), str) or call.get("subtask_type") is not None:
             raise InvalidValueError(f"{where}= takes a task or a signature of one task, not {shown(call)}.")
         task, args, kwargs, options = (
             call["task"],

@@ -50,8 +50,8 @@ def open_(executor: Transaction, name: str, calls: str) -> Any | None:
 _SHARE = Statement("SELECT id FROM {batches} WHERE id = %(id)s AND closed_at IS NULL FOR SHARE")
 _JOIN = Statement("""
 INSERT INTO {batch_members} (batch_id, job_id, task_id)
-SELECT %(id)s, m.job_id, NULL FROM unnest(%(job_ids)s::bigint[]) AS m(job_id)
-UNION ALL SELECT %(id)s, NULL, m.task_id FROM unnest(%(task_ids)s::text[]) AS m(task_id)
+SELECT %(id)s::bigint, m.job_id, NULL FROM unnest(%(job_ids)s::bigint[]) AS m(job_id)
+UNION ALL SELECT %(id)s::bigint, NULL, m.task_id FROM unnest(%(task_ids)s::text[]) AS m(task_id)
 ON CONFLICT DO NOTHING""")
 
 

@@ -566,7 +566,7 @@ def test_poll_as_json_is_its_report(stage: Stage, command: Command) -> None:
     assert command("poll", "--json").document == {
         "published": 0, "missing": 0, "timers": 0, "publications": 0, "rescued": 0, "declared_dead": 0, "suspected": 0,
         "results": 0, "unpublished": 0, "tasks_taken": 0, "tasks_buried": 0, "shutdowns_skipped": 0,
-        "terminated_pages": 0, "deleted_parts": 0, "let_in": 0, "scheduled": 0, "broker_emptied": False,
+        "terminated_pages": 0, "deleted_parts": 0, "let_in": 0, "scheduled": 0, "batches": 0, "broker_emptied": False,
     }  # fmt: skip
 
 

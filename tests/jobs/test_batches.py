@@ -129,9 +129,15 @@ def test_an_open_batch_takes_more_by_its_name(stage: Stage) -> None:
 
 
 def test_an_error_in_the_block_leaves_the_batch_open(stage: Stage) -> None:
-    with pytest.raises(KeyError), stage.sidejob.batch("import", on_complete=stage.idle) as batch:
-        stage.job()
-        raise KeyError
+    batch = stage.sidejob.batch("import", on_complete=stage.idle)
+
+    def block() -> None:
+        with batch:
+            stage.job()
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        block()
     quiet(stage)
     assert (batch.closed, batch.ended_at, batch.counts.done) == (False, None, 1)
     stage.job()
@@ -142,13 +148,13 @@ def test_an_error_in_the_block_leaves_the_batch_open(stage: Stage) -> None:
 
 
 def test_a_run_fills_a_batch_with_its_commit(stage: Stage) -> None:
-    followed = Followed(stage)
+    followed, work = Followed(stage), work_of(stage)
 
     def body(job: RunningJob) -> None:
         with stage.sidejob.batch("import", on_success=followed.job.s("done")) as batch:
             first = stage.sidejob.enqueue(stage.idle)
             batch.add(first, stage.sidejob.enqueue(stage.idle))
-            work_of(stage).delay()
+            work.delay()
         with pytest.raises(IllegalMoveError, match="would block its worker"):
             batch.wait()
         if not job.get("again"):
@@ -163,7 +169,7 @@ def test_a_run_fills_a_batch_with_its_commit(stage: Stage) -> None:
     assert (batch.closed, batch.counts.total) == (False, 1), "durable tasks are called at once, whatever the run does"
     job.set(again=True)
     quiet(stage)
-    assert (followed.told, batch.counts) == (["done"], BatchCounts(4, 4, 0, 0))
+    assert (batch.ended_at is not None, followed.told, batch.counts) == (True, ["done"], BatchCounts(4, 4, 0, 0))
 
 
 def test_the_callers_transaction_decides(stage: Stage) -> None:

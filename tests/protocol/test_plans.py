@@ -16,6 +16,7 @@ from celery_sidejob.store import (
     aliases,
     askings,
     asks,
+    batches,
     claims,
     counters,
     dead,
@@ -60,12 +61,14 @@ from tests.tools.databases import SCHEMA, Databases
 from tests.tools.waiting import wait_until
 
 MODULES = (
-    aliases, arming, askings, asks, burials, checks, claims, continuations, counters, dead, dependencies, depths,
-    doorbells, holds, job_lists, jobs, kept, latecomers, packets, ports, publishing, revocation, room, served, state,
-    statistics, tasks, trees, tree_deletions, tree_terminations, duplicates, messages, queues, tags, tracked,
+    aliases, arming, askings, asks, batches, burials, checks, claims, continuations, counters, dead, dependencies,
+    depths, doorbells, holds, job_lists, jobs, kept, latecomers, packets, ports, publishing, revocation, room, served,
+    state, statistics, tasks, trees, tree_deletions, tree_terminations, duplicates, messages, queues, tags, tracked,
 )  # fmt: skip
 
 READS_ALL = {
+    "batches._ALL": "lists",
+    "batches._COUNTS": "counts",
     "dead._COUNT": "counts",
     "dead._GROUPS": "counts",
     **{f"job_lists._COUNT[{column}]": "counts" for column in job_lists._COUNT},
@@ -105,6 +108,10 @@ INSERT INTO timers (job_id, due_at, ask, accepted)
   SELECT n, now() + interval '1 hour', 'run', true FROM generate_series(1, 50000) n;
 INSERT INTO dependencies (job_id, depends_on, on_failure, state)
   SELECT n, n + 50000, 'wait', 'kept' FROM generate_series(1, 50000) n;
+INSERT INTO batches (name, calls, closed_at, ended_at)
+  SELECT 'b' || n, '{}', now(), now() FROM generate_series(1, 20000) n;
+INSERT INTO batch_members (batch_id, job_id, outcome)
+  SELECT b.id, n, 'completed' FROM batches b, generate_series(1, 5) n;
 INSERT INTO parked (job_id, task, queue) SELECT n, 'task', 'q' FROM generate_series(1, 50000) n;
 INSERT INTO ports (job_id, direction, name) SELECT n, 'in', 'a' FROM generate_series(1, 100000) n;
 INSERT INTO port_waiters SELECT id, job_id, 1, 1 FROM ports;
@@ -449,6 +456,9 @@ INSERT INTO timers (job_id, due_at, ask, accepted)
 INSERT INTO dependencies (job_id, depends_on, on_failure, state)
   SELECT 1, n + 1, 'wait', 'kept' FROM generate_series(1, {MANY}) n
   UNION ALL SELECT n + 1, {MANY} + 2, 'wait', 'kept' FROM generate_series(1, {MANY}) n;
+INSERT INTO batches (name, calls) SELECT 'b' || n, '{{}}' FROM generate_series(1, {MANY}) n;
+INSERT INTO batch_members (batch_id, job_id)
+  SELECT (SELECT min(id) FROM batches), n FROM generate_series(1, {MANY}) n;
 INSERT INTO parked (job_id, task, queue) SELECT id, 'task', 'q' FROM jobs;
 INSERT INTO ports (job_id, direction, name) SELECT id, 'in', 'a' FROM jobs;
 INSERT INTO packets (port_id, value) SELECT 1, '1' FROM generate_series(1, {MANY}) n;

@@ -221,6 +221,7 @@ def prepare(shop: Stage) -> dict[str, tuple[str, Callable[[], bool]]]:
              " next_check_at = '9000-01-01' WHERE job_id = %s", filled.id)  # fmt: skip
     shop.sql("UPDATE capacity_shards SET used = 0")
     shop.sql("INSERT INTO tag_changes (tag, change) VALUES ('old', 1)")
+    shop.sidejob.batch("done").close()
     shop.sidejob.schedule("tick", shop.idle, every=3600, start=datetime(2026, 1, 1, tzinfo=UTC))
     shop.declare_dead(dead)
 
@@ -230,6 +231,7 @@ def prepare(shop: Stage) -> dict[str, tuple[str, Callable[[], bool]]]:
     return {
         "rescued": ("DeadWorkers", holds("(SELECT losses = 1 FROM jobs WHERE id = %s)", lost.id)),
         "matured": ("Timers", holds("NOT EXISTS (SELECT FROM timers)")),
+        "batches": ("Batches", holds("EXISTS (SELECT FROM batches WHERE ended_at IS NOT NULL)")),
         "scheduled": ("Schedules", holds("EXISTS (SELECT FROM jobs WHERE schedule = 'tick')")),
         "terminated": ("TreeTerminations", holds("(SELECT status <> 'queued' FROM jobs WHERE id = %s)", left.id)),
         "deleted": ("TreeDeletions", holds("NOT EXISTS (SELECT FROM jobs WHERE id = %s)", gone.id)),
