@@ -397,6 +397,7 @@ CREATE TABLE {s}.batch_members (
   CONSTRAINT batch_members_what_check CHECK ((job_id IS NULL) <> (task_id IS NULL)),
   CONSTRAINT batch_members_outcome_check CHECK (outcome IN ('completed', 'failed', 'terminated')));
 CREATE INDEX batch_members_open_idx ON {s}.batch_members (batch_id, id) WHERE outcome IS NULL;
+CREATE INDEX batch_members_failed_idx ON {s}.batch_members (batch_id, id) WHERE outcome <> 'completed';
 
 CREATE TABLE {s}.tree_terminations (
   job_id bigint CONSTRAINT tree_terminations_pkey PRIMARY KEY,

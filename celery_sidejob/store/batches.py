@@ -88,7 +88,7 @@ _OUTCOME = """CASE
     ELSE 'completed' END"""
 """How a member `m` has ended, as SQL; empty if it has not. A durable task ends in success, or in the dead set."""
 
-PAGE = 500
+PAGE = 100
 
 _UNENDED = Statement("SELECT b.id FROM {batches} b WHERE b.ended_at IS NULL AND b.id > %(after)s ORDER BY b.id LIMIT 1")
 
@@ -102,7 +102,7 @@ def next_unended(executor: Reader, *, after: int) -> int | None:
 _NOTE = Statement(f"""
 WITH page AS MATERIALIZED (
   SELECT m.id, m.job_id, m.task_id FROM {{batch_members}} m
-  WHERE m.batch_id = %(id)s AND m.outcome IS NULL ORDER BY m.id LIMIT {PAGE}),
+  WHERE m.batch_id = %(id)s AND m.outcome IS NULL ORDER BY m.batch_id, m.id LIMIT {PAGE}),
 seen AS MATERIALIZED (SELECT m.id, {_OUTCOME} AS outcome FROM page m),
 noted AS (
   UPDATE {{batch_members}} m SET outcome = seen.outcome FROM seen
@@ -117,10 +117,12 @@ def note_ends(executor: Transaction, batch_id: int) -> Any:
 
 _LOCK_DONE = Statement(f"""
 SELECT {_COLUMNS},
-  EXISTS (SELECT FROM {{batch_members}} m WHERE m.batch_id = b.id AND m.outcome <> 'completed') AS has_failures
+  (SELECT true FROM {{batch_members}} m WHERE m.batch_id = b.id AND m.outcome <> 'completed'
+    ORDER BY m.batch_id, m.id LIMIT 1) IS TRUE AS has_failures
 FROM {{batches}} b
 WHERE b.id = %(id)s AND b.closed_at IS NOT NULL AND b.ended_at IS NULL
-  AND NOT EXISTS (SELECT FROM {{batch_members}} m WHERE m.batch_id = b.id AND m.outcome IS NULL)
+  AND (SELECT true FROM {{batch_members}} m WHERE m.batch_id = b.id AND m.outcome IS NULL
+    ORDER BY m.batch_id, m.id LIMIT 1) IS NULL
 FOR UPDATE OF b SKIP LOCKED""")
 _END = Statement("UPDATE {batches} SET ended_at = now() WHERE id = %(id)s")
 
