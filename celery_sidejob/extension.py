@@ -52,12 +52,13 @@ from .model.changes import Publish
 from .model.checks import MOST, check_number, check_texts, in_seconds, is_number, is_seconds, shown
 from .model.errors import InvalidChannelError, InvalidValueError, JobNotFoundError, SettingsError, StoreUnavailableError
 from .model.settings import Settings
-from .model.status import statuses_of
+from .model.status import MAY_WAIT, statuses_of
 from .operations import queues, registering, schedules
 from .operations.audience import Audience
 from .operations.runtime import Runtime
 from .operations.stores import Store, Stores
 from .operations.tracking import Tracking
+from .operations.waiting import REASONS
 from .services.heartbeat.heartbeat import Heartbeat
 from .services.sweep.sweeper import PollReport, Sweeper
 from .store import job_lists, publications, tags, tracked
@@ -71,6 +72,9 @@ logger = logging.getLogger("celery_sidejob")
 
 SHORTEST_PAUSE_S = 5.0
 """The shortest limit for a pause in a transaction, however short the lease: to encode a large unit takes time."""
+
+PAGE = 500
+"""Jobs that are asked together what they wait for."""
 
 _numbers = itertools.count(1)
 """Numbers the `SideJob`s of this process: apps are sorted by them, the oldest first."""
@@ -302,14 +306,21 @@ class SideJob:
         unique: str | None = None,
         tag: str | None = None,
         older_than: timedelta | float | None = None,
+        waiting_for: str | None = None,
     ) -> list[Job]:
         """Return up to `limit` jobs that match, by id, after the id `after`.
 
         `older_than`: a timedelta or seconds; jobs that were made longer ago. Running jobs, up to 10,000 children of
         one job, the jobs of a tag, and the open job that has the key `unique`, are found by an index. Failed jobs, and
         the queued jobs of one queue, are looked at one by one, for other filters all jobs, until `limit` match: a
-        million takes a second. The queued jobs of a queue take a second too beside a million timers.
+        million takes a second. The queued jobs of a queue take a second too beside a million timers. `waiting_for`: a
+        reason for which jobs do not run now, one of those of `Job.waiting_for`; each job is asked, page by page.
         """
+        if waiting_for is not None:
+            filters = {"status": status, "task": task, "queue": queue, "created_by": created_by, "parent": parent,
+                       "unique": unique, "tag": tag, "older_than": older_than, "after": after}  # fmt: skip
+            check_number("limit", limit, least=1, of="jobs")
+            return list(itertools.islice(self._waiting(waiting_for, filters), limit))
         statuses = None if status is None else [str(one) for one in sorted(statuses_of(status))]
         check_number("limit", limit, least=1, of="jobs")
         task = getattr(task, "name", task)
@@ -345,6 +356,16 @@ class SideJob:
         while found := self.jobs(**filters, limit=page, after=after):
             yield from found
             after = found[-1]
+
+    def _waiting(self, reason: str, filters: dict[str, Any]) -> Iterator[Job]:
+        """Iterate over the jobs that wait for this reason; without a status among the filters those that may wait."""
+        if reason not in REASONS:
+            raise InvalidValueError(f"waiting_for is one of {', '.join(REASONS)}; not {shown(reason)}.")
+        inspection, filters["status"] = Inspection(self.runtime), filters["status"] or MAY_WAIT
+        while found := self.jobs(**filters, limit=PAGE):
+            reasons = inspection.waiting_for(found)
+            yield from (job for job in found if reason in reasons.get(job.id, ()))
+            filters["after"] = found[-1]
 
     def count_jobs(self, by: str = "status") -> dict[str, int]:
         """Count jobs by ``status``, ``task``, ``queue`` or ``created_by``; reads all jobs, a million in a second."""

@@ -24,6 +24,7 @@ from .store import (
     asks,
     counters,
     dead,
+    dependencies,
     depths,
     job_lists,
     jobs,
@@ -134,7 +135,8 @@ class Inspection:
 
         The document has the job's `info`, aliases, state, ports, the first `CHILDREN` children, the message of its
         present or next run, timers, who waits for room on which port (`waiting_for_room`: the job itself, or others on
-        its ports), and its entry in the dead set. Packets of a port, and children, are counted up to
+        its ports), the first `CHILDREN` of those that it depends on, and of those that depend on it (`dependencies`,
+        `dependents`), and its entry in the dead set. Packets of a port, and children, are counted up to
         10,000; `more_packets` and `more_children` say whether there are more.
         """
 
@@ -348,6 +350,8 @@ class Inspection:
             "children_count": min(node.children, trees.COUNTED),
             "more_children": node.children > trees.COUNTED,
             "message": message and message._asdict(),
+            "dependencies": dependencies.first_of(executor, job_id, limit=CHILDREN),
+            "dependents": dependencies.first_by(executor, job_id, limit=CHILDREN),
             "waiting_for": waiting.reasons(executor, self._runtime, [job_id]).get(job_id, []),
             "timers": [row._asdict() for row in asks.pending_timers(executor, job_id, limit=CHILDREN)],
             "waiting_for_room": [row._asdict() for row in room.waiting(executor, job_id, limit=CHILDREN)],

@@ -352,6 +352,7 @@ UNWRITTEN: dict[str, Case] = {
     "what is to be waited for is not a job": lambda s: s.stage.job(depends_on=[1.5]),
     "`on_failure` is none of the three": lambda s: s.stage.job(depends_on=[s.job], on_failure="stop"),
     "`move` of a job that is terminating or terminated": lambda s: s.ended.move(queue="new"),
+    "`jobs` with a reason that there is not": lambda s: s.sidejob.jobs(waiting_for="godot"),
     "`get_batch` of a name that no batch has": lambda s: s.sidejob.get_batch("nobody"),
     "what follows a batch is not one task": lambda s: s.sidejob.batch("new", on_success=7),
     "what follows a batch has other options": lambda s: s.sidejob.batch(

@@ -11,6 +11,7 @@ from ..inspection import Inspection
 from ..jobs.job import Job
 from ..model.checks import LONGEST_S, MOST
 from ..model.status import Status
+from ..operations.waiting import REASONS
 from .command import Seconds, answering, limit_option, queue_option, task_option
 from .output import Output, status
 
@@ -26,6 +27,7 @@ statuses = click.Choice([str(one) for one in Status])
 @click.option("--unique", metavar="KEY", help="Only the open job that has this unique key.")
 @click.option("--tag", metavar="TAG", help="Only jobs that have this tag.")
 @click.option("--older-than", metavar="SECONDS", type=Seconds(LONGEST_S), help="Only jobs that are older than this.")
+@click.option("--waiting-for", type=click.Choice(REASONS), help="Only jobs that do not run now for this reason.")
 @limit_option
 @click.option("--after", metavar="ID", type=click.IntRange(0, MOST), default=0, help="Only jobs after this id.")
 @answering

@@ -74,6 +74,8 @@ def _facts(details: dict[str, Any]) -> RenderableType:
             "retries": details["retries"] or None,
             "message": message and _message(message),
             "waiting for": ", ".join(details["waiting_for"]) or None,
+            "depends on": ", ".join(map(str, details["dependencies"])) or None,
+            "dependents": ", ".join(map(str, details["dependents"])) or None,
             "timers": ", ".join(f"{timer['ask']} at {moment(timer['due_at'])}" for timer in details["timers"]),
         }
     )
@@ -88,6 +90,8 @@ def _message(message: dict[str, Any]) -> str:
     where = "not published yet" if published is None else f"published {moment(published)}"
     if message["is_parked"]:
         return f"{run}: parked until a worker of the queue knows the task"
+    if message["due_at"] is None:
+        return f"{run}: waits for no time"
     return f"{run}: due {moment(message['due_at'])}, {where}"
 
 

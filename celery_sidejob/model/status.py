@@ -20,6 +20,10 @@ class Status(StrEnum):
     TERMINATED = "terminated"
 
 
+MAY_WAIT = frozenset({Status.QUEUED, Status.TERMINATING, Status.SUSPENDED})
+"""Statuses in which a job may wait for something: for a run, or for room on a port."""
+
+
 def statuses_of(names: str | Iterable[str]) -> set[Status]:
     """Return the statuses of these names, or of one; InvalidValueError lists all statuses."""
     found = set()

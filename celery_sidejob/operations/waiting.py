@@ -10,6 +10,8 @@ from ..store.statement import Transaction
 from .runtime import Runtime
 
 NO_WORKER = "no worker"
+REASONS = ("dependencies", "timer", "retry", "pause", "limit", "rate", "pool", "room", NO_WORKER)
+"""Why a job's next run may not begin, in the order in which they are told."""
 
 
 def waiting_for(runtime: Runtime, job_id: int) -> list[str] | None:
@@ -38,18 +40,12 @@ def reasons(executor: Transaction, runtime: Runtime, job_ids: Iterable[int]) -> 
 
 
 def _reasons(row: Any, *, is_served: bool) -> list[str]:
-    found = {
-        "dependencies": row.waits_for_jobs,
-        "timer": row.waits_for_timer,
-        "retry": row.waits_for_retry,
-        "pause": row.waits_for_pause,
-        "limit": row.waits_for_limit,
-        "rate": row.waits_for_rate,
-        "pool": row.waits_for_pool,
-        "room": row.waits_for_room,
-        NO_WORKER: row.is_parked or (row.is_due and not is_served),
-    }
-    return [reason for reason, holds in found.items() if holds]
+    holds = (
+        row.waits_for_jobs, row.waits_for_timer, row.waits_for_retry, row.waits_for_pause, row.waits_for_limit,
+        row.waits_for_rate, row.waits_for_pool, row.waits_for_room,
+        row.is_parked or (row.is_due and not is_served),
+    )  # fmt: skip
+    return [reason for reason, each in zip(REASONS, holds, strict=True) if each]
 
 
 def _is_served(executor: Transaction, runtime: Runtime, task: str, queue: str) -> bool:

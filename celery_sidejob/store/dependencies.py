@@ -199,6 +199,24 @@ def dependents_of(executor: Reader, job_id: int) -> Sequence[Any]:
     return executor.run(_BY, id=job_id)
 
 
+_FIRST_ON = Statement("""
+SELECT depends_on AS id FROM {dependencies} WHERE job_id = %(id)s AND state IN ('new', 'kept')
+ORDER BY job_id, depends_on LIMIT %(limit)s""")
+_FIRST_BY = Statement("""
+SELECT job_id AS id FROM {dependencies} WHERE depends_on = %(id)s AND state IN ('new', 'kept')
+ORDER BY depends_on, job_id LIMIT %(limit)s""")
+
+
+def first_of(executor: Reader, job_id: int, *, limit: int) -> list[int]:
+    """Read the ids of the first jobs for which a job waits."""
+    return [row.id for row in executor.run(_FIRST_ON, id=job_id, limit=limit)]
+
+
+def first_by(executor: Reader, job_id: int, *, limit: int) -> list[int]:
+    """Read the ids of the first jobs that wait for a job."""
+    return [row.id for row in executor.run(_FIRST_BY, id=job_id, limit=limit)]
+
+
 _OUTSIDE = Statement("""
 SELECT d.depends_on, d.job_id FROM {dependencies} d
 WHERE d.depends_on = ANY(%(ids)s::bigint[]) AND d.state IN ('new', 'kept') AND NOT d.job_id = ANY(%(ids)s::bigint[])

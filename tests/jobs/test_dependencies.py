@@ -19,6 +19,7 @@ from celery_sidejob import (
     JobNotFoundError,
     RunningJob,
 )
+from celery_sidejob.inspection import Inspection
 from celery_sidejob.model.crash_points import Died
 from celery_sidejob.operations import dependencies as operations
 from celery_sidejob.operations.noted_asks import apply_due_timers
@@ -162,6 +163,31 @@ def test_a_job_that_waits_is_terminated_at_once_and_waits_for_nobody(stage: Stag
     assert stage.run(waits) == "terminated"
     waits.run(force=True)
     assert stage.run(waits) == "completed"
+
+
+def test_jobs_are_found_by_what_they_wait_for(stage: Stage) -> None:
+    first = stage.job()
+    waiting = [blocked(stage, first, queue=queue) for queue in ("a", "b")]
+    later = stage.job(countdown=3600)
+    assert stage.sidejob.jobs(waiting_for="dependencies") == waiting
+    assert stage.sidejob.jobs(waiting_for="dependencies", queue="b") == waiting[1:]
+    assert stage.sidejob.jobs(waiting_for="dependencies", limit=1) == waiting[:1]
+    assert stage.sidejob.jobs(waiting_for="timer") == [later]
+    assert list(stage.sidejob.iter_jobs(waiting_for="dependencies", page=1)) == waiting
+    assert stage.sidejob.jobs(waiting_for="pause") == []
+
+
+def test_a_person_sees_who_waits_for_whom(stage: Stage) -> None:
+    first = stage.job()
+    waits = blocked(stage, first)
+    details = Inspection(stage.runtime).details(waits)
+    assert (details["dependencies"], details["dependents"], details["waiting_for"]) == (
+        [first.id],
+        [],
+        ["dependencies"],
+    )
+    assert details["message"]["due_at"] is None, "it is due at no time"
+    assert Inspection(stage.runtime).details(first)["dependents"] == [waits.id]
 
 
 # -- failures ----------------------------------------------------------------------------------------------------------

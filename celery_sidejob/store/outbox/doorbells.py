@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..statement import Reader, Statement, first
-from .arming import NEVER
+from .arming import AT_GATE, NEVER
 
 _WAITING = Statement("""
 SELECT m.task_id, m.job_id, m.for_run, m.queue, m.publication, j.task, j.priority, a.options::text AS options
@@ -21,13 +21,17 @@ def waiting(executor: Reader, job_ids: Iterable[int], *, unpublished: bool = Fal
 
 
 _OF_JOB = Statement(f"""
-SELECT m.task_id, m.for_run, m.queue, m.due_at, m.due_at = {NEVER} AS is_parked, m.published_at, m.locked_at,
+SELECT m.task_id, m.for_run, m.queue, CASE WHEN m.due_at < {AT_GATE} THEN m.due_at END AS due_at,
+  m.due_at = {NEVER} AS is_parked, m.published_at, m.locked_at,
   w.ident AS locked_by
 FROM {{messages}} m LEFT JOIN {{workers}} w ON w.id = m.locked_by WHERE m.job_id = %(job_id)s""")
 
 
 def of_job(executor: Reader, job_id: int) -> Any | None:
-    """Read the row of a job's present or next run, with the worker that holds it."""
+    """Read the row of a job's present or next run, with the worker that holds it.
+
+    `due_at` is None while the run waits for no time, but for other jobs, a slot of a pool, or a worker.
+    """
     return first(executor.run(_OF_JOB, job_id=job_id))
 
 
