@@ -21,8 +21,8 @@ class QueueCounts:
     """How many jobs and durable tasks of a queue wait, run, or may not begin yet.
 
     `waiting`: may begin now, or wait at the queue's gate. `scheduled`: wait for their time, a backoff or their own
-    rate. `blocked`: no worker of the queue knows their task. `lost`: run in a worker that was declared dead, and are
-    about to be taken from it.
+    rate. `blocked`: wait for other jobs, for a slot of a pool, or for a worker that knows their task. `lost`: run in a
+    worker that was declared dead, and are about to be taken from it.
     """
 
     waiting: int
