@@ -167,18 +167,22 @@ def look(runtime: Runtime, job_ids: Iterable[int]) -> None:
 def look_at(runtime: Runtime, job_id: int) -> None:
     """Confirm the new edges of a job, take away those that are over, and have its run begin without any."""
 
-    def work(executor: Transaction) -> AfterCommit:
+    def work(executor: Transaction) -> tuple[AfterCommit, bool]:
         new = dependencies.unconfirmed(executor, job_id)
         locked = jobs.lock(executor, [job_id, *new])
-        return _look(runtime, executor, job_id, locked) if job_id in locked else AfterCommit()
+        if job_id not in locked:
+            return AfterCommit(), False
+        return _look(runtime, executor, job_id, locked), len(new) == dependencies.TOGETHER
 
-    after_commit = runtime.connections.transact("look", work)
-    follow(runtime, after_commit)
-    capacity.ring(runtime, after_commit.pools)
+    goes_on = True
+    while goes_on:
+        after_commit, goes_on = runtime.connections.transact("look", work)
+        follow(runtime, after_commit)
+        capacity.ring(runtime, after_commit.pools)
 
 
 def _look(runtime: Runtime, executor: Transaction, job_id: int, locked: Mapping[int, Any]) -> AfterCommit:
-    edges = dependencies.edges(executor, job_id)
+    edges = dependencies.noted_edges(executor, job_id)
     judged = {edge.depends_on: _judged(edge) for edge in edges}
     over = [on for on, what in judged.items() if what == "over"]
     failed = next((on for on, what in judged.items() if what == "failed"), None)

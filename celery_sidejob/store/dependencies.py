@@ -117,22 +117,34 @@ def ended(executor: Transaction, job_id: int, *, completed: bool) -> set[int]:
     return {row.job_id for row in executor.run(_ENDED, id=job_id, completed=completed)}
 
 
-_UNCONFIRMED = Statement("SELECT depends_on FROM {dependencies} WHERE job_id = %(id)s AND state = 'new'")
+TOGETHER = 500
+"""New edges that one look confirms."""
+
+_UNCONFIRMED = Statement(f"""
+SELECT depends_on FROM {{dependencies}} WHERE job_id = %(id)s AND state = 'new'
+ORDER BY depends_on LIMIT {TOGETHER}""")
 
 
 def unconfirmed(executor: Reader, job_id: int) -> list[int]:
-    """Read on which jobs the new edges of a job depend."""
+    """Read on which jobs the new edges of a job depend: `TOGETHER` at most."""
     return [row.depends_on for row in executor.run(_UNCONFIRMED, id=job_id)]
 
 
-_EDGES = Statement("""
+_NOTED_EDGES = Statement("""
 SELECT d.depends_on, d.on_failure, d.state, j.status FROM {dependencies} d LEFT JOIN {jobs} j ON j.id = d.depends_on
-WHERE d.job_id = %(id)s ORDER BY d.depends_on""")
+WHERE d.job_id = %(id)s AND d.state <> 'kept'
+UNION ALL (
+  SELECT k.depends_on, k.on_failure, k.state, NULL FROM {dependencies} k
+  WHERE k.job_id = %(id)s AND k.state = 'kept' ORDER BY k.job_id, k.depends_on LIMIT 1)""")
 
 
-def edges(executor: Reader, job_id: int) -> Sequence[Any]:
-    """Read the edges of a job: (depends_on, on_failure, state, status); the status is None if that job is gone."""
-    return executor.run(_EDGES, id=job_id)
+def noted_edges(executor: Reader, job_id: int) -> Sequence[Any]:
+    """Read the edges of a job that are to be looked at, and one of those that are confirmed, if there is any.
+
+    Returns (depends_on, on_failure, state, status); the status of a new edge is None if the job it leads to is gone.
+    Not all: a job that waits for thousands is looked at as often.
+    """
+    return executor.run(_NOTED_EDGES, id=job_id)
 
 
 _SETTLE = Statement("""

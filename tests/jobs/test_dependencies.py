@@ -252,6 +252,20 @@ def test_a_failure_is_as_good_as_success_for_those_who_asked_for_that(stage: Sta
     assert stage.run(waits) == "completed"
 
 
+def test_more_dependencies_than_one_look_confirms(stage: Stage) -> None:
+    jobs = stage.sidejob.enqueue_many([{"task": stage.idle}] * 1001)
+    waits = blocked(stage, *jobs)
+    assert stage.sql("SELECT state, count(*) FROM dependencies GROUP BY 1") == [("kept", 1001)]
+    for job in jobs[:-1]:
+        stage.sql("UPDATE dependencies SET state = 'over' WHERE depends_on = %s", job.id)
+    stage.sql("UPDATE jobs SET status = 'completed' WHERE id <= %s", jobs[-2].id)
+    stage.sql("DELETE FROM messages WHERE job_id <= %s", jobs[-2].id)
+    operations.look(stage.runtime, [waits.id])
+    assert waits.refresh().dependencies == jobs[-1:]
+    stage.run(jobs[-1])
+    assert stage.run(waits) == "completed"
+
+
 # -- changing what is waited for ---------------------------------------------------------------------------------------
 
 
