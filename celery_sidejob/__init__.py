@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .hooks.tasks.durable_task import DurableTask
     from .jobs.batch import Batch, BatchCounts
     from .jobs.capacity import CapacityPool, SlotHolder
+    from .jobs.history import HistoryEntry
     from .jobs.job import Job
     from .jobs.port import Packet, Port
     from .jobs.queue import Queue, QueueCounts
@@ -77,6 +78,7 @@ _MODULES = {
     ".hooks.jobs.sidejob_task": ("SideJobTask",),
     ".jobs.batch": ("Batch", "BatchCounts"),
     ".jobs.capacity": ("CapacityPool", "SlotHolder"),
+    ".jobs.history": ("HistoryEntry",),
     ".jobs.job": ("Job",),
     ".model.port": ("NO_DATA",),
     ".model.status": ("FINISHED", "Status"),
@@ -110,6 +112,7 @@ __all__ = [
     "DurableTask",
     "HasDependentsError",
     "HasParentError",
+    "HistoryEntry",
     "IllegalMoveError",
     "InvalidAliasError",
     "InvalidChannelError",

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
+from .jobs.history import entry_of
 from .jobs.job import Job
 from .model import measures, values
 from .model.durable import headers_of
@@ -26,6 +27,7 @@ from .store import (
     dead,
     dependencies,
     depths,
+    history,
     job_lists,
     jobs,
     kept,
@@ -344,6 +346,7 @@ class Inspection:
             "aliases": [hide(alias) for alias in aliases.of(executor, job_id)],
             "tags": [hide(tag) for tag in tags.of(executor, job_id)],
             "tracked": tracked.is_tracked(executor, job_id),
+            "history": [asdict(entry_of(row, hide)) for row in history.read(executor, job_id)],
             "state": hide({key: values.decode(text) for key, text in state.read(executor, job_id).items()}),
             **_ports(executor, job_id, hide),
             "children": {row.name: {"id": row.id, "task": row.task, "status": row.status} for row in children},

@@ -280,6 +280,7 @@ UNWRITTEN: dict[str, Case] = {
     "counting by an unknown column": lambda s: s.sidejob.count_jobs(by="args"),
     "a durable task's `task_id=` has a reserved prefix": lambda s: durable(s).apply_async(task_id="continuation:1"),
     "`JobFailed` with a group that cannot be kept": lambda s: JobFailed(""),
+    "`log` of a job without a message": lambda s: s.job.log(""),
     "`jobs` with an age that is not a time": lambda s: s.sidejob.jobs(older_than=-1),
     "`tags=` that is not a list": lambda s: s.stage.job(tags="a"),
     "a tag that cannot be kept": lambda s: s.job.tag(""),

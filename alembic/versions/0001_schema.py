@@ -546,6 +546,29 @@ CREATE TABLE {s}.tracked (
   job_id bigint CONSTRAINT tracked_pkey PRIMARY KEY,
   place bigint GENERATED ALWAYS AS IDENTITY CONSTRAINT tracked_place_key UNIQUE);
 
+CREATE TABLE {s}.run_history (
+  job_id bigint NOT NULL,
+  place int NOT NULL,
+  run_no bigint NOT NULL,
+  worker text,
+  began_at timestamptz,
+  ended_at timestamptz NOT NULL,
+  how text NOT NULL,
+  detail json,
+  CONSTRAINT run_history_pkey PRIMARY KEY (job_id, place)
+) WITH (fillfactor = 90, autovacuum_vacuum_scale_factor = 0.05);
+
+CREATE TABLE {s}.job_log (
+  id bigint GENERATED ALWAYS AS IDENTITY,
+  job_id bigint NOT NULL,
+  at timestamptz NOT NULL,
+  what text NOT NULL,
+  run_no bigint,
+  worker text,
+  detail json,
+  CONSTRAINT job_log_pkey PRIMARY KEY (job_id, id)
+) WITH (autovacuum_vacuum_scale_factor = 0.05);
+
 CREATE TABLE {s}.broker_queues (
   name text CONSTRAINT broker_queues_pkey PRIMARY KEY,
   transient boolean NOT NULL DEFAULT false,

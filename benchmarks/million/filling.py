@@ -46,6 +46,8 @@ INSERT INTO aliases SELECT 'alias-' || n, n FROM generate_series(1, {n}) n;
 INSERT INTO tags (tag, job_id) SELECT 'tag-' || n % 10000, n FROM generate_series(1, {n}) n;
 INSERT INTO tag_counts SELECT tag, count(*) FROM tags GROUP BY tag;
 INSERT INTO tracked (job_id) SELECT n FROM generate_series(1, {n}) n;
+INSERT INTO run_history SELECT n, 0, 1, 'worker', now(), now(), 'completed' FROM generate_series(1, {n}) n;
+INSERT INTO job_log (job_id, at, what) SELECT n, now(), 'entry' FROM generate_series(1, {n}) n;
 INSERT INTO duplicates (task_id, call, tried, kept_until)
   SELECT 'task-' || n, 'c', '{{}}', now() + interval '1 hour' + n * interval '1 ms' FROM generate_series(1, {n}) n;
 SELECT setval('jobs_id_seq', 4 * {n} + 1);

@@ -17,6 +17,8 @@ from .jobs import parent_of
 from .output import Output, at_least, facts, moment, printable, shortened, status, table_if_any
 from .tasks import show_task
 
+NEWEST = 20
+"""Entries of its history that are shown with a job; --json has them all."""
 NOTHING = (
     "There is no job {which!r}: it was deleted, or never committed. Nor is there a durable task of this id that waits, "
     "runs or is in the dead set: it has ended well, or its entry was deleted."
@@ -46,7 +48,10 @@ def show(sidejob: Any, output: Output, which: str) -> None:
         return
     details = inspection.details(job)
     head = Text.assemble((f"Job {details['id']}", "bold"), f"  {printable(details['task'])}  ")
-    sections = _facts(details), _state(details), _ports(details), _room(details), _children(details), *_trouble(details)
+    sections = (
+        _facts(details), _state(details), _ports(details), _room(details), _children(details), _history(details),
+        *_trouble(details),
+    )  # fmt: skip
     output.answer(details, head + status(details["status"]), *sections)
 
 
@@ -120,6 +125,20 @@ def _room(details: dict[str, Any]) -> RenderableType | None:
         for row in details["waiting_for_room"]
     ]  # fmt: skip
     return table_if_any("Job", "Waits for room on", "Needs", "Packets", "Limit", title="Waiting for room", rows=rows)
+
+
+def _history(details: dict[str, Any]) -> RenderableType | None:
+    rows = [
+        (
+            entry["at"],
+            entry["what"],
+            entry["run_no"],
+            entry["worker"],
+            shortened(entry["detail"]) if entry["detail"] else None,
+        )
+        for entry in details["history"][-NEWEST:]
+    ]
+    return table_if_any("At", "What", "Run", "Worker", "", title="History", rows=rows)
 
 
 def _children(details: dict[str, Any]) -> RenderableType | None:

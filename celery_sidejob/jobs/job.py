@@ -19,6 +19,7 @@ from ..model.changes import (
     DependOn,
     Direction,
     Disown,
+    Log,
     NewJob,
     Publish,
     RemoveAlias,
@@ -58,7 +59,7 @@ from ..operations.shutdown import end_without_shutdown
 from ..operations.unit_of_work import carry_out
 from ..operations.waiting import waiting_for
 from ..store import aliases as alias_rows
-from ..store import asks, jobs, ports, trees
+from ..store import asks, history, jobs, ports, trees
 from ..store import dependencies as dependency_rows
 from ..store import state as state_rows
 from ..store import tags as tag_rows
@@ -68,7 +69,8 @@ from ..unit.lookup import locate
 from ..unit.open_unit import active, submit
 from .creation import check_child_name_is_free, create, draft, port_rows, when
 from .depending import check_in_run, check_on_failure, ids_of, pending_edges
-from .moving import move_of, stage_of
+from .history import HistoryEntry, entry_of, pending
+from .moving import move_of, moved_to, stage_of
 from .port import Port
 from .scopes import current_context
 from .timers import Timer, timer_id, timers
@@ -385,10 +387,14 @@ class Job:
         change = move_of(self._runtime, row, stage, eta=eta, countdown=countdown)
         if unit is not None:
             check_may_move(self.id, row.status, in_run=row.unit_no is not None, has_time=change.has_time)
+        told = Log(self.id, "moved", moved_to(stage), time.monotonic())
         if force:
-            move_by_force(self._runtime, change)
+            move_by_force(self._runtime, change, told)
+        elif unit is not None:
+            unit.add(change)
+            unit.add(told)
         else:
-            self._do("move", change)
+            carry_out(self._runtime, "move", [change, told])
         return self._forget()
 
     def terminate(self, *, recursive: bool = False, without_shutdown: bool = False, transaction: Any = None) -> Job:
@@ -582,6 +588,33 @@ class Job:
         """Take tags from the job; those that it does not have do no harm."""
         if tags := check_tags(names, where="untag()"):
             self._do("untag", Untag(self.id, tags))
+        return self
+
+    @property
+    def history(self) -> list[HistoryEntry]:
+        """What has happened to the job, oldest first: its runs and its own entries; asks the store.
+
+        The first run and the last ones are kept, as many as `sidejob_history` says, and as many entries.
+        """
+        unit = active()
+        is_new = unit is not None and self.id in unit.new_jobs()
+        rows = () if is_new else history.read(self._runtime.connections, self.id)
+        found = [entry_of(row, self._runtime.settings.redacted) for row in rows]
+        changes = () if unit is None else unit.changes
+        mine = [one for one in changes if isinstance(one, Log) and one.job_id == self.id]
+        return self._found(found + [pending(one) for one in mine])
+
+    def log(self, message: str, **data: Any) -> Job:
+        """Make an entry in the job's history; in a run it is part of the unit, and stays if the run raises."""
+        if not isinstance(message, str) or not message:
+            raise InvalidValueError(f"log() takes a message, a text, and data by keywords; not {shown(message)}.")
+        check_texts(message=message)
+        limit = self._runtime.settings.max_value_bytes
+        detail = values.encode(data, limit=limit, what="data of a history's entry") if data else None
+        unit = active()
+        of_own = unit is not None and unit.hold.job_id == self.id
+        run = (unit.hold.run_no, unit.hold.worker_id) if unit is not None and of_own else (None, None)
+        self._do("log", Log(self.id, message, detail, time.monotonic(), *run))
         return self
 
     @property

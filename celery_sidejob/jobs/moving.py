@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
@@ -45,6 +46,12 @@ def stage_of(  # noqa: PLR0913 - what a stage may change
         columns=call.columns if is_other else {},
         ports=port_rows((call.inports, call.outports), None, None) if is_other else (),
     )
+
+
+def moved_to(stage: Stage) -> str | None:
+    """Return what the history of a job tells of a move, as JSON text: its new task and queue."""
+    told = {name: value for name, value in (("task", stage.task), ("queue", stage.queue)) if value is not None}
+    return json.dumps(told) if told else None
 
 
 def move_of(

@@ -307,6 +307,18 @@ class Untag:
 
 
 @dataclass(frozen=True, slots=True)
+class Log:
+    """An entry of the job's own in its history; `made_at` is a moment of the monotonic clock, `detail` JSON text."""
+
+    job_id: int
+    message: str
+    detail: str | None
+    made_at: float
+    run_no: int | None = None
+    worker_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Track:
     """Whether the job is tracked."""
 
@@ -335,6 +347,7 @@ Change = (
     | SetState
     | UnsetState
     | RememberInputs
+    | Log
     | FamilyChange
     | DependencyChange
     | BatchChange

@@ -128,6 +128,7 @@ _POSITIVE_SECONDS = dataclasses.replace(
 _RETENTION = Kind(FORM, is_retention, Retention.of, from_text)
 _RETENTION_BY_TASK = Kind(FORM_BY_TASK, is_retention_by_task, Retention.of, from_text)
 _COUNT = Kind("a whole number, at least 1", lambda value: is_number(value, least=1), from_text=int)
+_NUMBER = Kind("a whole number from 0 to 10,000", lambda value: is_number(value, most=10_000), from_text=int)
 _BOOLEAN = Kind(
     "True or False (in the environment 1, true, yes, on, 0, false, no, off)",
     lambda value: isinstance(value, bool), from_text=lambda text: _BOOLEANS.get(text.strip().lower()),
@@ -204,6 +205,9 @@ class Settings:
         Retention(timedelta(days=180)), _or_none(_RETENTION_BY_TASK),
         "how long entries of the dead set are kept, and how many; None is all for ever",
     )  # fmt: skip
+    history: int = _setting(
+        100, _NUMBER, "how many runs, and how many own entries, the history of a job keeps; 0 keeps no history"
+    )
     queues: dict[str, dict[str, Any]] | None = _setting(  # noqa: RUF009 - as above
         None, _or_none(_QUEUES), "the settings of managed queues, applied when they differ from the last declaration"
     )

@@ -29,6 +29,9 @@ from .mailboxes import add_ports
 from .runs import Unit
 from .runtime import Runtime
 
+MOST_OF_MESSAGE = 200
+"""Characters of an error's message that the history keeps."""
+
 TAKEN = (RunEnd.LOST, RunEnd.GIVEN_BACK)
 """Ends that the run did not decide: the run was taken from its worker."""
 
@@ -112,7 +115,7 @@ def _write(  # noqa: PLR0913 - as above
     quiet: bool,
 ) -> Any | None:  # fmt: skip
     unwanted = not runtime.results.wanted(hold.row.task, None)
-    run: dict[str, Any] = {"run_no": hold.run_no, "worker_id": hold.worker_id}
+    run: dict[str, Any] = {"run_no": hold.run_no, "worker_id": hold.worker_id, "past": _past(runtime, hold, ending)}
     if ending.how in TAKEN:
         gives_up = None if ending.gives_up is None else str(ending.gives_up)
         return claims.release(
@@ -125,6 +128,18 @@ def _write(  # noqa: PLR0913 - as above
         retry=ending.how == RunEnd.RETRIED or ending.then is not None,
         error=ending.error, then=ending.then is not None, quiet=quiet,
     )  # fmt: skip
+
+
+def _past(runtime: Runtime, hold: Hold, ending: Ending) -> claims.Past:
+    """Return what the history keeps of the end; of an error its class, its group and the beginning of its message."""
+    keeps, detail = runtime.settings.history, None
+    if keeps and ending.error:
+        error = json.loads(ending.error)
+        group = error.get("group") or error["type"]
+        shown = {"error": error["type"], "group": group, "message": error["message"][:MOST_OF_MESSAGE]}
+        detail = json.dumps(shown)
+    how = "terminated" if ending.gives_up == Status.TERMINATED else str(ending.how)
+    return {"how": how, "kind": hold.kind, "detail": detail, "history": keeps}
 
 
 def _follow_closing(

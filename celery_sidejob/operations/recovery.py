@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from ..model.changes import Change, Move
+from ..model.changes import Change, Log, Move
 from ..model.errors import JobNotFoundError, StoreUnavailableError
 from ..model.events import RunLost, RunRescued
 from ..model.run_end import RunEnd
@@ -76,14 +76,14 @@ def terminate_instead(runtime: Runtime, hold: Hold, changes: Sequence[Change]) -
     follow_up(runtime, after_commit)
 
 
-def move_by_force(runtime: Runtime, change: Move) -> None:
-    """Move a job, whose run loses its lease if one is in progress: nothing more of that is committed.
+def move_by_force(runtime: Runtime, change: Move, told: Log) -> None:
+    """Move a job, whose run loses its lease if one is in progress: nothing more of that is committed. `told`: what its history keeps.
 
     It is one transaction. If this process dies before its commit, the run goes on.
     """
 
     def work(executor: Transaction) -> AfterCommit:
-        applied = Applied(runtime, executor, [change])
+        applied = Applied(runtime, executor, [change, told])
         applied.lock()
         row = applied.lock_set.rows[change.job_id]
         if row.unit_no is not None and row.run_kind == "run":

@@ -10,7 +10,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any
 
-from ..model.changes import Adopt, CancelTimer, Change, Disown, NewJob, RememberInputs, Terminate
+from ..model.changes import Adopt, CancelTimer, Change, Disown, Log, NewJob, RememberInputs, Terminate
 from ..model.crash_points import reach
 from ..model.errors import IllegalMoveError, JobNotFoundError, LeaseLostError, StoreUnavailableError
 from ..model.status import Status
@@ -60,9 +60,9 @@ class Unit:
         """Whether the unit has read anything: packets, or the defaults of a turn that will not come again."""
         return bool(self.read) or any(isinstance(change, RememberInputs) for change in self.changes)
 
-    def terminations_of(self, job_id: int) -> list[Change]:
-        """Return the part that survives the unit of a run that raised: the termination of the run's own job."""
-        return [change for change in self.changes if isinstance(change, Terminate) and change.job_id == job_id]
+    def surviving(self, job_id: int) -> list[Change]:
+        """Return the part that survives the unit of a run that raised: its own job's termination and history."""
+        return [change for change in self.changes if isinstance(change, Terminate | Log) and change.job_id == job_id]
 
     def copy(self) -> Unit:
         """Return a snapshot to return to."""

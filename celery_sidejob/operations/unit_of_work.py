@@ -81,6 +81,7 @@ class Applied:
         self._executor = executor
         self._changes = changes
         self._noting = noting
+        self._history = runtime.settings.history
         self.after_commit = AfterCommit()
         self.lock_set = LockSet(executor, changes, kept)
         self.wakes = Wakes(runtime, executor, self.lock_set, self.after_commit, noting=noting)
@@ -130,6 +131,7 @@ class Applied:
                 # A later change may give the job another parent.
                 judged.append(self.wakes.addressed(change) if isinstance(change, Ask) else change)
         self._write_state()
+        finding.log(self._executor, self._changes, keep=self._history)
         for one in judged:
             match one:
                 case Write() | Publish() | Connect():

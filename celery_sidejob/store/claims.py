@@ -7,10 +7,11 @@ fence then finds nothing (`run_no` alone would still match after a release).
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import Any
 
+from .history import ENDED
 from .jobs import HANDLE, ROW
 from .outbox.arming import MANAGED
 from .outbox.holds import HELD, LIVES
@@ -173,6 +174,12 @@ def fence(
     ))  # fmt: skip
 
 
+Past = Mapping[str, Any]
+"""What the history keeps of a run's end: `how` it ended, its `kind`, `detail` (JSON text); `history`: of how many."""
+
+NO_PAST: Past = {"how": "", "kind": "run", "detail": None, "history": 0}
+
+
 def _end_of_run(changes: str, condition: str, *, closes: str = "false", goes_on: str) -> Statement:
     """Return a statement that ends a run; the marker is cleared in this text and nowhere else.
 
@@ -183,7 +190,7 @@ def _end_of_run(changes: str, condition: str, *, closes: str = "false", goes_on:
 WITH ended AS (
   UPDATE {{jobs}} j SET unit_no = NULL, worker_id = NULL, run_kind = NULL, timer_in_run = false, {changes}
   WHERE id = %(id)s AND run_no = %(run_no)s AND worker_id = %(worker_id)s AND {condition}
-  RETURNING id, status, parent_id, has_dependents, {closes} AS closes, {goes_on} AS goes_on),
+  RETURNING id, status, parent_id, has_dependents, {closes} AS closes, {goes_on} AS goes_on, ran_at),{ENDED.format()},
 closed AS (
   UPDATE {{askings}} a SET closed_at = now(), outcome = %(outcome)s, result = %(result)s::json,
     stored_at = CASE WHEN %(unwanted)s AND a.options IS NULL THEN now() END
@@ -191,7 +198,9 @@ closed AS (
   RETURNING a.job_id, a.task_id, a.options::text AS options),
 disarmed AS (
   DELETE FROM {{messages}} m USING ended WHERE m.job_id = ended.id AND NOT ended.goes_on)
-SELECT ended.*, closed.task_id, closed.options FROM ended LEFT JOIN closed ON closed.job_id = ended.id""",
+SELECT ended.id, ended.status, ended.parent_id, ended.has_dependents, ended.closes, ended.goes_on, closed.task_id,
+  closed.options
+FROM ended LEFT JOIN closed ON closed.job_id = ended.id""",
         frequent=True,
     )
 
@@ -222,6 +231,7 @@ _END = _end_of_run(
 def end(
     executor: Transaction, job_id: int, *, run_no: int, unit_no: int | None, worker_id: int, outcome: str, result: str,
     unwanted: bool, applied: bool, retry: bool, error: str | None, then: bool = False, quiet: bool = False,
+    past: Past = NO_PAST,
 ) -> Any | None:  # fmt: skip
     """End the run with the status its job now has; None if it is no longer the job's current run.
 
@@ -239,7 +249,7 @@ def end(
     """
     return first(executor.run(
         _END, id=job_id, run_no=run_no, unit_no=unit_no, worker_id=worker_id, outcome=outcome, result=result,
-        unwanted=unwanted, applied=applied, retry=retry, error=error, then=then, quiet=quiet,
+        unwanted=unwanted, applied=applied, retry=retry, error=error, then=then, quiet=quiet, **past,
     ))  # fmt: skip
 
 
@@ -275,7 +285,7 @@ _GIVE_UP = _end_of_run(
 
 def release(
     executor: Transaction, job_id: int, *, run_no: int, worker_id: int, own: bool, loss: bool,
-    outcome: str | None = None, error: str | None = None, unwanted: bool = False,
+    outcome: str | None = None, error: str | None = None, unwanted: bool = False, past: Past = NO_PAST,
 ) -> Any | None:  # fmt: skip
     """Take a run from its worker, a dead one or the worker's `own`. The job is queued again, or terminating.
 
@@ -286,5 +296,5 @@ def release(
     """
     return first(executor.run(
         _RELEASE if outcome is None else _GIVE_UP, id=job_id, run_no=run_no, worker_id=worker_id, own=own, loss=loss,
-        outcome=outcome, result=error, unwanted=unwanted,
+        outcome=outcome, result=error, unwanted=unwanted, **past,
     ))  # fmt: skip

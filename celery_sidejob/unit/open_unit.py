@@ -199,7 +199,7 @@ class OpenUnit:
         undone = self._undone
         if undone is not None and (undone.has_inputs or ending) and not self.in_block:
             self._undone = None
-            self.go_back(Unit(self.unit.terminations_of(self.hold.job_id), serial=self.unit.serial))
+            self.go_back(Unit(self.unit.surviving(self.hold.job_id), serial=self.unit.serial))
             raise undone.error() from undone.cause
 
     def settle(self) -> None:
@@ -268,7 +268,7 @@ class OpenUnit:
             self._lent.roll_back()
         self.settle()
         self._undone = None
-        self.unit = Unit(self.unit.terminations_of(self.hold.job_id), took=self.unit.took)
+        self.unit = Unit(self.unit.surviving(self.hold.job_id), took=self.unit.took)
 
     def renew(self) -> None:
         """Move the run's own deadline, and raise LeaseLostError if it is no longer the job's current run."""

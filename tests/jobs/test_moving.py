@@ -268,6 +268,12 @@ def test_a_run_moves_others_with_its_commit(stage: Stage) -> None:
     assert stage.drain() == 2
 
 
+def test_the_history_tells_of_a_move(stage: Stage) -> None:
+    job = stage.job()
+    job.move(queue="new")
+    assert [(entry.what, entry.detail) for entry in job.history][1:] == [("moved", {"queue": "new"})]
+
+
 # -- going on ----------------------------------------------------------------------------------------------------------
 
 

@@ -24,6 +24,7 @@ from celery_sidejob.store import (
     depths,
     duplicates,
     health,
+    history,
     job_lists,
     jobs,
     kept,
@@ -64,6 +65,7 @@ MODULES = (
     aliases, arming, askings, asks, batches, burials, checks, claims, continuations, counters, dead, dependencies,
     depths, doorbells, holds, job_lists, jobs, kept, latecomers, packets, ports, publishing, revocation, room, served,
     state, statistics, tasks, trees, tree_deletions, tree_terminations, duplicates, messages, queues, tags, tracked,
+    history,
 )  # fmt: skip
 
 READS_ALL = {
@@ -124,6 +126,8 @@ INSERT INTO dead (job_id, task, queue, reason, payload)
 INSERT INTO tags (tag, job_id) SELECT 't' || n % 1000, n FROM generate_series(1, 100000) n;
 INSERT INTO tag_counts SELECT 't' || n, n FROM generate_series(1, 50000) n;
 INSERT INTO tag_changes (tag, change) SELECT 't' || n, 1 FROM generate_series(1, 50000) n;
+INSERT INTO run_history SELECT n, 0, 1, 'w', now(), now(), 'completed' FROM generate_series(1, 100000) n;
+INSERT INTO job_log (job_id, at, what) SELECT n, now(), 'x' FROM generate_series(1, 100000) n;
 INSERT INTO tracked (job_id) SELECT n FROM generate_series(1, 50000) n;
 INSERT INTO duplicates (task_id, call, tried, kept_until)
   SELECT 'm' || n, 'c', '{}', now() + n * interval '1 s' FROM generate_series(1, 50000) n;
@@ -473,6 +477,8 @@ INSERT INTO tags (tag, job_id) SELECT 'common', id FROM jobs;
 INSERT INTO tags (tag, job_id) SELECT 'own' || n, 1 FROM generate_series(1, {MANY}) n;
 INSERT INTO tag_counts SELECT 't' || n, n FROM generate_series(1, {MANY}) n;
 INSERT INTO tag_changes (tag, change) SELECT 'common', 1 FROM generate_series(1, {MANY}) n;
+INSERT INTO run_history SELECT 1, n, 1, 'w', now(), now(), 'completed' FROM generate_series(1, {MANY}) n;
+INSERT INTO job_log (job_id, at, what) SELECT 1, now(), 'x' FROM generate_series(1, {MANY}) n;
 INSERT INTO tracked (job_id) SELECT id FROM jobs;
 INSERT INTO duplicates (task_id, call, tried, kept_until)
   SELECT 't' || n, 'c', '{{}}', now() FROM generate_series(1, {MANY}) n;

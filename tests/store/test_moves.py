@@ -29,6 +29,7 @@ GIVEN: dict[str, tuple[Any, ...]] = {
     "own": (True,), "loss": (True,), "force": (False, True), "tree": (False,),
     "ask": ("run", "force"), "timers_before": (None,), "timer_id": (10**9,), "due_at": ("2099-01-01 00:00+00",),
     "wait_s": (1.0,), "check_interval_s": (30.0,), "first_check_s": (2.0,),
+    "how": ("completed",), "kind": ("run",), "detail": (None,), "history": (0,),
     "queue": ("q",), "tasks": ([],), "passes": (False, True),
 }  # fmt: skip
 """What each parameter may be."""

@@ -78,6 +78,8 @@ TABLES = {
     "tag_counts": Table("tag jobs"),
     "tag_changes": Table("id tag change"),
     "tracked": Table("job_id place", "SELECT INSERT DELETE"),
+    "run_history": Table("job_id place run_no worker began_at ended_at how detail"),
+    "job_log": Table("id job_id at what run_no worker detail", "SELECT INSERT DELETE"),
     "broker_queues": Table("name transient unused_s expires_at"),
     "broker_bindings": Table("exchange queue routing_key", "SELECT INSERT DELETE"),
     "broker_consumers": Table("id ident locked silence_s beat_at"),

@@ -1,0 +1,72 @@
+"""What a job keeps of its past: rows of `run_history`, one for each run that ended, and of `job_log`, its own entries.
+
+Both are bounded. The statement that ends a run writes its row (`ENDED`), in a ring of as many places as runs are kept;
+the first run has a place of its own. An entry of the log removes the oldest one beyond the number.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .statement import Reader, Statement, Transaction
+
+ENDED = """
+noted AS (
+  INSERT INTO {{run_history}} AS h (job_id, place, run_no, worker, began_at, ended_at, how, detail)
+  SELECT ended.id,
+    CASE WHEN %(run_no)s::bigint = 1 THEN 0 ELSE 1 + %(run_no)s::bigint %% nullif(%(history)s::int, 0) END,
+    %(run_no)s::bigint, (SELECT w.ident FROM {{workers}} w WHERE w.id = %(worker_id)s),
+    CASE WHEN %(kind)s = 'run' THEN ended.ran_at END, now(), %(how)s, %(detail)s::json
+  FROM ended WHERE %(history)s::int > 0
+  ON CONFLICT (job_id, place) DO UPDATE SET run_no = excluded.run_no, worker = excluded.worker,
+    began_at = excluded.began_at, ended_at = excluded.ended_at, how = excluded.how, detail = excluded.detail)"""
+"""The CTE that writes the row of a run that `ended`, the job's new row, as SQL."""
+
+_LOG = Statement("""
+WITH given AS MATERIALIZED (
+  SELECT * FROM json_to_recordset(%(rows)s::json) AS r(
+    job_id bigint, place int, age_s double precision, what text, run_no bigint, worker_id bigint, detail text)),
+made AS (
+  INSERT INTO {job_log} (job_id, at, what, run_no, worker, detail)
+  SELECT g.job_id, least(now(), clock_timestamp() - make_interval(secs => g.age_s)), g.what, g.run_no, w.ident,
+    g.detail::json
+  FROM given g LEFT JOIN {workers} w ON w.id = g.worker_id ORDER BY g.place)
+DELETE FROM {job_log} l USING (SELECT job_id, count(*) AS number FROM given GROUP BY job_id) n
+WHERE l.job_id = n.job_id AND l.id <= (
+  SELECT o.id FROM {job_log} o WHERE o.job_id = n.job_id ORDER BY o.id DESC
+  OFFSET greatest(%(keep)s::bigint - n.number, 0) LIMIT 1)""")
+
+
+def log(executor: Transaction, entries: Sequence[Mapping[str, Any]], *, keep: int) -> None:
+    """Write entries of jobs, and remove the oldest beyond `keep` of each of these jobs.
+
+    An entry has `job_id`, `what`, `age_s` (how many seconds ago it was made) and, if it was made in a run, its `run_no`
+    and `worker_id`; `detail` is JSON text.
+    """
+    rows = [{**entry, "place": place} for place, entry in enumerate(entries)]
+    executor.run(_LOG, rows=json.dumps(rows), keep=keep)
+
+
+_READ = Statement("""
+SELECT created_at AS at, 0 AS step, 'made' AS what, NULL::bigint AS run_no, NULL AS worker,
+  CASE WHEN created_by IS NOT NULL THEN json_build_object('by', created_by) END::text AS detail, id
+FROM {jobs} WHERE id = %(job_id)s
+UNION ALL
+SELECT h.began_at, 1, 'claimed', h.run_no, h.worker, NULL, h.run_no FROM {run_history} h
+WHERE h.job_id = %(job_id)s AND h.began_at IS NOT NULL
+UNION ALL
+SELECT h.ended_at, 3, h.how, h.run_no, h.worker, h.detail::text, h.run_no FROM {run_history} h
+WHERE h.job_id = %(job_id)s
+UNION ALL
+SELECT j.ran_at, 1, 'claimed', j.run_no, (SELECT w.ident FROM {workers} w WHERE w.id = j.worker_id), NULL, j.run_no
+FROM {jobs} j WHERE j.id = %(job_id)s AND j.run_kind = 'run'
+UNION ALL
+SELECT l.at, 2, l.what, l.run_no, l.worker, l.detail::text, l.id FROM {job_log} l WHERE l.job_id = %(job_id)s
+ORDER BY 1, 2, 7""")
+
+
+def read(executor: Reader, job_id: int) -> Sequence[Any]:
+    """Read a job's history, oldest first; nothing if there is no such job."""
+    return executor.run(_READ, job_id=job_id)
