@@ -77,9 +77,9 @@ def terminate_instead(runtime: Runtime, hold: Hold, changes: Sequence[Change]) -
 
 
 def move_by_force(runtime: Runtime, change: Move, told: Log) -> None:
-    """Move a job, whose run loses its lease if one is in progress: nothing more of that is committed. `told`: what its history keeps.
+    """Move a job, whose run loses its lease if one is in progress: nothing more of that is committed.
 
-    It is one transaction. If this process dies before its commit, the run goes on.
+    `told`: what its history keeps. It is one transaction. If this process dies before its commit, the run goes on.
     """
 
     def work(executor: Transaction) -> AfterCommit:
