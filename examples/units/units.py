@@ -82,8 +82,9 @@ def main(task: str, *numbers: str) -> None:
     if task == "in_steps":
         job = in_steps.enqueue((max(given),))
     else:
-        job = app.tasks[f"units.{task}"].enqueue()
-        job.input("numbers").write_many(given)
+        with engine.begin() as connection:  # so that no run begins before all numbers are there, and another follows it
+            job = app.tasks[f"units.{task}"].enqueue(transaction=connection)
+            job.input("numbers").write_many(given, transaction=connection)
     print(job.wait(timeout=60).status, list(job.output("squares")))
 
 

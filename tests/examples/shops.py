@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from urllib.request import Request, urlopen
 import psycopg
 
 from tests.tools.waiting import wait_until
-from tests.tools.workers import ROOT, Process, Processes, WorkerProcess, environment
+from tests.tools.workers import ROOT, Process, Processes, WorkerProcess
 
 COMMAND_S = 60
 LEFT_OUT = shutil.ignore_patterns("__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache")
@@ -53,12 +52,9 @@ class Shop:
 
     def run(self, *argv: str, **env: str) -> str:
         """Run ``python -m …`` in the shop's directory to its end, and return what it printed."""
-        done = subprocess.run(
-            self.python(*argv), cwd=self.directory, env=environment({**self.env, **env}),
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=COMMAND_S, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout
-        return done.stdout
+        done = self.start(*argv, name="command", **env)
+        assert done.wait(COMMAND_S) == 0, done.log()
+        return done.log()
 
     @staticmethod
     def python(*argv: str) -> list[str]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future, wait
@@ -28,6 +26,7 @@ from tests.tools.crash_points import Arm
 from tests.tools.in_process import Stage
 from tests.tools.pgbouncer import direct
 from tests.tools.statements import statements
+from tests.tools.workers import Processes
 
 
 def tree(stage: Stage, jobs: int, status: str = "completed") -> Job:
@@ -362,9 +361,9 @@ POINTS = ["terminate:before-commit=kill", "terminate:after-commit=kill"] + [
 
 
 @pytest.mark.parametrize("plan", POINTS)
-def test_a_caller_that_is_killed_leaves_no_half_terminated_tree(stage: Stage, plan: str) -> None:
+def test_a_caller_that_is_killed_leaves_no_half_terminated_tree(stage: Stage, processes: Processes, plan: str) -> None:
     root = tree(stage, 300)
-    killed(stage, "terminate", root, plan)
+    killed(processes, stage, "terminate", root, plan)
     if plan == POINTS[0]:
         assert statuses(stage) == {"completed": 300}
         return
@@ -377,9 +376,11 @@ def test_a_caller_that_is_killed_leaves_no_half_terminated_tree(stage: Stage, pl
 
 @pytest.mark.parametrize("side", ["before", "after"])
 @pytest.mark.parametrize("part", [1, 2, 5])
-def test_a_caller_that_is_killed_leaves_no_half_deleted_tree(stage: Stage, side: str, part: int) -> None:
+def test_a_caller_that_is_killed_leaves_no_half_deleted_tree(
+    stage: Stage, processes: Processes, side: str, part: int
+) -> None:
     root = tree(stage, 300, "terminated")
-    killed(stage, "delete", root, f"delete:{side}-commit=kill@{part}")
+    killed(processes, stage, "delete", root, f"delete:{side}-commit=kill@{part}")
     if (side, part) == ("before", 1):
         assert statuses(stage) == {"terminated": 300}
         return
@@ -401,13 +402,13 @@ def test_trees_that_cannot_go_now_keep_no_later_one_from_going(stage: Stage, mon
     assert [root.exists for root in roots] == [True, True, False, True, False]
 
 
-def killed(stage: Stage, verb: str, root: Job, plan: str) -> None:
+def killed(processes: Processes, stage: Stage, verb: str, root: Job, plan: str) -> None:
     """Have a process terminate or delete the tree in pages of seven jobs; it is killed on its way."""
-    client = subprocess.run(
-        [sys.executable, "-m", "tests.jobs.of_large_trees", verb, str(root.id)], check=False,
-        env={**os.environ, "DATABASE_URL": direct(stage.database_url), "SIDEJOB_CRASH_POINTS": plan},
-    )  # fmt: skip
-    assert client.returncode == -signal.SIGKILL
+    client = processes.start(
+        [sys.executable, "-m", "tests.jobs.of_large_trees", verb, str(root.id)],
+        env={"DATABASE_URL": direct(stage.database_url), "SIDEJOB_CRASH_POINTS": plan},
+    )
+    assert client.wait(60) == -signal.SIGKILL
 
 
 def swept(stage: Stage) -> Report:

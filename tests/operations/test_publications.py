@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -27,6 +25,7 @@ from tests.tools.crash_points import Arm, lost
 from tests.tools.in_process import Stage
 from tests.tools.pgbouncer import direct
 from tests.tools.waiting import wait_until
+from tests.tools.workers import Processes
 
 MANY = 25
 
@@ -216,13 +215,13 @@ POINTS = {
 
 @pytest.mark.parametrize(("plan", "messages"), POINTS.items(), ids=POINTS)
 def test_a_publisher_that_is_killed_between_two_pages_leaves_each_port_its_messages_once(
-    stage: Stage, subscribers: list[Job], plan: str, messages: list[int]
+    stage: Stage, subscribers: list[Job], processes: Processes, plan: str, messages: list[int]
 ) -> None:
-    publisher = subprocess.run(
-        [sys.executable, "-m", "tests.operations.publisher"], check=False,
-        env={**os.environ, "DATABASE_URL": direct(stage.database_url), "SIDEJOB_CRASH_POINTS": plan},
-    )  # fmt: skip
-    assert publisher.returncode == -signal.SIGKILL
+    publisher = processes.start(
+        [sys.executable, "-m", "tests.operations.publisher"],
+        env={"DATABASE_URL": direct(stage.database_url), "SIDEJOB_CRASH_POINTS": plan},
+    )
+    assert publisher.wait(60) == -signal.SIGKILL
     open_transactions = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND xact_start < now()"
     wait_until(lambda: not stage.sql(open_transactions), message="Postgres to notice that the publisher is dead")
     sweep(stage)

@@ -47,20 +47,24 @@ OURS = (
 )  # fmt: skip
 """What a worker whose app makes a `SideJob` imports later: of us all but a few modules, and of Celery."""
 CRASH_POINTS = "celery_sidejob.model.crash_points"
-MAKES_A_SIDEJOB = re.compile(r"\bSideJob\(")
+MAKES_A_SIDEJOB = re.compile(r"\b(SideJob|make_app)\(")
+"""The latter is of tests/tools/apps.py."""
 PATCHING = ("gevent", "eventlet")
 """What replaces parts of modules that we have imported: processes with a word of it start without us."""
 READ_AT_IMPORT = ("COVERAGE_PROCESS_START", "PYTHONHASHSEED", "REMAP_SIGTERM", "TZ")
 """What Python, its libraries or Celery read once, when they start or are imported."""
 
 
-def can_fork(argv: Sequence[str], env: Mapping[str, str]) -> bool:
+def can_fork(argv: Sequence[str], env: Mapping[str, str], cwd: Path = Path()) -> bool:
     """Tell whether a process may begin as a copy of the server, and gains by it."""
     program, how, *_ = *argv, ""
+    if how in ("-c", "-m"):
+        gains = any("celery" in word or "tests." in word for word in argv[1:])
+    else:
+        gains = how.endswith(".py") and makes_a_sidejob(argv, env, cwd)
     return (
         program == sys.executable
-        and how in ("-c", "-m")
-        and any("celery" in word or "tests." in word for word in argv[1:])
+        and gains
         and not any(name in word for word in argv[1:] for name in PATCHING)
         and not any(name in env for name in READ_AT_IMPORT)
     )
@@ -68,16 +72,23 @@ def can_fork(argv: Sequence[str], env: Mapping[str, str]) -> bool:
 
 def makes_a_sidejob(argv: Sequence[str], env: Mapping[str, str], cwd: Path) -> bool:
     """Tell whether the program itself, or the module of its app, makes a `SideJob`, and may find ours imported."""
-    _, how, what, *arguments = argv
+    _, how, *words = argv
+    if how.endswith(".py"):
+        return (cwd / how).is_file() and _says_so((cwd / how).read_text())
+    what, *arguments = words
     if how == "-c":
-        return MAKES_A_SIDEJOB.search(what) is not None
+        return _says_so(what)
     module = arguments[arguments.index("-A") + 1] if "-A" in arguments else what
     place = module.partition(":")[0].replace(".", "/")
     for folder in (str(cwd), *env.get("PYTHONPATH", "").split(os.pathsep)):
         for file in (Path(folder, f"{place}.py"), Path(folder, place, "__init__.py")):
             if file.is_file():
-                return MAKES_A_SIDEJOB.search(file.read_text()) is not None
+                return _says_so(file.read_text())
     return False
+
+
+def _says_so(source: str) -> bool:
+    return MAKES_A_SIDEJOB.search(source) is not None
 
 
 class ForkServers:
@@ -258,14 +269,19 @@ def become(argv: list[str], env: dict[str, str], cwd: str, log_path: str) -> Non
     os.environ.update(env)
     if CRASH_POINTS in sys.modules:
         sys.modules[CRASH_POINTS].follow(env)  # the only variables that ours read at import
-    _, how, what, *arguments = argv
-    first = cwd if how == "-m" else ""
+    _, how, *words = argv
+    what, *arguments = words if how in ("-c", "-m") else [how, *words]
+    first = {"-c": "", "-m": cwd}.get(how, os.path.dirname(os.path.abspath(what)))
     sys.path[:] = dict.fromkeys([first, *env.get("PYTHONPATH", "").split(os.pathsep), *sys.path[1:]])
     importlib.invalidate_caches()
     sys.modules["__main__"] = program = types.ModuleType("__main__")
     if how == "-m":
         sys.argv = [what, *arguments]
         runpy.run_module(what, run_name="__main__", alter_sys=True)
+    elif how != "-c":
+        sys.argv = [what, *arguments]
+        program.__file__ = os.path.abspath(what)
+        exec(compile(Path(what).read_bytes(), what, "exec"), program.__dict__)
     else:
         sys.argv = ["-c", *arguments]
         exec(compile(what, "<string>", "exec"), program.__dict__)

@@ -187,3 +187,24 @@ def test_nothing_outlives_its_server(tmp_path: Path) -> None:
         assert is_alive(process.pid)
 
     wait_until(lambda: not is_alive(process.pid))
+
+
+def test_a_script_that_makes_a_sidejob_runs_as_it_would_alone(
+    tmp_path: Path, process_guard: Guard, fork_server: ForkServers
+) -> None:
+    (tmp_path / "beside.py").write_text("FOUND = True")
+    script = "import beside, json, sys; print(json.dumps([sys.argv, sys.path, __file__, __name__, beside.FOUND]))"
+    (tmp_path / "script.py").write_text(f"{script} # SideJob(")
+    seen: list[list[Any]] = []
+    for server in (None, fork_server):
+        process = Processes(tmp_path / "processes", process_guard, server).start(
+            [sys.executable, "script.py", "a word"], cwd=tmp_path
+        )
+        assert isinstance(process._started, ForkedProcess) is (server is not None)
+        assert process.wait() == 0, process.log()
+        seen.append(json.loads(process.log()))
+
+    (_, alone, *_), (_, forked, *_) = seen
+    alone = list(dict.fromkeys(alone))
+    assert forked[: len(alone)] == alone
+    assert [[*one[:1], *one[2:]] for one in seen] == [[["script.py", "a word"], *seen[0][2:]]] * 2

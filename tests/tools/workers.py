@@ -41,7 +41,7 @@ class Process(AnyProcess):
     cont = AnyProcess.thaw
 
     def __init__(self, argv: Sequence[str], *, fork_server: ForkServers | None = None, **given: Any) -> None:
-        forks = fork_server is not None and can_fork(argv, given["env"])
+        forks = fork_server is not None and can_fork(argv, given["env"], given["cwd"])
         super().__init__(argv, start=fork_server.start if forks else start_process, **given)
 
 
