@@ -172,13 +172,15 @@ def process_table() -> dict[int, tuple[str, int, int]]:
     """Return the state (a letter, as of `ps`), the parent and the group of each process."""
     table = {}
     if sys.platform == "linux":  # where a slim image often has no `ps`
-        for entry in Path("/proc").glob("[0-9]*/stat"):
+        for pid in filter(str.isdigit, os.listdir("/proc")):
             try:
                 # The name before it is in parentheses and may hold spaces and parentheses of its own.
-                state, parent, group = entry.read_text(errors="replace").rpartition(")")[2].split()[:3]
+                state, parent, group = (
+                    Path("/proc", pid, "stat").read_text(errors="replace").rpartition(")")[2].split()[:3]
+                )
             except (FileNotFoundError, ProcessLookupError):
                 continue  # It ended while we were reading.
-            table[int(entry.parent.name)] = (state, int(parent), int(group))
+            table[int(pid)] = (state, int(parent), int(group))
     else:
         words = ["ps", "-A", "-o", "pid=,ppid=,pgid=,state="]
         listing = subprocess.run(words, capture_output=True, text=True, check=True)
