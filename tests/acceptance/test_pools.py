@@ -56,8 +56,11 @@ def test_a_warm_stop_lets_bodies_finish(scene: Scene, pool: str) -> None:
     assert (str(job.refresh().status), scene.row(job).run_no) == ("completed", 1)
 
 
-@pytest.mark.parametrize("stop", ["cold", "warm, cold", "warm, cold while it waits for bodies"])
-@THREADS
+COLD = ["cold", "warm, cold", "warm, cold while it waits for bodies"]
+SLOW = [pytest.param("gevent", stop, marks=pytest.mark.slow) for stop in COLD[:2]]
+
+
+@pytest.mark.parametrize(("pool", "stop"), [*(("threads", stop) for stop in COLD), *SLOW, ("gevent", COLD[2])])
 def test_a_cold_stop_gives_back_what_no_process_can_be_killed_for(scene: Scene, pool: str, stop: str) -> None:
     worker = scene.worker(pool=pool, concurrency=2, **NEVER)
     job = scene.hold()

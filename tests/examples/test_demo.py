@@ -101,7 +101,10 @@ def tables_of(said: str) -> dict[str, list[str]]:
     return {row[0]: row[1:] for row in rows}
 
 
-BROKERS = [pytest.param((), False, id="postgres"), pytest.param(("--broker", "redis"), True, id="redis")]
+BROKERS = [
+    pytest.param((), False, id="postgres"),
+    pytest.param(("--broker", "redis"), True, id="redis", marks=pytest.mark.slow),
+]
 
 
 @pytest.mark.parametrize(("arguments", "has_valkey"), BROKERS)
@@ -138,13 +141,14 @@ def test_it_counts_right_after_a_kill_and_an_emptied_broker(
 
 
 STRUCK = [
-    ("Starting", signal.SIGINT, 130),
+    pytest.param("Starting", signal.SIGINT, 130, marks=pytest.mark.slow),
     ("Starting", signal.SIGKILL, -signal.SIGKILL),
-    ("Up after", signal.SIGINT, 130),
+    pytest.param("Up after", signal.SIGINT, 130, marks=pytest.mark.slow),
     ("Up after", signal.SIGTERM, 143),
     ("jobs done", signal.SIGINT, 130),
-    ("jobs done", signal.SIGKILL, -signal.SIGKILL),
+    pytest.param("jobs done", signal.SIGKILL, -signal.SIGKILL, marks=pytest.mark.slow),
 ]
+"""CI has each moment, and each signal, once."""
 
 
 @pytest.mark.parametrize(("moment", "number", "exit_code"), STRUCK)

@@ -13,7 +13,10 @@ from tests.tools.workers import Processes
 pytestmark = [pytest.mark.timeout(180), KOMBU_5_7]
 
 
-@pytest.mark.parametrize("killed_at", [None, "claim:after-commit", "end:before-commit"])
+SLOW = [pytest.param(point, marks=pytest.mark.slow) for point in (None, "claim:after-commit")]
+
+
+@pytest.mark.parametrize("killed_at", [*SLOW, "end:before-commit"])
 def test_one_job_and_one_task_are_made(
     tmp_path: Path, processes: Processes, empty_database_url: str, killed_at: str | None
 ) -> None:

@@ -801,11 +801,12 @@ def client(url: str, number: int, start: Any, rounds: int, answers: Any) -> None
 
 
 @pytest.mark.timeout(300)
-def test_of_400_clients_in_8_processes_exactly_8_are_admitted(stage: Stage) -> None:
-    """Fifty rounds; after each the jobs are terminated, and the counter is back at 0."""
+@pytest.mark.parametrize("rounds", [5, pytest.param(50, marks=pytest.mark.slow)])
+def test_of_400_clients_in_8_processes_exactly_8_are_admitted(stage: Stage, rounds: int) -> None:
+    """After each round the jobs are terminated, and the counter is back at 0."""
     pool = CapacityPool("mail", 8)
     task_of(stage, pool)
-    rounds, context = 50, multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("spawn")
     start, answers = context.Barrier(9), context.Queue()
     processes = [
         context.Process(target=client, args=(stage.database_url, number, start, rounds, answers), daemon=True)
