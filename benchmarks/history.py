@@ -78,12 +78,10 @@ def main(arguments: list[str]) -> int | None:
                 {str(history): _turn(side, what, options.runs) for history, side in sides.items()}, options.rounds
             )
             ratio = Median.of_ratios(found["100"], found["0"])
-            without, with_it = (Median.of(found[history]).middle * 1000 for history in ("0", "100"))
-            print(
-                f"{'jobs that run once' if what == 'once' else 'one job that runs again and again':36}"
-                f"{without:8.3f} ms without, {with_it:8.3f} ms with a history: "
-                f"{ratio.middle:.3f} ({ratio.lower:.3f} to {ratio.upper:.3f})"
-            )
+            kind = "jobs that run once" if what == "once" else "one job that runs again and again"
+            without, with_it = (Median.of(found[side]).middle * 1000 for side in ("0", "100"))
+            shown = f"{ratio.middle:.3f} ({ratio.lower:.3f} to {ratio.upper:.3f})"
+            print(f"{kind:36}{without:8.3f} ms without, {with_it:8.3f} ms with a history: {shown}")
             late = late or ratio.middle > ALLOWED
         for side in sides.values():
             side.sidejob.close()

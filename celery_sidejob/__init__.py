@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .jobs.running import RunningJob, Suspend, current_job, heartbeat, stopping
     from .jobs.schedule import Schedule
     from .jobs.timers import Timer
+    from .jobs.workers import WorkerInfo
     from .model.errors import (
         AliasTakenError,
         BatchClosedError,
@@ -87,6 +88,7 @@ _MODULES = {
     ".jobs.running": ("RunningJob", "Suspend", "current_job", "heartbeat", "stopping"),
     ".jobs.schedule": ("Schedule",),
     ".jobs.timers": ("Timer",),
+    ".jobs.workers": ("WorkerInfo",),
     ".services.sweep.sweeper": ("PollReport",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
@@ -151,6 +153,7 @@ __all__ = [
     "Timer",
     "UnitNotCommittedError",
     "UnknownTaskError",
+    "WorkerInfo",
     "current_job",
     "heartbeat",
     "job_status_changed",

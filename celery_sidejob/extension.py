@@ -46,6 +46,7 @@ from .jobs.queue import Queue
 from .jobs.running import RunningJob
 from .jobs.schedule import Schedule
 from .jobs.scopes import context, current_context, port_options
+from .jobs.workers import WorkerInfo, present
 from .model import channel as channel_names
 from .model import values
 from .model.changes import Publish
@@ -382,6 +383,10 @@ class SideJob:
         """Return the tracked jobs, the last `limit`, in the order in which they were tracked."""
         check_number("limit", limit, least=1, of="jobs")
         return [Job(row.id, runtime=self.runtime, row=row) for row in tracked.page(self.runtime.connections, limit)]
+
+    def workers(self) -> list[WorkerInfo]:
+        """Return the workers that are there: since when, with which queues, and what each runs now."""
+        return present(self.runtime)
 
     # -- queues --------------------------------------------------------------------------------------------------
 

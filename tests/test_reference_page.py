@@ -24,7 +24,7 @@ FOR_OURSELVES = {
 """What the package's own layers use of `SideJob`."""
 CLASSES = (
     "SideJob", "Job", "RunningJob", "Port", "DeadSet", "DeadEntry", "Packet", "PollReport", "Subscription", "Timer",
-    "CapacityPool", "SlotHolder", "HistoryEntry", "Queue", "QueueCounts", "Schedule",
+    "CapacityPool", "SlotHolder", "Queue", "QueueCounts", "Schedule", "HistoryEntry", "WorkerInfo",
 )  # fmt: skip
 
 

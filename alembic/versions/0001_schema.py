@@ -655,6 +655,8 @@ FEW = (
     ("state", "job_id"),
     ("aliases", "job_id"),
     ("tags", "job_id"),
+    ("run_history", "job_id"),
+    ("job_log", "job_id"),
 )
 """Columns that have another value in every second row, as far as plans are concerned.
 

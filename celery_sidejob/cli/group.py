@@ -22,6 +22,7 @@ from .stats import stats
 from .tasks import revoke
 from .transport import transport
 from .tree import tree
+from .workers import workers
 
 
 @click.group()
@@ -31,6 +32,6 @@ def sidejob() -> None:
 
 for _command in (
     jobs, show, tree, run, terminate, revoke, queues, pause, resume, unmanage, schedules, tags, tag, untag, tracked,
-    track, untrack, poll, stats, doctor, drain, dead, db, transport,
+    track, untrack, workers, poll, stats, doctor, drain, dead, db, transport,
 ):  # fmt: skip
     sidejob.add_command(_command)

@@ -33,10 +33,10 @@ made AS (
   SELECT g.job_id, least(now(), clock_timestamp() - make_interval(secs => g.age_s)), g.what, g.run_no, w.ident,
     g.detail::json
   FROM given g LEFT JOIN {workers} w ON w.id = g.worker_id ORDER BY g.place)
-DELETE FROM {job_log} l USING (SELECT job_id, count(*) AS number FROM given GROUP BY job_id) n
-WHERE l.job_id = n.job_id AND l.id <= (
-  SELECT o.id FROM {job_log} o WHERE o.job_id = n.job_id ORDER BY o.id DESC
-  OFFSET greatest(%(keep)s::bigint - n.number, 0) LIMIT 1)""")
+DELETE FROM {job_log} WHERE job_id = ANY(ARRAY(SELECT job_id FROM given)) AND id = ANY(ARRAY(
+  SELECT o.id FROM (SELECT job_id, count(*) AS number FROM given GROUP BY job_id) n CROSS JOIN LATERAL (
+    SELECT l.id FROM {job_log} l WHERE l.job_id = n.job_id ORDER BY l.job_id, l.id DESC
+    OFFSET greatest(%(keep)s::bigint - n.number, 0)) o))""")
 
 
 def log(executor: Transaction, entries: Sequence[Mapping[str, Any]], *, keep: int) -> None:

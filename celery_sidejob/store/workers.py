@@ -247,6 +247,28 @@ def list_all(executor: Reader, settings: Settings) -> Sequence[Any]:
     )  # fmt: skip
 
 
+_PRESENT = Statement("""
+SELECT w.id, w.ident, w.started_at, w.beat_at, coalesce(s.queues, ARRAY[]::text[]) AS queues
+FROM {workers} w LEFT JOIN {served} s ON s.worker_id = w.id WHERE w.dead_at IS NULL ORDER BY w.id""")
+_RUNNING = Statement("""
+SELECT w.id AS worker_id, m.job_id, m.task_id FROM unnest(%(ids)s::bigint[]) AS w(id) CROSS JOIN LATERAL (
+  SELECT m.job_id, m.task_id, m.locked_at FROM {messages} m WHERE m.locked_by = w.id
+  ORDER BY m.locked_by, m.locked_at LIMIT %(limit)s) m
+ORDER BY w.id, m.locked_at""")
+MOST_RUNNING = 1000
+"""What a worker runs is shown up to so many."""
+
+
+def present(executor: Reader) -> Sequence[Any]:
+    """Read the workers that were not declared dead and have not stopped, with the queues that they serve."""
+    return executor.run(_PRESENT)
+
+
+def running(executor: Reader, ids: Sequence[int]) -> Sequence[Any]:
+    """Read what workers run: (worker_id, job_id, task_id), of each the oldest first."""
+    return executor.run(_RUNNING, ids=list(ids), limit=MOST_RUNNING)
+
+
 def silent(executor: Reader, settings: Settings) -> list[int]:
     """Read the workers that `list_all` finds silent."""
     return [row.id for row in list_all(executor, settings) if row.silent_s is not None]
