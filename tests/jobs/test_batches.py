@@ -20,7 +20,7 @@ from celery_sidejob import (
 )
 from celery_sidejob.jobs.batch import settle, settle_all
 from celery_sidejob.model.crash_points import Died
-from celery_sidejob.testing import run_until_quiet
+from celery_sidejob.testing import run_job, run_until_quiet
 from tests.tools.crash_points import Arm
 from tests.tools.in_process import Stage
 
@@ -285,6 +285,14 @@ def test_what_follows_is_checked_as_a_call(stage: Stage) -> None:
     with pytest.raises(InvalidValueError, match="open with other calls"):
         stage.sidejob.batch("x", on_complete=stage.idle)
     assert stage.row_counts()["jobs"] == 0
+
+
+def test_what_a_member_makes_is_no_member_even_if_it_runs_in_the_block(stage: Stage) -> None:
+    made: list[Any] = []
+    with stage.sidejob.batch("import") as batch:
+        job = stage.job(lambda job: made.append(stage.sidejob.enqueue(stage.idle)))
+        run_job(job)
+    assert (batch.jobs, len(made)) == ([job], 1)
 
 
 def test_wait_returns_when_it_has_ended(stage: Stage) -> None:

@@ -20,7 +20,7 @@ from kombu.utils.uuid import uuid
 from ...jobs.job import Job, enqueue
 from ...model.crash_points import Died
 from ...model.status import Status
-from ...operations import runs
+from ...operations import batches, runs
 from ...operations.runtime import Runtime
 from ...services.heartbeat.heartbeat import Heartbeat
 from ...services.loop import Loop
@@ -125,7 +125,8 @@ def run_owed(app: Celery, worker: Heartbeat, row: Any, *, eager: bool) -> Outcom
         if hold is None:
             return None
         request = Context({"id": row.task_id, "is_eager": eager, "called_directly": False})
-        return Outcome(run_claimed(task, runtime, hold, request))
+        with batches.within(None):  # what it makes is not made in the block of a batch, even if that is where it runs
+            return Outcome(run_claimed(task, runtime, hold, request))
     except (Ignore, Retry):
         return Outcome(rests=True)
     except Exception as error:
