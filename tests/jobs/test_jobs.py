@@ -708,7 +708,7 @@ def test_a_failed_run_leaves_nothing_behind(stage: Stage) -> None:
     assert (job.state, job.children) == ({}, {})
     assert {**stage.row_counts(), "workers": 1} == {
         **before, "workers": 1, "jobs": 2, "askings": before["askings"] + 1, "dead": 1,
-        "ports": before["ports"] + 2,
+        "ports": before["ports"] + 2, "run_history": before["run_history"] + 1,
     }  # fmt: skip
 
 
@@ -943,7 +943,7 @@ def test_the_dead_set_holds_failed_jobs_until_they_are_asked_again(stage: Stage)
     assert (entry.task, entry.queue, entry.reason, entry.retries) == ("stage.call", "celery", "failed", 0)
     assert entry.error == "ZeroDivisionError: division by zero"
     assert "1 / 0" in str(entry.traceback)
-    assert (entry.group, entry.task_id) == ("stage.call: ZeroDivisionError", jobs[0].task_id)
+    assert (entry.group, entry.task_id) == ("ZeroDivisionError", jobs[0].task_id)
     assert entry.died_at.tzinfo is not None
 
     assert dead.retry(entry.id) == jobs[0]
