@@ -63,6 +63,7 @@ if TYPE_CHECKING:
         UnknownTaskError,
     )
     from .model.port import NO_DATA
+    from .model.progress import Progress
     from .model.status import FINISHED, Status
     from .services.sweep.sweeper import PollReport
 
@@ -82,6 +83,7 @@ _MODULES = {
     ".jobs.history": ("HistoryEntry",),
     ".jobs.job": ("Job",),
     ".model.port": ("NO_DATA",),
+    ".model.progress": ("Progress",),
     ".model.status": ("FINISHED", "Status"),
     ".jobs.port": ("Packet", "Port"),
     ".jobs.queue": ("Queue", "QueueCounts"),
@@ -133,6 +135,7 @@ __all__ = [
     "Port",
     "PortFullError",
     "PortNotFoundError",
+    "Progress",
     "Queue",
     "QueueCounts",
     "RunFilter",

@@ -17,6 +17,7 @@ from .jobs.job import Job
 from .model import measures, values
 from .model.durable import headers_of
 from .model.errors import JobNotFoundError, SchemaError, StoreUnavailableError
+from .model.progress import Progress
 from .operations import waiting
 from .operations.runtime import Runtime
 from .services.sweep.duties import TOTALS
@@ -33,6 +34,7 @@ from .store import (
     kept,
     packets,
     ports,
+    progress,
     queues,
     room,
     served,
@@ -113,6 +115,8 @@ class Node:
     """The number of its children, including those that are not shown; counted up to 10,000."""
     more_children: bool = False
     """Whether it has more than 10,000."""
+    progress: dict[str, Any] | None = None
+    """How far its present or last run is, as that has said."""
 
 
 def life_of(worker: Mapping[str, Any]) -> str:
@@ -204,7 +208,9 @@ class Inspection:
         found = trees.tree(self._runtime.connections, job.id, depth=DEEPEST if depth is None else depth, limit=limit)
         if not found:
             raise JobNotFoundError(f"There is no job {job.id}: it was deleted, or never committed.")
-        return [_node(row) for row in found]
+        told = progress.of_jobs(self._runtime.connections, [row.id for row in found])
+        hide = self._runtime.settings.redacted
+        return [_node(row, _progress(told.get(row.id), hide)) for row in found]
 
     def stats(self) -> dict[str, Any]:
         """Return the state of the store at a glance, as JSON values; very large numbers are estimated.
@@ -355,6 +361,7 @@ class Inspection:
             "message": message and message._asdict(),
             "dependencies": dependencies.first_of(executor, job_id, limit=CHILDREN),
             "dependents": dependencies.first_by(executor, job_id, limit=CHILDREN),
+            "progress": _progress(progress.read(executor, job_id), hide),
             "waiting_for": waiting.reasons(executor, self._runtime, [job_id]).get(job_id, []),
             "timers": [row._asdict() for row in asks.pending_timers(executor, job_id, limit=CHILDREN)],
             "waiting_for_room": [row._asdict() for row in room.waiting(executor, job_id, limit=CHILDREN)],
@@ -436,6 +443,14 @@ def _sweep(row: Any) -> dict[str, Any]:
     }
 
 
+def _progress(row: Any | None, hide: Callable[[Any], Any]) -> dict[str, Any] | None:
+    """Return how far a run is, with its text for people (`shown`)."""
+    if row is None:
+        return None
+    found = Progress(row.done, row.total, hide(row.note), row.run_no, row.told_at)
+    return {**asdict(found), "fraction": found.fraction, "shown": str(found)}
+
+
 def _ports(executor: Transaction, job_id: int, hide: Callable[[Any], Any]) -> Mapping[str, dict[str, Any]]:
     waiting = packets.count_by_port(executor, job_id)
     shown: dict[str, dict[str, Any]] = {"inports": {}, "outports": {}}
@@ -453,9 +468,9 @@ def _ports(executor: Transaction, job_id: int, hide: Callable[[Any], Any]) -> Ma
     return shown
 
 
-def _node(row: Any) -> Node:
+def _node(row: Any, told: dict[str, Any] | None) -> Node:
     children = min(row.children, trees.COUNTED)
     return Node(
         row.id, row.parent_id, row.name, row.task, row.status, row.depth, children,
-        more_children=row.children > children,
+        more_children=row.children > children, progress=told,
     )  # fmt: skip

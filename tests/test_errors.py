@@ -370,6 +370,8 @@ IN_A_RUN: dict[str, Case] = {
     ),
     '`on_duplicate="replace"` in `job.unit(transaction=)`': (lambda s: s.inside(lambda job: replaced_in_block(job, s))),
     "`wait` for a batch inside a run": lambda s: s.inside(lambda job: s.sidejob.batch("new").wait()),
+    "`progress` with what is no number": lambda s: s.inside(lambda job: job.progress(-1)),
+    "`progress` with what is no note": lambda s: s.inside(lambda job: job.progress(note=7)),
     "`move(force=True)` inside a run": lambda s: s.inside(lambda job: s.other.move(queue="new", force=True)),
     "a pool's `call` in a task": lambda s: s.inside(lambda job: CapacityPool("pool", 1).call(s.stage.idle)),
     "`wait` inside a run": lambda s: s.inside(lambda job: s.other.wait()),

@@ -399,6 +399,15 @@ CREATE TABLE {s}.batch_members (
 CREATE INDEX batch_members_open_idx ON {s}.batch_members (batch_id, id) WHERE outcome IS NULL;
 CREATE INDEX batch_members_failed_idx ON {s}.batch_members (batch_id, id) WHERE outcome <> 'completed';
 
+CREATE TABLE {s}.progress (
+  job_id bigint CONSTRAINT progress_pkey PRIMARY KEY,
+  run_no bigint NOT NULL,
+  told_at timestamptz NOT NULL DEFAULT now(),
+  done double precision,
+  total double precision,
+  note text
+) WITH (fillfactor = 50);
+
 CREATE TABLE {s}.tree_terminations (
   job_id bigint CONSTRAINT tree_terminations_pkey PRIMARY KEY,
   root bigint NOT NULL,

@@ -78,6 +78,7 @@ def _facts(details: dict[str, Any]) -> RenderableType:
             "losses": details["losses"] or None,
             "retries": details["retries"] or None,
             "message": message and _message(message),
+            "progress": details["progress"] and details["progress"]["shown"],
             "waiting for": ", ".join(details["waiting_for"]) or None,
             "depends on": ", ".join(map(str, details["dependencies"])) or None,
             "dependents": ", ".join(map(str, details["dependents"])) or None,

@@ -56,6 +56,8 @@ def _grown(nodes: list[Node]) -> Tree:
     trees: dict[int, Tree] = {}
     for node in nodes:
         line = Text.assemble((str(node.id), "bold"), f"  {printable(_label(node))}  ", status(node.status))
+        if node.progress is not None:
+            line.append(f"  {printable(node.progress['shown'])}", style="bright_black")
         # A parent comes before its children; the first node's own is not here.
         above = trees.get(node.parent) if node.parent is not None else None
         trees[node.id] = above.add(line) if above is not None else Tree(line)

@@ -46,6 +46,7 @@ from ..model.errors import (
 )
 from ..model.names import alias_taken, check_alias, check_child_name, check_key, check_tags, circle
 from ..model.port import WILDCARD
+from ..model.progress import Progress
 from ..model.status import FINISHED, Status, statuses_of
 from ..operations.cancelling import cancel as cancel_together
 from ..operations.cancelling import to_cancel
@@ -59,7 +60,7 @@ from ..operations.shutdown import end_without_shutdown
 from ..operations.unit_of_work import carry_out
 from ..operations.waiting import waiting_for
 from ..store import aliases as alias_rows
-from ..store import asks, history, jobs, ports, trees
+from ..store import asks, history, jobs, ports, progress, trees
 from ..store import dependencies as dependency_rows
 from ..store import state as state_rows
 from ..store import tags as tag_rows
@@ -589,6 +590,14 @@ class Job:
         if tags := check_tags(names, where="untag()"):
             self._do("untag", Untag(self.id, tags))
         return self
+
+    @property
+    def progress_of(self) -> Progress | None:
+        """How far its present or last run is, as that has said last with `progress`; None without. Asks the store."""
+        row = progress.read(self._runtime.connections, self.id)
+        if row is None:
+            return self._found(None)
+        return Progress(row.done, row.total, row.note, row.run_no, row.told_at)
 
     @property
     def history(self) -> list[HistoryEntry]:

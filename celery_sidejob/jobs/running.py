@@ -14,6 +14,7 @@ from ..model.changes import PortKey, RememberInputs
 from ..model.checks import check_number, is_seconds, shown
 from ..model.errors import IllegalMoveError, InvalidPortError, InvalidValueError, LeaseLostError
 from ..model.port import NO_DATA
+from ..model.progress import check as check_progress
 from ..operations import durable_locks, durable_runs
 from ..unit.open_unit import OpenUnit, active
 from .creation import when
@@ -87,6 +88,15 @@ class RunningJob(Job):
         """
         wait_s, _ = when(self._runtime, eta=None, countdown=countdown)
         return RetryRun(exc, None if countdown is None else wait_s or 0.0, max_retries)
+
+    def progress(self, done: float | None = None, total: float | None = None, note: str | None = None) -> None:
+        """Say how far the run is: `done` of `total`, and a note; each may be left out. `job.progress_of` reads it.
+
+        It is kept at once, but at most once a second, and the last word with the end of the body. It is no part of the
+        unit, so it is seen while the run goes on; a run that begins again tells anew.
+        """
+        check_progress(done, total, note)
+        self._unit.told.tell(done, total, note)
 
     def then(
         self,

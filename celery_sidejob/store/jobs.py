@@ -271,6 +271,7 @@ freed AS (
 to_terminate AS (DELETE FROM {{tree_terminations}} WHERE job_id = ANY(%(ids)s::bigint[])),
 to_delete AS (DELETE FROM {{tree_deletions}} WHERE job_id = ANY(%(ids)s::bigint[])),
 tagged AS (DELETE FROM {{tags}} WHERE job_id = ANY(%(ids)s::bigint[])),
+told AS (DELETE FROM {{progress}} WHERE job_id = ANY(%(ids)s::bigint[])),
 past AS (DELETE FROM {{run_history}} WHERE job_id = ANY(%(ids)s::bigint[])),
 logged AS (DELETE FROM {{job_log}} WHERE job_id = ANY(%(ids)s::bigint[])),
 gone AS (DELETE FROM {{jobs}} WHERE id = ANY(%(ids)s::bigint[])),

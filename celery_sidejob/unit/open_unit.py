@@ -32,6 +32,7 @@ from ..store.trouble import comes_from, is_trouble
 from . import view
 from .children import Children
 from .lent_unit import LentUnit, Undone, in_doubt
+from .progress import Told
 from .read_ahead import ReadAhead
 
 
@@ -49,7 +50,7 @@ class NoRoom(BaseException):
 class OpenUnit:
     """The unit of one run: the packets it has read, and the changes it will write."""
 
-    def __init__(self, runtime: Runtime, hold: Hold) -> None:
+    def __init__(self, runtime: Runtime, hold: Hold) -> None:  # noqa: PLR0915 - what a unit knows
         self.runtime = runtime
         self.hold = hold
         self.unit = Unit()
@@ -65,6 +66,7 @@ class OpenUnit:
         self._lenders: Sequence[Any] = ()
         self.then: tuple[Stage, float] | None = None
         """What the job goes on with, and after how many seconds, if this run completes; commits before that keep it."""
+        self.told = Told(runtime, hold)
         self.in_block = False
         """Whether the body is in a block of `job.unit()`, which commits what is done there."""
         self.in_turn = False

@@ -352,7 +352,7 @@ def test_tree_as_json_is_a_list_with_parents_first(command: Command, family: dic
     assert [node["depth"] for node in found] == [0, 1, 1, 2, 2, 2]
     assert found[2] == {
         "id": family["right"], "parent": family["root"], "child_name": "right", "task": "stage.idle",
-        "status": "queued", "depth": 1, "children": 3, "more_children": False,
+        "status": "queued", "depth": 1, "children": 3, "more_children": False, "progress": None,
     }  # fmt: skip
 
 

@@ -31,6 +31,7 @@ from celery_sidejob.store import (
     packets,
     permits,
     ports,
+    progress,
     room,
     served,
     state,
@@ -63,9 +64,9 @@ from tests.tools.waiting import wait_until
 
 MODULES = (
     aliases, arming, askings, asks, batches, burials, checks, claims, continuations, counters, dead, dependencies,
-    depths, doorbells, holds, job_lists, jobs, kept, latecomers, packets, ports, publishing, revocation, room, served,
-    state, statistics, tasks, trees, tree_deletions, tree_terminations, duplicates, messages, queues, tags, tracked,
-    history,
+    depths, doorbells, holds, job_lists, jobs, kept, latecomers, packets, ports, progress, publishing, revocation, room,
+    served, state, statistics, tasks, trees, tree_deletions, tree_terminations, duplicates, messages, queues, tags,
+    tracked, history,
 )  # fmt: skip
 
 READS_ALL = {
@@ -114,6 +115,7 @@ INSERT INTO batches (name, calls, closed_at, ended_at)
   SELECT 'b' || n, '{}', now(), now() FROM generate_series(1, 20000) n;
 INSERT INTO batch_members (batch_id, job_id, outcome)
   SELECT b.id, n, 'completed' FROM batches b, generate_series(1, 5) n;
+INSERT INTO progress (job_id, run_no, done) SELECT n, 1, 1 FROM generate_series(1, 50000) n;
 INSERT INTO parked (job_id, task, queue) SELECT n, 'task', 'q' FROM generate_series(1, 50000) n;
 INSERT INTO ports (job_id, direction, name) SELECT n, 'in', 'a' FROM generate_series(1, 100000) n;
 INSERT INTO port_waiters SELECT id, job_id, 1, 1 FROM ports;
@@ -463,6 +465,7 @@ INSERT INTO dependencies (job_id, depends_on, on_failure, state)
 INSERT INTO batches (name, calls) SELECT 'b' || n, '{{}}' FROM generate_series(1, {MANY}) n;
 INSERT INTO batch_members (batch_id, job_id)
   SELECT (SELECT min(id) FROM batches), n FROM generate_series(1, {MANY}) n;
+INSERT INTO progress (job_id, run_no, done) SELECT id, 1, 1 FROM jobs;
 INSERT INTO parked (job_id, task, queue) SELECT id, 'task', 'q' FROM jobs;
 INSERT INTO ports (job_id, direction, name) SELECT id, 'in', 'a' FROM jobs;
 INSERT INTO packets (port_id, value) SELECT 1, '1' FROM generate_series(1, {MANY}) n;

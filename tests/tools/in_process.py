@@ -278,6 +278,7 @@ EMPTY = """
     DELETE FROM dependencies; DELETE FROM tree_deletions; DELETE FROM queues; DELETE FROM limit_keys;
     DELETE FROM capacity_pools; DELETE FROM tags; DELETE FROM tag_counts; DELETE FROM tag_changes; DELETE FROM tracked;
     DELETE FROM schedules; DELETE FROM batches; DELETE FROM run_history; DELETE FROM job_log;
+    DELETE FROM progress;
     UPDATE leases SET holder = NULL, expires_at = now(); ALTER SEQUENCE jobs_id_seq RESTART;
     RESET ALL; UNLISTEN *; SELECT pg_advisory_unlock_all()"""
 """What leaves the database, and the connection on which it is executed, as a test must find them.

@@ -284,7 +284,10 @@ def _value(task: TaskBody, unit: OpenUnit, job: RunningJob) -> Any:
         if not unit.hold.started:
             task.run_hook("startup", job)
             unit.finish()
-        value = task.run_body(job, job.args, job.kwargs)
+        try:
+            value = task.run_body(job, job.args, job.kwargs)
+        finally:
+            unit.told.write()
     except Suspend:
         unit.finish()
         raise

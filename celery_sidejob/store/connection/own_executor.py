@@ -73,7 +73,7 @@ class OwnExecutor(Transaction):
 
         Each is planned once for all its parameters. Each is written for one plan, and Postgres would else plan some
         each time: a claim in a managed queue takes 0.5 ms, and to plan it 1.5 ms. Such a plan counts with pages of a
-        tenth of the table, which looks worth compiling: among a million jobs that took ten times as long as the page.
+        tenth of the table, which looks worth compiling; ours read a page, and compiling would take longer than that.
         """
         self._cursor.execute("SET plan_cache_mode = force_generic_plan; SET jit = off", prepare=False)
         self.connection.prepare_threshold = PREPARE_AFTER

@@ -60,6 +60,7 @@ TABLES = {
     "dependencies": Table("job_id depends_on on_failure state"),
     "batches": Table("id name calls created_at closed_at ended_at"),
     "batch_members": Table("id batch_id job_id task_id outcome", "SELECT INSERT UPDATE"),
+    "progress": Table("job_id run_no told_at done total note"),
     "tree_terminations": Table("job_id root itself after"),
     "tree_deletions": Table("job_id", "SELECT INSERT DELETE"),
     "askings": Table("task_id job_id options unique_key opened_at closed_at outcome result stored_at"),
