@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..model.changes import Change, DependencyChange, DependOn, NewJob, Undepend
+from ..model.changes import DependencyChange, NewJob, Undepend
 from ..model.crash_points import reach
 from ..model.errors import CycleError, HasDependentsError, IllegalMoveError, StoreUnavailableError
 from ..model.status import Status
@@ -31,10 +31,9 @@ FAILED = frozenset({Status.FAILED, Status.TERMINATED})
 """Statuses of a dependency that has ended and did not complete."""
 
 
-def take_turn(executor: Transaction, changes: Iterable[Change]) -> None:
-    """Wait until nobody else may close a circle with these changes; comes before any lock."""
-    if any(isinstance(change, DependOn) for change in changes):
-        dependencies.take_turn(executor)
+def take_turn(executor: Transaction) -> None:
+    """Wait until nobody else may close a circle; comes before any lock."""
+    dependencies.take_turn(executor)
 
 
 def judge(executor: Transaction, new: Sequence[NewJob], lock_set: LockSet) -> Sequence[NewJob]:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from time import monotonic
 
-from ..model.changes import Change, FindingChange, Log, NewJob, Tag, Track, Untag
+from ..model.changes import FindingChange, Log, NewJob, Tag, Track, Untag
 from ..model.channel import TRACKED
 from ..store import history, tags, tracked
 from ..store.statement import Transaction
@@ -27,9 +27,8 @@ def apply(executor: Transaction, change: FindingChange, after_commit: AfterCommi
             after_commit.announcements.append((TRACKED, json.dumps({"job": change.job_id, "tracked": change.on})))
 
 
-def log(executor: Transaction, changes: Sequence[Change], *, keep: int) -> None:
+def log(executor: Transaction, found: Sequence[Log], *, keep: int) -> None:
     """Write the entries that jobs make in their histories, the last `keep` of each job."""
-    found = [change for change in changes if isinstance(change, Log)]
     if not found or not keep:
         return
     kept: dict[int, deque[Log]] = {}

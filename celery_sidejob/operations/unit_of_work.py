@@ -18,10 +18,12 @@ from ..model.changes import (
     CloseBatch,
     Connect,
     DependencyChange,
+    DependOn,
     Disown,
     FamilyChange,
     FindingChange,
     JoinBatch,
+    Log,
     Move,
     NewJob,
     PortChange,
@@ -108,7 +110,8 @@ class Applied:
     def lock(self, also: Iterable[int] = (), *, parents: Mapping[int, int | None] | None = None) -> None:
         """Lock every affected job, and those of `also` and `parents`; when noting, lock those of `also` alone."""
         unique_keys.take_turn(self._executor, self.lock_set.new.values())
-        dependencies.take_turn(self._executor, self._changes)
+        if any(isinstance(change, DependOn) for change in self._changes):
+            dependencies.take_turn(self._executor)
         if self._noting:
             self.lock_set.look(also)
             return
@@ -131,7 +134,8 @@ class Applied:
                 # A later change may give the job another parent.
                 judged.append(self.wakes.addressed(change) if isinstance(change, Ask) else change)
         self._write_state()
-        finding.log(self._executor, self._changes, keep=self._history)
+        entries = [change for change in self._changes if isinstance(change, Log)]
+        finding.log(self._executor, entries, keep=self._history)
         for one in judged:
             match one:
                 case Write() | Publish() | Connect():

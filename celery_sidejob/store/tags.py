@@ -73,7 +73,7 @@ WITH taken AS (
     SELECT id FROM {tag_changes} ORDER BY id LIMIT %(limit)s FOR UPDATE SKIP LOCKED)) RETURNING tag, change),
 summed AS (SELECT tag, sum(change) AS change FROM taken GROUP BY tag ORDER BY tag),
 counted AS (
-  INSERT INTO {tag_counts} AS t (tag, jobs) SELECT tag, change FROM summed WHERE change <> 0
+  INSERT INTO {tag_counts} AS t (tag, jobs) SELECT tag, change FROM summed WHERE change <> 0::numeric
   ON CONFLICT (tag) DO UPDATE SET jobs = t.jobs + excluded.jobs)
 SELECT count(*) AS changes FROM taken""")
 _FORGET = Statement("DELETE FROM {tag_counts} WHERE jobs = 0")

@@ -9,9 +9,9 @@ from typing import Any
 
 from celery_sidejob import NO_DATA, Job, RunningJob
 from celery_sidejob.model.crash_points import Died
-from celery_sidejob.operations.noted_asks import apply_noted_asks
+from celery_sidejob.operations.noted_asks import apply_due
 from celery_sidejob.operations.publications import deliver_page
-from celery_sidejob.store import asks, publications
+from celery_sidejob.store import publications
 from tests.dataflow.model import NONE, Key, Options
 from tests.tools.in_process import Stage
 from tests.twins.real import RealTwin, Refused, crash
@@ -65,7 +65,7 @@ class Real(RealTwin):
         for channel in publications.channels(runtime.connections, after="", limit=100):
             while deliver_page(runtime, channel):
                 pass
-        apply_noted_asks(runtime, asks.due(runtime.connections, 100))
+        apply_due(runtime, 100)
 
     # -- what clients do -----------------------------------------------------------------------------------------
 

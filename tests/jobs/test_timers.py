@@ -433,7 +433,7 @@ def test_a_timer_that_is_cancelled_while_it_would_fire_does_not(stage: Stage, as
     with held(stage, job) as connection:
         cancelling = aside(job.cancel_timer, timer)
         stage.wait_for_waiters()
-        assert asks.due(stage.runtime.connections, 10) == [job.id]
+        assert [row.job_id for row in asks.due(stage.runtime.connections, 10)] == [job.id]
         apply_noted_asks(stage.runtime, [job.id])
         connection.commit()
         assert cancelling.result(10) is True

@@ -51,8 +51,8 @@ MAKES_A_SIDEJOB = re.compile(r"\b(SideJob|make_app)\(")
 """The latter is of tests/tools/apps.py."""
 PATCHING = ("gevent", "eventlet")
 """What replaces parts of modules that we have imported: processes with a word of it start without us."""
-READ_AT_IMPORT = ("COVERAGE_PROCESS_START", "PYTHONHASHSEED", "REMAP_SIGTERM", "TZ")
-"""What Python, its libraries or Celery read once, when they start or are imported."""
+READ_AT_IMPORT = ("COVERAGE_PROCESS_START", "PYTHONHASHSEED", "REMAP_SIGTERM", "SENTRY", "TZ")
+"""What Python, its libraries or Celery read once, when they start or are imported; Sentry replaces parts of Celery."""
 
 
 def can_fork(argv: Sequence[str], env: Mapping[str, str], cwd: Path = Path()) -> bool:

@@ -221,9 +221,9 @@ def test_jobs_are_deleted_many_in_a_transaction(stage: Stage, monkeypatch: pytes
     finished(stage, 150)
     deleted: list[int] = []
 
-    def delete(executor: Any, ids: list[int]) -> None:
+    def delete(executor: Any, ids: list[int]) -> set[int]:
         deleted.append(len(ids))
-        original(executor, ids)
+        return original(executor, ids)
 
     original = jobs.delete
     monkeypatch.setattr(jobs, "delete", delete)

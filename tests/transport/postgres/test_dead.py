@@ -354,7 +354,7 @@ def test_the_sweeper_settles_what_has_a_row_and_leaves_the_rest(app: Celery, kil
     for _ in range(2):
         app.sidejob.poll()
     (entry,) = app.sidejob.dead.list()
-    assert (entry.task_id, entry.reason, entry.group) == ("one", "lost", "shop.mail: PoisonedMessage")
+    assert (entry.task_id, entry.reason, entry.group) == ("one", "lost", "PoisonedMessage")
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def test_the_message_of_a_durable_task_is_in_the_dead_set_once(
 
     assert (left(server), listed(server, "queue"), told) == ([], [], ["one"])
     (entry,) = app.sidejob.dead.list()
-    assert (entry.task_id, entry.reason, entry.group) == ("one", "lost", "shop.mail: PoisonedMessage")
+    assert (entry.task_id, entry.reason, entry.group) == ("one", "lost", "PoisonedMessage")
     assert result.state == "FAILURE"
 
     app.sidejob.dead.retry(entry.id)
