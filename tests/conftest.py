@@ -9,6 +9,7 @@ pytest_plugins = [
     "tests.tools.apps",
     "tests.tools.brokers",
     "tests.tools.crash_points",
+    "tests.tools.few",
     "tests.tools.in_process",
     "tests.tools.matrix",
     "tests.tools.recorder",

@@ -78,6 +78,7 @@ def test_runs_in_workers_are_announced(site: Site) -> None:
         assert until(subscription, {"status": "terminated"})[-1:] == [{"status": "terminated"}]
 
 
+@pytest.mark.few(3)
 @pytest.mark.brokers("redis", "sidejobpg")
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
 def test_a_worker_s_log_is_kept_by_one_job(site: Site, pool: str) -> None:

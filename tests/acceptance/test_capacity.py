@@ -77,6 +77,7 @@ def test_works_that_wait_all_run_and_the_count_is_true_whatever_is_killed(scene:
     assert overdrawn(scene) == (False, False)
 
 
+@pytest.mark.few(3)
 @pytest.mark.brokers("redis", "sidejobpg")
 @pytest.mark.pools("prefork", reason="the worker is killed at points of its process")
 @pytest.mark.parametrize("killed_at", ["end:before-commit", "end:after-commit", "claim:after-commit"])

@@ -157,6 +157,7 @@ def test_the_sweeper_is_killed_while_it_rescues(scene: Scene, acted: Path, point
 # -- clients ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("action", ["kill", "lost"])
 @pytest.mark.parametrize("doing", IN_CLIENT)
 def test_a_client_at_every_point(scene: Scene, acted: Path, doing: str, action: str) -> None:

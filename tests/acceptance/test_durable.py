@@ -562,6 +562,7 @@ SENDS_AGAIN = {"durable-end:before", "durable-end:before-commit"}
 """Where Celery before 5.7 does not say that it sends what follows a task, so that this is kept before the task ends."""
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "point",
     [pytest.param(point, marks=[CELERY_5_7] if point in SENDS_AGAIN else []) for point in RUNS_AFTER_A_DEATH],
@@ -646,6 +647,7 @@ def test_a_part_of_a_chord_dies_before_it_is_counted_or_publishes_the_body(site:
     assert site.dead() == []
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("point", ["durable-end:before", "durable-end:before-commit", "durable-end:after"])
 @pytest.mark.parametrize("task", ["step", "noted"])
 def test_the_last_part_of_a_chord_dies_around_its_end(site: Site, task: str, point: str) -> None:

@@ -73,6 +73,7 @@ DEATHS = [
 ]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("pool", "point", "task", "runs", "losses"), DEATHS)
 def test_a_process_is_killed_around_a_flush(
     site: Site, pool: str, point: str, task: str, runs: int, losses: int | None

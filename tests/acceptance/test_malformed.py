@@ -134,6 +134,7 @@ def site(database_url: str, broker: Broker, record: Record, processes: Processes
     made.close()
 
 
+@pytest.mark.few(2)
 @pytest.mark.brokers("redis", "amqp")
 @pytest.mark.parametrize("pool", ["prefork", "solo"])
 def test_a_worker_outlives_whatever_is_sent_to_it(site: Site, pool: str) -> None:

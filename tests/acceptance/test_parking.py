@@ -69,6 +69,7 @@ def site(database_url: str, broker: Broker, processes: Processes, record: Record
         made.client.close()
 
 
+@pytest.mark.few(2)
 @pytest.mark.brokers("redis", "sidejob", "amqp", "sidejobpg")
 def test_a_job_waits_for_the_deployment_that_has_its_task(site: Site) -> None:
     with pytest.raises(UnknownTaskError, match=r"No sidejob task .parking\.new. is registered"):
@@ -115,6 +116,7 @@ def test_while_both_deployments_run_every_job_runs_soon(site: Site) -> None:
     assert site.client.row_counts()["parked"] == 0
 
 
+@pytest.mark.few(2)
 @pytest.mark.pools("prefork", reason="the worker's parent is killed, whatever its pool is")
 @pytest.mark.parametrize(
     ("who", "point"),

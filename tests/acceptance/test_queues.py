@@ -121,6 +121,7 @@ def test_eight_processes_claim_a_thousand_jobs_in_exact_order(scene: Scene) -> N
 # -- pause -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("pool", ["prefork", "solo", "threads", "gevent"])
 def test_a_pause_stops_what_is_prefetched_and_workers_that_start_later(scene: Scene, pool: str) -> None:
     scene.worker(pool=pool, concurrency=2)
@@ -270,6 +271,7 @@ def test_a_long_run_of_another_job_is_not_taken_for_a_stray(scene: Scene) -> Non
 # -- retries -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("countdown", [0.0, 0.3])
 @pytest.mark.parametrize(
     "settings", [{"limit": 1}, {"rate": "20/s"}, {"ordered": True}, {"limit": 3, "limit_per_key": 1}], ids=str

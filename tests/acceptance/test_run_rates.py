@@ -30,6 +30,7 @@ def test_a_job_runs_as_often_as_its_rate_allows_and_as_it_was_asked(scene: Scene
     check_pace(scene, job)
 
 
+@pytest.mark.few(2)
 @pytest.mark.pools("prefork", reason="a process of the pool is killed")
 @pytest.mark.parametrize(
     "point", ["claim:before-commit", "claim:after-commit", "end:before-commit", "end:after-commit"]

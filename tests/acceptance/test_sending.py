@@ -29,6 +29,7 @@ PUBLISHED = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.brokers("redis", "amqp")
 @pytest.mark.parametrize("point", PUBLISHED)
 def test_a_client_dies_in_the_middle_of_many(site: Site, point: str, tmp_path: Path) -> None:

@@ -226,6 +226,7 @@ STRUCK = [
 ]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("moment", "number"), STRUCK)
 def test_a_first_start_that_is_struck_leaves_nothing(
     owner: subprocess.Popen[str], temporary: Path, moment: str, number: signal.Signals

@@ -13,6 +13,7 @@ from tests.tools.workers import Processes
 pytestmark = [pytest.mark.timeout(180), KOMBU_5_7]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("killed", [False, True])
 def test_an_album_is_published_when_its_thumbnails_are_there(
     tmp_path: Path, processes: Processes, empty_database_url: str, killed: bool

@@ -13,6 +13,7 @@ from tests.tools.workers import Processes
 pytestmark = [pytest.mark.timeout(180), KOMBU_5_7]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("killed_at", [None, "end:after-commit", "look:before-commit"])
 def test_the_report_is_sent_once_its_figures_are_there(
     tmp_path: Path, processes: Processes, empty_database_url: str, killed_at: str | None

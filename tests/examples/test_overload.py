@@ -13,6 +13,7 @@ from tests.tools.workers import Processes
 pytestmark = [pytest.mark.timeout(180), KOMBU_5_7]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("killed_at", [None, "end:before-commit"])
 def test_orders_are_refused_and_all_are_done_in_the_end(
     tmp_path: Path, processes: Processes, empty_database_url: str, killed_at: str | None

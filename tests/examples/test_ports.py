@@ -40,6 +40,7 @@ def test_all_numbers_come_through_a_port_that_is_too_small_for_them(ports: Ports
     assert ports.sql("SELECT count(*) FROM sidejob.port_waiters") == [(0,)]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "killed_at", ["end:before-commit", "end:after-commit", "checkpoint:after-commit", "mature:before-commit"]
 )

@@ -13,6 +13,7 @@ from tests.tools.workers import Processes
 pytestmark = [pytest.mark.timeout(180), KOMBU_5_7]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("killed_at", [None, "permit:before-commit", "end:before-freed"])
 def test_the_urgent_mail_goes_first(
     tmp_path: Path, processes: Processes, empty_database_url: str, killed_at: str | None

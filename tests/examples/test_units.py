@@ -48,6 +48,7 @@ def turns(worker: WorkerProcess) -> list[int]:
     return [int(number) for number in re.findall(r"squaring (-?\d+)", worker.log())]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("task", "killed_at", "begun"),
     [

@@ -360,6 +360,7 @@ POINTS = ["terminate:before-commit=kill", "terminate:after-commit=kill"] + [
 ]  # fmt: skip
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("plan", POINTS)
 def test_a_caller_that_is_killed_leaves_no_half_terminated_tree(stage: Stage, processes: Processes, plan: str) -> None:
     root = tree(stage, 300)
@@ -374,6 +375,7 @@ def test_a_caller_that_is_killed_leaves_no_half_terminated_tree(stage: Stage, pr
     assert statuses(stage) == {"terminating": 300}
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("side", ["before", "after"])
 @pytest.mark.parametrize("part", [1, 2, 5])
 def test_a_caller_that_is_killed_leaves_no_half_deleted_tree(

@@ -213,6 +213,7 @@ POINTS = {
 """Where the publisher is killed, and the messages that it has published by then."""
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(("plan", "messages"), POINTS.items(), ids=POINTS)
 def test_a_publisher_that_is_killed_between_two_pages_leaves_each_port_its_messages_once(
     stage: Stage, subscribers: list[Job], processes: Processes, plan: str, messages: list[int]

@@ -73,6 +73,7 @@ def users_database(databases: Databases) -> Iterator[str]:
             connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
+@pytest.mark.few(1)
 @KOMBU_5_7
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("given", ["server", "database"])

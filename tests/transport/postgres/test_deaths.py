@@ -87,6 +87,7 @@ def test_the_messages_of_a_killed_worker_are_free_within_two_seconds(
     assert (first["delivery_count"], second["delivery_count"]) == (None, 1)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("which", [True, False], ids=["the heart's", "the statements'"])
 @pytest.mark.parametrize("pool", ["prefork", "solo", "threads"])
 def test_a_drain_goes_on_after_sessions_were_ended(

@@ -56,6 +56,7 @@ def start(processes: Processes, broker_url: str, backend_url: str, record: Recor
     return started
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("pool", POOLS)
 def test_tasks_retries_and_canvas(app: Celery, start: Any, tables: Tables, pool: str) -> None:
     worker = start(pool)
