@@ -597,6 +597,7 @@ def test_what_must_not_be_repeated_is_done_or_dead(site: Site, point: str) -> No
         assert site.ran(result) == []
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("point", ["durable-begin:before-commit", "durable-begin:after-commit"])
 @pytest.mark.parametrize("pool", ["solo", "threads"])
 def test_a_worker_dies_around_a_lock_of_its_own_process(site: Site, tmp_path: Path, pool: str, point: str) -> None:
@@ -774,6 +775,7 @@ def test_a_process_dies_around_a_retry(site: Site, point: str) -> None:
         assert (result.get(timeout=TIMEOUT_S), site.dead()) == (1, [])
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("point", [f"durable-{name}:after-commit" for name in ("begin", "end", "keep", "move", "bury")])
 def test_an_answer_is_lost(site: Site, point: str) -> None:
     site.worker_with_a_crash(point, "lost")
@@ -794,6 +796,7 @@ POOLS = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("pool", POOLS)
 def test_other_pools(site: Site, pool: str) -> None:
     first = site.worker(concurrency=2, **POOLS[pool])
