@@ -562,7 +562,6 @@ SENDS_AGAIN = {"durable-end:before", "durable-end:before-commit"}
 """Where Celery before 5.7 does not say that it sends what follows a task, so that this is kept before the task ends."""
 
 
-@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "point",
     [pytest.param(point, marks=[CELERY_5_7] if point in SENDS_AGAIN else []) for point in RUNS_AFTER_A_DEATH],
