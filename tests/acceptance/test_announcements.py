@@ -63,6 +63,7 @@ def until(subscription: Any, last: Any) -> list[Any]:
     raise AssertionError(found)
 
 
+@pytest.mark.few(2)
 @pytest.mark.brokers("redis", "sidejob", "amqp", "sidejobpg")
 def test_runs_in_workers_are_announced(site: Site) -> None:
     """Also the last run of a pool's process, which ends right after it, and the rescue of a run by the parent."""

@@ -88,6 +88,7 @@ def parts_in(shop: Shop, count: int) -> list[str]:
     return bodies if len(bodies) == count else []
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("name", LENDERS)
 @pytest.mark.parametrize("form", CHORDS)
 def test_a_chord_shares_the_fate_of_its_transaction(shop: Shop, name: str, form: str) -> None:

@@ -142,6 +142,7 @@ TOLD = FORGED.keys() - {
 """Those that come to a lock, or to an end without one."""
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("how", FORGED)
 def test_a_forged_copy_runs_nothing_and_the_true_message_goes_on(site: Site, how: str) -> None:
     task, forge, options = FORGED[how]

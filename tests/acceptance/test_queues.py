@@ -54,6 +54,7 @@ def queue_of(scene: Scene) -> Queue:
 # -- order -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("pool", ["prefork", "solo", "threads", "gevent"])
 def test_jobs_of_a_managed_queue_are_served_by_priority_on_each_pool(scene: Scene, pool: str) -> None:
     """Whatever the broker gives out first."""

@@ -60,6 +60,7 @@ def test_a_job_may_see_that_the_worker_wants_to_stop(site: Site, pool: str) -> N
     assert site.wait_for(job, "completed")["run_no"] == 1
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("signals", [[signal.SIGQUIT], [signal.SIGTERM, signal.SIGQUIT]], ids=["cold", "warm, cold"])
 @POOLS
 def test_a_cold_stop_gives_the_runs_back(site: Site, pool: str, signals: list[signal.Signals]) -> None:

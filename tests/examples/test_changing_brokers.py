@@ -147,6 +147,7 @@ def end(change: Change) -> None:
         change.worker(change.old, "forgotten")
 
 
+@pytest.mark.slow
 def test_from_redis_to_postgres(shop: PostgresShop, redis_url: str) -> None:
     change = Change(shop, redis_url, in_postgres(shop.database_url))
     walk(change)

@@ -217,6 +217,7 @@ def schemas_of(url: str) -> set[str]:
         return {name for (name,) in rows}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("make", "complaint"),
     [
@@ -238,6 +239,7 @@ def test_a_path_without_python_files_is_refused(
     assert list(temporary.iterdir()) == []
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [

@@ -78,6 +78,7 @@ def test_tasks_retries_and_canvas(app: Celery, start: Any, tables: Tables, pool:
     assert tables.consumers == 0
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("pool", POOLS)
 def test_a_task_with_an_eta_waits_in_postgres(
     app: Celery, start: Any, tables: Tables, record: Record, pool: str
@@ -114,6 +115,7 @@ def test_inspect_shows_what_waits_in_the_queues_of_the_worker(app: Celery, start
     assert (request["delivery_info"]["routing_key"], request["acknowledged"]) == ("celery", False)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("pool", POOLS)
 @pytest.mark.parametrize("task", ["hold", "hold_early"])
 def test_a_worker_may_prefetch_nothing(
