@@ -97,7 +97,7 @@ def _message(message: dict[str, Any]) -> str:
     if message["is_parked"]:
         return f"{run}: parked until a worker of the queue knows the task"
     if message["due_at"] is None:
-        return f"{run}: waits for no time"
+        return f"{run}: its time does not count yet"
     return f"{run}: due {moment(message['due_at'])}, {where}"
 
 

@@ -41,7 +41,7 @@ def judge(executor: Transaction, new: Sequence[NewJob], lock_set: LockSet) -> Se
     named = {on for job in new for on, _ in job.depends_on}
     if not named:
         return new
-    is_open = dependencies.keep_open(executor, named - lock_set.new.keys()) | (named & lock_set.new.keys())
+    is_open = dependencies.open_of(executor, named - lock_set.new.keys()) | (named & lock_set.new.keys())
     judged = [replace(job, depends_on=tuple(edge for edge in job.depends_on if edge[0] in is_open)) for job in new]
     return [replace(job, blocked=True) if job.depends_on else job for job in judged]
 
@@ -63,7 +63,7 @@ def apply(executor: Transaction, change: DependencyChange, lock_set: LockSet, af
         after_commit.looks.add(job_id)
         return
     new = set(change.on) & lock_set.new.keys()
-    is_open = sorted(dependencies.keep_open(executor, set(change.on) - new) | new)
+    is_open = sorted(dependencies.open_of(executor, set(change.on) - new) | new)
     check_cycle(executor, job_id, is_open)
     if is_open:
         dependencies.block(executor, job_id)

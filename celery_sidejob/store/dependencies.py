@@ -28,16 +28,15 @@ def take_turn(executor: Transaction) -> None:
     executor.run(_TAKE_TURN, lock_class=LOCK_CLASS)
 
 
-_KEEP_OPEN = Statement("""
-SELECT id FROM {jobs} WHERE id = ANY(%(ids)s::bigint[]) AND status <> 'completed' ORDER BY id FOR KEY SHARE""")
+_OPEN = Statement("SELECT id FROM {jobs} WHERE id = ANY(%(ids)s::bigint[]) AND status <> 'completed'")
 
 
-def keep_open(executor: Transaction, ids: Iterable[int]) -> set[int]:
-    """Return which of these jobs have not completed; they cannot be deleted before the commit.
+def open_of(executor: Reader, ids: Iterable[int]) -> set[int]:
+    """Return which of these jobs are there and have not completed.
 
-    Waits for a deletion in progress. A job that completes meanwhile is found by the look at the new edge.
+    Nothing is locked: what completes, or is deleted, meanwhile is found by the look at the new edge.
     """
-    return {row.id for row in executor.run(_KEEP_OPEN, ids=sorted(ids))}
+    return {row.id for row in executor.run(_OPEN, ids=list(ids))}
 
 
 _ADD = Statement("""
@@ -195,38 +194,20 @@ def free(executor: Transaction, job_id: int, *, check_interval_s: float, failed_
 
 _ON = Statement(f"""
 SELECT {HANDLE} FROM {{dependencies}} d JOIN {{jobs}} j ON j.id = d.depends_on
-WHERE d.job_id = %(id)s AND d.state IN ('new', 'kept') ORDER BY j.id""")
+WHERE d.job_id = %(id)s AND d.state IN ('new', 'kept') ORDER BY d.job_id, d.depends_on LIMIT %(limit)s""")
 _BY = Statement(f"""
 SELECT {HANDLE} FROM {{dependencies}} d JOIN {{jobs}} j ON j.id = d.job_id
-WHERE d.depends_on = %(id)s AND d.state IN ('new', 'kept') ORDER BY j.id""")
+WHERE d.depends_on = %(id)s AND d.state IN ('new', 'kept') ORDER BY d.depends_on, d.job_id LIMIT %(limit)s""")
 
 
-def dependencies_of(executor: Reader, job_id: int) -> Sequence[Any]:
-    """Read the jobs for which a job waits, as handles show them."""
-    return executor.run(_ON, id=job_id)
+def dependencies_of(executor: Reader, job_id: int, *, limit: int | None = None) -> Sequence[Any]:
+    """Read the jobs for which a job waits, as handles show them, oldest first."""
+    return executor.run(_ON, id=job_id, limit=limit)
 
 
-def dependents_of(executor: Reader, job_id: int) -> Sequence[Any]:
-    """Read the jobs that wait for a job, as handles show them."""
-    return executor.run(_BY, id=job_id)
-
-
-_FIRST_ON = Statement("""
-SELECT depends_on AS id FROM {dependencies} WHERE job_id = %(id)s AND state IN ('new', 'kept')
-ORDER BY job_id, depends_on LIMIT %(limit)s""")
-_FIRST_BY = Statement("""
-SELECT job_id AS id FROM {dependencies} WHERE depends_on = %(id)s AND state IN ('new', 'kept')
-ORDER BY depends_on, job_id LIMIT %(limit)s""")
-
-
-def first_of(executor: Reader, job_id: int, *, limit: int) -> list[int]:
-    """Read the ids of the first jobs for which a job waits."""
-    return [row.id for row in executor.run(_FIRST_ON, id=job_id, limit=limit)]
-
-
-def first_by(executor: Reader, job_id: int, *, limit: int) -> list[int]:
-    """Read the ids of the first jobs that wait for a job."""
-    return [row.id for row in executor.run(_FIRST_BY, id=job_id, limit=limit)]
+def dependents_of(executor: Reader, job_id: int, *, limit: int | None = None) -> Sequence[Any]:
+    """Read the jobs that wait for a job, as handles show them, oldest first."""
+    return executor.run(_BY, id=job_id, limit=limit)
 
 
 _OUTSIDE = Statement("""

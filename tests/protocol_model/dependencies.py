@@ -86,7 +86,7 @@ def _add(world: World, which: int, mistake: str | None) -> Iterator[World]:
     if mine == "" and not (locks and world.job_lock):
         job_lock = f"add {which}" if locks else world.job_lock
         yield replace(world, add=put(world.add, which, "locked"), job_lock=job_lock)
-    elif mine == "locked" and world.lock[which] != "deletion":
+    elif mine == "locked":
         is_open = world.is_open[which]
         yield replace(
             world, add=put(world.add, which, "added" if is_open else "over"),
@@ -141,11 +141,13 @@ def _end(world: World, which: int, mistake: str | None) -> Iterator[World]:
 
 
 def _delete(world: World, mistake: str | None) -> Iterator[World]:
-    """The first dependency is deleted, which marks its edges. New edges of it and a deletion wait for each other."""
-    if world.is_open[0] and not world.lock[0] and world.edge[0] != "adding" and world.end[0] == "":
+    """The first dependency is deleted, which marks the edges that it can see; a new one finds that it is gone."""
+    if world.is_open[0] and not world.lock[0] and world.end[0] == "":
         yield replace(world, lock=put(world.lock, 0, "deletion"))
     elif world.lock[0] == "deletion":
-        edge = "over" if world.edge[0] and mistake != "a deletion takes its edge away" else ""
+        edge = world.edge[0]
+        if edge in SEEN:
+            edge = "" if mistake == "a deletion takes its edge away" else "over"
         yield replace(
             world, lock=put(world.lock, 0, ""), is_open=put(world.is_open, 0, False), edge=put(world.edge, 0, edge)
         )
