@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 from uuid import uuid4
@@ -11,6 +11,7 @@ from ..model import values
 from ..model.checks import shown
 from ..model.errors import InvalidValueError
 from ..operations import capacity
+from ..operations.capacity import Work
 from ..operations.runtime import Runtime
 from ..operations.works import Works
 from .creation import draft
@@ -66,22 +67,29 @@ def following_of(runtime: Runtime, where: str, call: Any) -> Following:
 
 def works_of(runtime: Runtime, calls: Iterable[Following]) -> list[Works]:
     """Make calls ready to be written."""
-    return [_works(runtime, call) for call in calls]
+    return [
+        ready(
+            runtime, call.task, values.decode(call.args), values.decode(call.kwargs),
+            [{**values.decode(call.options), "task_id": str(uuid4())}],
+        )
+        for call in calls
+    ]  # fmt: skip
 
 
-def _works(runtime: Runtime, call: Following) -> Works:
-    args, kwargs, options = values.decode(call.args), values.decode(call.kwargs), values.decode(call.options)
-    options = {**options, "task_id": str(uuid4())}
-    if runtime.tasks.kind(call.task) == "job":
-        new = draft(runtime, call.task, args, kwargs, **options)
-        if new.admission is not None:
-            new = replace(new, admission=replace(new.admission, mode="wait"))  # nobody is there to be refused
-        capacity.prepare(runtime, [new.admission])
-        return Works(jobs=[new])
-    runtime.tasks.check_message(call.task, args, kwargs, options)
-    messages, tell = runtime.tasks.messages(call.task, args, kwargs, [options])
-    waiting = [
-        one if one.admission is None else replace(one, admission=replace(one.admission, mode="wait"))
-        for one in messages
-    ]
-    return Works(messages=waiting, tell=tell)
+def ready(
+    runtime: Runtime, task: str, args: list[Any], kwargs: Mapping[str, Any], options: Sequence[dict[str, Any]]
+) -> Works:
+    """Make calls of one task ready to be written, one for each of these options; nobody is there to be refused."""
+    if runtime.tasks.kind(task) == "job":
+        new = [_waiting(draft(runtime, task, args, kwargs, **each)) for each in options]
+        capacity.prepare(runtime, [each.admission for each in new])
+        return Works(jobs=new)
+    for each in options[:1]:
+        runtime.tasks.check_message(task, args, kwargs, each)
+    messages, tell = runtime.tasks.messages(task, args, kwargs, options)
+    return Works(messages=[_waiting(message) for message in messages], tell=tell)
+
+
+def _waiting(work: Work) -> Work:
+    """Return a job or message that waits for a slot if its pool is full."""
+    return work if work.admission is None else replace(work, admission=replace(work.admission, mode="wait"))

@@ -10,16 +10,16 @@ from typing import Any
 from uuid import uuid4
 
 from ..model import values
-from ..model.capacity import Admission
 from ..model.changes import NewJob
 from ..model.errors import SettingsError, SideJobError, StoreUnavailableError, UnknownTaskError
 from ..model.schedule import Spec, parse
-from ..operations import capacity, schedules
+from ..operations import schedules
 from ..operations.runtime import Runtime
 from ..operations.schedules import ScheduledWorks
 from ..store import schedules as rows
 from ..store.schedules import Row
 from .creation import draft
+from .following import ready
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -100,23 +100,19 @@ def check(runtime: Runtime, spec: Spec) -> None:
 def prepare(runtime: Runtime, row: Row, times: Sequence[datetime]) -> ScheduledWorks:
     """Make ready what a schedule makes of some of its times; nothing is written."""
     args, kwargs, options = _call_of(row.spec)
-    kind = runtime.tasks.kind(row.spec.task)
     calls = [(str(uuid4()), number, time) for number, time in enumerate(times, row.count + 1)]
-    last_id, _, last_at = calls[-1]
-    if kind == "job":
-        new = [
-            _of_schedule(draft(runtime, row.spec.task, args, kwargs, task_id=task_id, **options), row, number, time)
-            for task_id, number, time in calls
-        ]
-        capacity.prepare(runtime, [one.admission for one in new])
-        return ScheduledWorks(count=len(new), last_at=last_at, task_id=last_id, jobs=new)
+    is_job = runtime.tasks.kind(row.spec.task) == "job"
     own = [
-        {**options, "task_id": task_id, "headers": {**(options.get("headers") or {}), **_headers(row, number, time)}}
+        {**options, "task_id": task_id, **({} if is_job else _headers(options, row, number, time))}
         for task_id, number, time in calls
     ]
-    messages, tell = runtime.tasks.messages(row.spec.task, args, kwargs, own)
-    messages = [replace(message, admission=_waiting(message.admission)) for message in messages]
-    return ScheduledWorks(count=len(own), last_at=last_at, task_id=last_id, messages=messages, tell=tell)
+    works = ready(runtime, row.spec.task, args, kwargs, own)
+    # Of a durable task there are none.
+    jobs = [_of_schedule(new, row, number, time) for new, (_, number, time) in zip(works.jobs, calls, strict=False)]
+    last_id, _, last_at = calls[-1]
+    return ScheduledWorks(
+        count=len(calls), last_at=last_at, task_id=last_id, jobs=jobs, messages=works.messages, tell=works.tell
+    )
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -144,15 +140,9 @@ def _call_of(spec: Spec) -> tuple[list[Any], dict[str, Any], dict[str, Any]]:
 
 
 def _of_schedule(new: NewJob, row: Row, number: int, time: datetime) -> NewJob:
-    return replace(
-        new, schedule=row.name, schedule_no=number, nominal_at=time.isoformat(), admission=_waiting(new.admission)
-    )
+    return replace(new, schedule=row.name, schedule_no=number, nominal_at=time.isoformat())
 
 
-def _waiting(admission: Admission | None) -> Admission | None:
-    """Return how a work gets slots of its pool, if nobody is there to be refused: it waits."""
-    return None if admission is None else replace(admission, mode="wait")
-
-
-def _headers(row: Row, number: int, time: datetime) -> dict[str, Any]:
-    return {SCHEDULE: row.name, NUMBER: number, NOMINAL_TIME: time.isoformat()}
+def _headers(options: Mapping[str, Any], row: Row, number: int, time: datetime) -> dict[str, Any]:
+    told = {SCHEDULE: row.name, NUMBER: number, NOMINAL_TIME: time.isoformat()}
+    return {"headers": {**(options.get("headers") or {}), **told}}
