@@ -266,6 +266,14 @@ def test_a_task_that_the_sweeper_does_not_know_is_waited_for(stage: Stage, caplo
     assert schedule.trouble is None
 
 
+def test_trouble_with_what_a_schedule_was_is_not_noted_of_what_it_is(stage: Stage) -> None:
+    schedule = stage.sidejob.schedule("tick", stage.idle, every=60)
+    old = operations.get(stage.runtime, "tick").revision
+    stage.sidejob.schedule("tick", stage.idle, every=30)
+    rows.note_trouble(stage.runtime.connections, "tick", old, "too late")
+    assert schedule.trouble is None
+
+
 def test_a_task_without_its_code_here_is_made_as_a_worker_has_registered_it(stage: Stage) -> None:
     stage.sql(
         "INSERT INTO registry (task, queue, options) VALUES ('far.away', 'far', %s)",
