@@ -186,17 +186,25 @@ def _permit(which: str = "true") -> str:
     """Return the CTE `permit`: the message whose permit has come, locked: that of the named job, or another under way.
 
     The named job may have begun by the permit of another one, whose own permit has now come. A job that somebody has
-    locked is about to begin, or to change, and is passed over.
+    locked is about to begin, or to change: it is passed over if there is another, and waited for if there is none.
+    The message is locked, too. A claim that has not locked the queue may have begun it since this statement's start,
+    and then the next one is chosen.
     """
+    waits = f"{which} AND m.queue = %(queue)s AND {_WAITS} AND {_UNDER_WAY}"
     return f"""
 named_one AS MATERIALIZED (
   SELECT m.task_id FROM {{messages}} m JOIN {{jobs}} j ON j.id = m.job_id
-  WHERE {which} AND m.job_id = %(id)s AND {_OF_QUEUE} AND {_WAITS} AND {_UNDER_WAY} {_LOCKED}),
+  WHERE {which} AND m.job_id = %(id)s AND {_OF_QUEUE} AND {_WAITS} AND {_UNDER_WAY} {_LOCKED} FOR NO KEY UPDATE OF m),
 another AS MATERIALIZED (
   SELECT m.task_id FROM {{messages}} m JOIN {{jobs}} j ON j.id = m.job_id
-  WHERE {which} AND m.queue = %(queue)s AND {_WAITS} AND {_UNDER_WAY} AND NOT EXISTS (SELECT FROM named_one)
-  ORDER BY m.next_check_at LIMIT 1 {_LOCKED}),
-permit AS (SELECT task_id FROM named_one UNION ALL SELECT task_id FROM another)"""
+  WHERE {waits} AND NOT EXISTS (SELECT FROM named_one)
+  ORDER BY m.next_check_at LIMIT 1 {_LOCKED} FOR NO KEY UPDATE OF m),
+in_use AS MATERIALIZED (
+  SELECT m.task_id FROM {{messages}} m
+  WHERE {waits} AND m.job_id IS NOT NULL AND NOT EXISTS (SELECT FROM named_one) AND NOT EXISTS (SELECT FROM another)
+  ORDER BY m.next_check_at LIMIT 1 FOR NO KEY UPDATE),
+permit AS (
+  SELECT task_id FROM named_one UNION ALL SELECT task_id FROM another UNION ALL SELECT task_id FROM in_use)"""
 
 
 _EXCHANGED = f""",
@@ -206,7 +214,7 @@ taken AS MATERIALIZED (
 exchanged AS (
   UPDATE {{messages}} m SET published_at = NULL, suspected_at = NULL,
     next_check_at = CASE WHEN taken.is_at_gate THEN {_GATE_OF_M} ELSE now() END
-  FROM taken, permit WHERE m.task_id = permit.task_id AND {_WAITS} AND {_UNDER_WAY})"""
+  FROM taken, permit WHERE m.task_id = permit.task_id)"""
 """Gives another message the place of the one that has just begun without a message of its own.
 
 The other one now waits at the gate, or for the sweeper to publish it, as the one that has begun did.
@@ -309,22 +317,13 @@ def begin(
 # -- at the gate -----------------------------------------------------------------------------------------------------
 
 _GO_BY = Statement(f"""
-WITH {_permit()},
-otherwise AS (
-  SELECT m.task_id FROM {{messages}} m
-  WHERE m.job_id = %(id)s AND {_OF_QUEUE} AND NOT EXISTS (SELECT FROM permit))
-UPDATE {{messages}} m SET {_LEFT} FROM (SELECT task_id FROM permit UNION ALL SELECT task_id FROM otherwise) g
-WHERE m.task_id = g.task_id AND {_WAITS} AND {_UNDER_WAY} RETURNING m.task_id""")
+WITH {_permit()}
+UPDATE {{messages}} m SET {_LEFT} FROM permit WHERE m.task_id = permit.task_id""")
 
 
 def go_by(executor: Transaction, queue: str, *, job_id: int) -> None:
-    """Leave a job's message at the gate: the permit that has come was used for nothing.
-
-    If the named job is locked, and no other message is under way, the change of its message waits for theirs. A claim
-    that has not locked the queue may have begun the chosen one meanwhile: then another is chosen.
-    """
-    if not executor.run(_GO_BY, queue=queue, id=job_id):
-        executor.run(_GO_BY, queue=queue, id=job_id)
+    """Leave a job's message at the gate: the permit that has come was used for nothing."""
+    executor.run(_GO_BY, queue=queue, id=job_id)
 
 
 _WAIT = Statement(f"""

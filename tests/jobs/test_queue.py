@@ -26,6 +26,7 @@ from tests.tools.waiting import wait_until
 pytestmark = pytest.mark.pooled_too
 
 QUEUE = "mail"
+TO_PUBLISH = "SELECT job_id FROM messages WHERE next_check_at <= now() AND locked_by IS NULL"
 
 
 def take(stage: Stage, named: Job) -> Hold | None:
@@ -277,12 +278,43 @@ def test_a_job_takes_the_place_of_a_retry_that_ran_by_its_permit_before_it_was_p
     retry, named, other = stage.job(queue=QUEUE, priority=9), stage.job(queue=QUEUE), stage.job(queue=QUEUE)
     statement, ids = let_in_and_unpublished(retry)
     stage.sql(statement, ids)
-    to_publish = "SELECT job_id FROM messages WHERE next_check_at <= now() AND locked_by IS NULL"
     assert taken(stage, named) == retry.id
-    assert stage.sql(to_publish) == [(named.id,)]
+    assert stage.sql(TO_PUBLISH) == [(named.id,)]
     assert taken(stage, other) == named.id, "and the other takes its place in turn"
-    assert stage.sql(to_publish) == [(other.id,)]
+    assert stage.sql(TO_PUBLISH) == [(other.id,)]
     assert those_at_gate(stage) == []
+
+
+def test_a_job_takes_the_place_of_another_if_the_chosen_one_begins_meanwhile(stage: Stage) -> None:
+    """A claim that does not lock the queue has begun it since the statement's start: one permit more is under way."""
+    stage.sidejob.queue(QUEUE).configure(ordered=True)
+    retry = stage.job(queue=QUEUE, priority=9)
+    first, chosen, *others = (stage.job(queue=QUEUE, priority=priority) for priority in (9, 0, 0, 0))
+    assert (taken(stage, first), taken(stage, retry)) == (retry.id, first.id), "from here on no claim locks the queue"
+    retry = stage.job(queue=QUEUE, priority=9)
+    statement, ids = let_in_and_unpublished(retry)
+    stage.sql(statement, ids)
+    with stage.connect() as client:
+        client.execute("BEGIN")
+        client.execute("SELECT FROM messages WHERE job_id = %s FOR SHARE", [retry.id])
+        with in_thread(lambda: take(stage, chosen)):
+            stage.wait_for_waiters()
+            assert taken(stage, others[1]) == chosen.id
+            client.execute("COMMIT")
+    assert retry.refresh().status == "running"
+    assert stage.sql(TO_PUBLISH) == [(others[0].id,)]
+
+
+def test_a_job_takes_the_place_of_one_that_a_client_has_locked_if_there_is_no_other(stage: Stage) -> None:
+    stage.sidejob.queue(QUEUE).configure(ordered=True)
+    retry, named = stage.job(queue=QUEUE, priority=9), stage.job(queue=QUEUE)
+    statement, ids = let_in_and_unpublished(retry)
+    stage.sql(statement, ids)
+    with stage.connect() as client:
+        client.execute("BEGIN")
+        client.execute("SELECT FROM jobs WHERE id = %s FOR NO KEY UPDATE", [named.id])
+        assert taken(stage, named) == retry.id
+    assert stage.sql(TO_PUBLISH) == [(named.id,)]
 
 
 def test_a_job_takes_the_place_of_a_retry_that_has_kept_its_slot_of_a_pool(stage: Stage) -> None:
@@ -307,7 +339,7 @@ def test_a_job_takes_the_place_of_a_retry_that_has_kept_its_slot_of_a_pool(stage
     )  # fmt: skip
     assert hold is not None
     assert hold.job_id == retry.id
-    assert stage.sql("SELECT job_id FROM messages WHERE next_check_at <= now() AND locked_by IS NULL") == [(named.id,)]
+    assert stage.sql(TO_PUBLISH) == [(named.id,)]
 
 
 def test_a_permit_of_an_earlier_run_is_not_that_of_a_retry_that_is_not_published(stage: Stage) -> None:

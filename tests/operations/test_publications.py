@@ -447,6 +447,6 @@ def test_two_units_that_publish_to_each_others_ports_do_not_deadlock(
 
     for done in [aside(publish, name) for name in ("/first", "/second", "/first", "/second")]:
         done.result(60)
-    stage.sidejob.poll()
+    sweep(stage)
     for job in (first, second):
         assert Counter(arrived(job)) == dict.fromkeys(range(30), 2)
