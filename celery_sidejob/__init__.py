@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     )
     from .model.port import NO_DATA
     from .model.progress import Progress
+    from .model.statistics import Durations, Statistics
     from .model.status import FINISHED, Status
     from .services.sweep.sweeper import PollReport
 
@@ -84,6 +85,7 @@ _MODULES = {
     ".jobs.job": ("Job",),
     ".model.port": ("NO_DATA",),
     ".model.progress": ("Progress",),
+    ".model.statistics": ("Durations", "Statistics"),
     ".model.status": ("FINISHED", "Status"),
     ".jobs.port": ("Packet", "Port"),
     ".jobs.queue": ("Queue", "QueueCounts"),
@@ -114,6 +116,7 @@ __all__ = [
     "DependencyFailedError",
     "DuplicateError",
     "DurableTask",
+    "Durations",
     "HasDependentsError",
     "HasParentError",
     "HistoryEntry",
@@ -148,6 +151,7 @@ __all__ = [
     "SideJobError",
     "SideJobTask",
     "SlotHolder",
+    "Statistics",
     "Status",
     "StoreUnavailableError",
     "Subscription",

@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from functools import partial
 from typing import Any, Concatenate, overload
 
@@ -53,6 +53,7 @@ from .model.changes import Publish
 from .model.checks import MOST, check_number, check_texts, in_seconds, is_number, is_seconds, shown
 from .model.errors import InvalidChannelError, InvalidValueError, JobNotFoundError, SettingsError, StoreUnavailableError
 from .model.settings import Settings
+from .model.statistics import Statistics, day_of
 from .model.status import MAY_WAIT, statuses_of
 from .operations import queues, registering, schedules
 from .operations.audience import Audience
@@ -193,7 +194,10 @@ class SideJob:
             publisher=CeleryPublisher(app, to_broker, partial(run_here, self)),
             broker=CeleryBroker(app, to_broker, connections, lease_s=settings.lease),
             results=CeleryResults(app),
-            observer=announcing.AnnouncingObserver(SignalObserver(connections.measures), lambda: self.runtime),
+            observer=announcing.AnnouncingObserver(
+                SignalObserver(connections.measures, keeps_statistics=settings.stats_history > 0),
+                lambda: self.runtime,
+            ),
             tasks=CeleryTasks(app, connections),
             announcer=self.announcer,
             audience=audience,
@@ -510,6 +514,17 @@ class SideJob:
     def stats(self) -> dict[str, Any]:
         """Return depth and oldest due age per queue, jobs by status, the dead set's size, workers."""
         return Inspection(self.runtime).stats()
+
+    def statistics(self, queue: str | None = None, task: Any = None, day: date | str | None = None) -> Statistics:
+        """Return what the runs of a task in a queue have taken on a day: how long they waited and ran, how many failed.
+
+        None means all queues, all tasks, all days that are kept (`sidejob_stats_history`). `task` is a task or its
+        name, `day` a date in UTC, a text as 2026-11-26, or ``"today"``. Each process of a worker stores what it has
+        counted within 15 seconds, and two or three seconds after its last run.
+        """
+        task = getattr(task, "name", task)
+        check_texts(queue=queue, task=task)
+        return Inspection(self.runtime).statistics(queue, task, day_of(day))
 
     @property
     def owner(self) -> dict[str, str]:

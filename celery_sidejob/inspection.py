@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import date
 from types import MappingProxyType
 from typing import Any
 
@@ -18,6 +19,7 @@ from .model import measures, values
 from .model.durable import headers_of
 from .model.errors import JobNotFoundError, SchemaError, StoreUnavailableError
 from .model.progress import Progress
+from .model.statistics import Amount, Statistics, Tally, statistics_of
 from .operations import waiting
 from .operations.runtime import Runtime
 from .services.sweep.duties import TOTALS
@@ -41,6 +43,7 @@ from .store import (
     state,
     statistics,
     tags,
+    tallies,
     tracked,
     trees,
     workers,
@@ -59,6 +62,10 @@ AGES = ("oldest_due_s", "oldest_unpublished_s")
 NOBODY: Mapping[str, int] = MappingProxyType({})
 LIVES = ("alive", "suspected", "silent", "dead", "stopped")
 """What `life_of` tells of a worker."""
+
+Amounts = list[tuple[Tally, Amount]]
+Entries = dict[tuple[str, str], int]
+"""Entries of the dead set, {(queue, task): number}."""
 
 COUNTED = {**measures.COUNTED, **{total: count.meaning for total, count in TOTALS.items()}}
 """The totals in `stats`, and what each means."""
@@ -117,6 +124,16 @@ class Node:
     """Whether it has more than 10,000."""
     progress: dict[str, Any] | None = None
     """How far its present or last run is, as that has said."""
+
+
+def _by_task(amounts: Iterable[tuple[Tally, Amount]], failed: Entries, day: date | None) -> list[Statistics]:
+    found: dict[tuple[str, str], Amounts] = {key: [] for key in failed}
+    for tally, amount in amounts:
+        found.setdefault((tally.queue, tally.task), []).append((tally, amount))
+    return [
+        statistics_of(of_one, queue=queue, task=task, day=day, failed_now=failed.get((queue, task), 0))
+        for (queue, task), of_one in sorted(found.items())
+    ]
 
 
 def life_of(worker: Mapping[str, Any]) -> str:
@@ -211,6 +228,26 @@ class Inspection:
         told = progress.of_jobs(self._runtime.connections, [row.id for row in found])
         hide = self._runtime.settings.redacted
         return [_node(row, _progress(told.get(row.id), hide)) for row in found]
+
+    def statistics(self, queue: str | None, task: str | None, day: date | None) -> Statistics:
+        """Return what the runs of a task in a queue have taken, added up; None for one of them means all."""
+        amounts, failed = self._tallies(queue, task, day)
+        return statistics_of(amounts, queue=queue, task=task, day=day, failed_now=sum(failed.values()))
+
+    def statistics_of_tasks(self, day: date | None) -> list[Statistics]:
+        """Return the same for each task in each of its queues, in the order of the names."""
+        return _by_task(*self._tallies(None, None, day), day)
+
+    def statistics_ever(self) -> list[Statistics]:
+        """Return the same since the schema was made, for monitors; the dead set is not read."""
+        return _by_task(tallies.read(self._runtime.connections, day=tallies.EVER), {}, None)
+
+    def _tallies(self, queue: str | None, task: str | None, day: date | None) -> tuple[Amounts, Entries]:
+        def work(executor: Transaction) -> tuple[Amounts, Entries]:
+            found = list(tallies.read(executor, queue=queue, task=task, day=day))
+            return found, statistics.dead_of(executor, queue=queue, task=task)
+
+        return self._runtime.connections.transact("stats", work)
 
     def stats(self) -> dict[str, Any]:
         """Return the state of the store at a glance, as JSON values; very large numbers are estimated.

@@ -9,7 +9,8 @@ Serve it from a process of yours that is scraped, or write it for the node expor
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -18,6 +19,7 @@ from prometheus_client.registry import Collector
 
 from .inspection import COUNTED, GAUGES, LIVES, Inspection, life_of
 from .model.measures import COUNTED_BY
+from .model.statistics import Durations, Statistics
 from .model.status import UNFINISHED, Status
 
 
@@ -34,7 +36,7 @@ class SideJobCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics."""
         try:
-            found = Inspection(self._sidejob.runtime).stats()
+            found = _read(self._sidejob)
         except Exception:  # the scrape must show `sidejob_up 0`, and the process's other metrics
             found = None
         yield from _metrics(found)
@@ -42,12 +44,18 @@ class SideJobCollector(Collector):
 
 def exposition(sidejob: Any) -> str:
     """Return the metrics in Prometheus' text format; raises what `stats` raises."""
-    return _text(Inspection(sidejob.runtime).stats())
+    return _text(_read(sidejob))
 
 
 def exposition_of_nothing() -> str:
     """Return the text for a store that could not be read: ``sidejob_up 0``, and nothing else."""
     return _text(None)
+
+
+def _read(sidejob: Any) -> Mapping[str, Any]:
+    """Read `stats`, and what runs have taken since the schema was made (`tasks`)."""
+    inspection = Inspection(sidejob.runtime)
+    return {**inspection.stats(), "tasks": inspection.statistics_ever()}
 
 
 def _text(found: Mapping[str, Any] | None) -> str:
@@ -94,6 +102,7 @@ def _metrics(found: Mapping[str, Any] | None) -> Iterator[Metric]:
             family.add_metric([value], count)
         yield family
     yield _durations(found["durations"])
+    yield from _of_tasks(found["tasks"])
 
 
 QUEUE = (
@@ -118,6 +127,36 @@ def _gauge(name: str, meaning: str, labels: list[str], values: Mapping[tuple[str
         if value is not None:
             family.add_metric(label, value)
     return family
+
+
+def _of_tasks(found: Sequence[Statistics]) -> Iterator[Metric]:
+    for name, meaning, part in TAKEN:
+        family = HistogramMetricFamily(name, meaning, labels=["queue", "task"])
+        for one in found:
+            durations: Durations = getattr(one, part)
+            bounds = [f"{bound:g}" for bound, _ in durations.histogram[:-1]]
+            cumulated = accumulate(count for _, count in durations.histogram)
+            family.add_metric(
+                [str(one.queue), str(one.task)], [*zip((*bounds, "+Inf"), cumulated, strict=True)],
+                sum_value=durations.sum_s,
+            )  # fmt: skip
+        yield family
+    for name, meaning, part in HAPPENED:
+        counter = CounterMetricFamily(name, meaning, labels=["queue", "task"])
+        for one in found:
+            counter.add_metric([str(one.queue), str(one.task)], getattr(one, part))
+        yield counter
+
+
+TAKEN = (
+    ("sidejob_task_wait_seconds", "How long runs waited from when they were due to their beginning.", "waits"),
+    ("sidejob_task_run_seconds", "How long runs took, however they ended.", "runs"),
+)
+HAPPENED = (
+    ("sidejob_task_failures", "Runs with which their job or durable task failed.", "failures"),
+    ("sidejob_task_retries", "Runs that are tried again.", "retries"),
+    ("sidejob_task_losses", "Runs that were lost with their worker.", "losses"),
+)
 
 
 def _durations(found: Mapping[str, Mapping[str, Any]]) -> Metric:

@@ -24,7 +24,8 @@ FOR_OURSELVES = {
 """What the package's own layers use of `SideJob`."""
 CLASSES = (
     "SideJob", "Job", "RunningJob", "Port", "DeadSet", "DeadEntry", "Packet", "PollReport", "Subscription", "Timer",
-    "CapacityPool", "SlotHolder", "Queue", "QueueCounts", "Schedule", "HistoryEntry", "WorkerInfo",
+    "CapacityPool", "SlotHolder", "Queue", "QueueCounts", "Schedule", "HistoryEntry", "WorkerInfo", "Statistics",
+    "Durations",
 )  # fmt: skip
 
 

@@ -61,6 +61,18 @@ CREATE TABLE {s}.counters (
   CONSTRAINT counters_pkey PRIMARY KEY (name, label)
 ) WITH (fillfactor = 50);
 
+CREATE TABLE {s}.tallies (
+  day date,
+  queue text,
+  task text,
+  measure text,
+  bucket smallint,
+  number bigint NOT NULL,
+  total_us numeric NOT NULL,
+  squares_us numeric NOT NULL,
+  CONSTRAINT tallies_pkey PRIMARY KEY (day, queue, task, measure, bucket)
+) WITH (fillfactor = 50);
+
 CREATE TABLE {s}.leases (
   name text CONSTRAINT leases_pkey PRIMARY KEY,
   holder bigint,

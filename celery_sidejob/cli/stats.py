@@ -12,6 +12,7 @@ from rich.text import Text
 from ..inspection import COUNTED, GAUGES, Inspection, life_of
 from ..model.errors import SideJobError
 from ..model.measures import TIMED
+from ..model.statistics import Durations, day_of
 from ..model.status import Status
 from .command import Failed, answering
 from .output import Output, status, table_if_any
@@ -26,14 +27,23 @@ LIFE_STYLES = {"alive": "green", "suspected": "yellow", "silent": "yellow", "dea
 @click.option(
     "--all", "everything", is_flag=True, help="Count finished jobs too; reads all jobs, a million in a second."
 )
+@click.option("--day", help="Show what runs took on a day: 2026-11-26, today, yesterday, or `all` that are kept.")
 @answering
-def stats(sidejob: Any, output: Output, prometheus: bool, everything: bool) -> None:
+def stats(sidejob: Any, output: Output, prometheus: bool, everything: bool, day: str | None) -> None:
     """Show queues, unfinished jobs, workers, the dead set, and what went wrong so far.
+
+    With --day it shows, for each task in each queue, how long its runs waited and ran on that day (in UTC), and how
+    many failed, were tried again or were lost.
 
     With --prometheus a store that cannot be read is printed as `sidejob_up 0`; the command still ends with 1.
     """
     if prometheus and output.for_program:
         raise click.UsageError("--json and --prometheus are two formats; choose one.")
+    if day is not None and (prometheus or everything):
+        raise click.UsageError("--day shows something else than --prometheus and --all; give it alone.")
+    if day is not None:
+        _show_day(sidejob, output, day)
+        return
     if prometheus and everything:
         raise click.UsageError("--all is not for --prometheus: a scrape must not read finished jobs.")
     if prometheus:
@@ -46,6 +56,33 @@ def stats(sidejob: Any, output: Output, prometheus: bool, everything: bool) -> N
             found["jobs"] = sidejob.count_jobs()
             found["estimated"] = [what for what in found["estimated"] if what != "jobs"]
     output.answer(found, *_tables(found, everything), *_totals(found))
+
+
+def _show_day(sidejob: Any, output: Output, given: str) -> None:
+    day = None if given == "all" else day_of(given)
+    found = Inspection(sidejob.runtime).statistics_of_tasks(day)
+    rows = [
+        (
+            one.queue, one.task, one.runs.count, *_spread(one.runs), *_spread(one.waits), one.failures, one.retries,
+            one.losses, one.failed_now,
+        )
+        for one in found
+    ]  # fmt: skip
+    shown = table_if_any(
+        "Queue", "Task", "Runs", "Mean", "±", "Waited", "±", "Failed", "Retried", "Lost", "Dead now", rows=rows
+    )
+    document = {"day": None if day is None else day.isoformat(), "tasks": [one.as_document() for one in found]}
+    output.answer(document, shown or Text("Nothing is known of runs then."))
+
+
+def _spread(durations: Durations) -> tuple[str, str]:
+    """Return the mean and the deviation as people read them, short ones in milliseconds."""
+    if not durations.count:
+        return "", ""
+    mean, std = (
+        f"{seconds * 1000:.3g} ms" if seconds < 1 else duration(seconds) for seconds in (durations.mean, durations.std)
+    )
+    return mean, std
 
 
 def _expose(sidejob: Any) -> None:

@@ -58,14 +58,19 @@ TEXTS: dict[type[events.Event], str] = {
 class SignalObserver:
     """Writes events to the log, counts them, and sends their signals."""
 
-    def __init__(self, measures: Measures) -> None:
+    def __init__(self, measures: Measures, *, keeps_statistics: bool = True) -> None:
         self._measures = measures
+        self._keeps_statistics = keeps_statistics
 
     def tell(self, event: events.Event) -> None:
         """Log an event, count it and send its signal."""
         if isinstance(event, events.Swept):
             for total, amount in event.totals.items():
                 self._measures.count(total, amount=amount)
+            return
+        if isinstance(event, events.Measured):
+            if self._keeps_statistics:
+                self._measures.tally(event.queue, event.task, event.measure, event.seconds)
             return
         _log(event)
         if event.total is not None:

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from .statistics import Measure
+
 
 class Counted:
     """What is counted of the events of a class."""
@@ -164,7 +166,17 @@ class Swept:
     totals: Mapping[str, int]
 
 
-Event = JobEvent | TaskEvent | Swept
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a run adds to the statistics of its task in its queue."""
+
+    queue: str
+    task: str
+    measure: Measure
+    seconds: float | None = None
+
+
+Event = JobEvent | TaskEvent | Swept | Measured
 
 COUNTED: tuple[type[JobEvent | TaskEvent], ...] = (
     RunLost, RunRescued, LeaseLost, TaskLost, TaskEndedWell, JobBuried, TaskBuried, JobParked, JobMoved,

@@ -7,9 +7,11 @@ import time
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from . import events, native
+from .statistics import Amount, Measure, Tally, tally_of
 
 BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """The upper bounds of a duration's buckets, in seconds; longer durations go into one more bucket, without a bound."""
@@ -21,6 +23,16 @@ LABELS = {"after": "status"}
 
 Total = tuple[str, str]
 """The key of a total: (name, label)."""
+
+NOTHING: Mapping[Tally, Amount] = MappingProxyType({})
+
+
+class Taken(NamedTuple):
+    """What a process has counted since the last time."""
+
+    totals: dict[Total, float]
+    tallies: dict[Tally, Amount]
+    """Of runs, by queue and task."""
 
 
 class Measures:
@@ -54,18 +66,25 @@ class Measures:
             place = bisect_left(BOUNDS_S, seconds)
             self._add({(f"{operation}_{BUCKET}", str(place)): 1.0, (f"{operation}_{SUM}", ""): seconds})
 
-    def take(self) -> dict[Total, float]:
+    def tally(self, queue: str, task: str, measure: Measure, seconds: float | None = None) -> None:
+        """Add what one run of a task has taken, or that it failed, is tried again or was lost."""
+        if self.begun:
+            tally, amount = tally_of(queue, task, measure, seconds)
+            self._add({}, {tally: amount})
+
+    def take(self) -> Taken:
         """Return the counts since the last call, and forget them."""
         self._reset_after_fork()
         with self._lock:
-            taken = dict(self._values)
+            taken = Taken(dict(self._values), dict(self._tallies))
             self._values.clear()
+            self._tallies.clear()
             self._taken_at = time.monotonic()
         return taken
 
-    def give_back(self, values: Mapping[Total, float]) -> None:
+    def give_back(self, taken: Taken) -> None:
         """Add counts that could not be stored again: they are stored with the next ones."""
-        self._add(values)
+        self._add(*taken)
 
     @property
     def age_s(self) -> float:
@@ -77,11 +96,13 @@ class Measures:
         """Seconds since anything was last counted."""
         return time.monotonic() - self._added_at
 
-    def _add(self, values: Mapping[Total, float]) -> None:
+    def _add(self, values: Mapping[Total, float], tallies: Mapping[Tally, Amount] = NOTHING) -> None:
         self._reset_after_fork()
         with self._lock:
             for key, amount in values.items():
                 self._values[key] = self._values.get(key, 0.0) + amount
+            for tally, further in tallies.items():
+                self._tallies[tally] = self._tallies[tally].plus(further) if tally in self._tallies else further
             self._added_at = time.monotonic()
 
     def _reset_after_fork(self) -> None:
@@ -92,6 +113,7 @@ class Measures:
         self._pid = os.getpid()
         self._lock = native.lock()
         self._values: dict[Total, float] = {}
+        self._tallies: dict[Tally, Amount] = {}
         self._taken_at = self._added_at = time.monotonic()
 
 

@@ -208,6 +208,9 @@ class Settings:
     history: int = _setting(
         100, _NUMBER, "how many runs, and how many own entries, the history of a job keeps; 0 keeps no history"
     )
+    stats_history: int = _setting(
+        30, _NUMBER, "for how many days the statistics of runs are kept, by queue and task; 0 keeps none"
+    )
     queues: dict[str, dict[str, Any]] | None = _setting(  # noqa: RUF009 - as above
         None, _or_none(_QUEUES), "the settings of managed queues, applied when they differ from the last declaration"
     )

@@ -19,22 +19,27 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from typing import Any, TypeVar
 
 from ..model import native
 from ..model.durable import Key
 from ..model.errors import SchemaError, StoreUnavailableError
 from ..model.events import TaskEndedWell
+from ..model.run_end import RunEnd
 from ..store import write_behind
 from ..store.connection.own_executor import OwnExecutor
 from ..store.errors import OutcomeUnknown
 from ..store.outbox import latecomers
 from ..store.outbox.latecomers import LateRun
 from ..store.statement import Transaction
+from . import measuring
 from .after_commit import tell
 from .contents import is_forged
 from .durable_runs import ENDED, HELD, OVER, REFUSED, WAITS, WRITING, LateLock, Run
 from .runtime import Runtime
 from .task_run_end import end_task_runs
+
+T = TypeVar("T")
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -100,6 +105,7 @@ class LateLocks:
 
         If the process dies before the next flush, the row is found again, and the run is repeated.
         """
+        run.ended_at = time.monotonic()
         with self._lock:
             late = self._of(run)
             if late.state == WRITING:
@@ -223,6 +229,9 @@ class LateLocks:
             with self._lock:
                 for late in of_worker:
                     late.state = HELD if late.run.key[0] in held else REFUSED
+            for late in of_worker:
+                if late.run.key[0] in held:
+                    measuring.row_found(late.run, held[late.run.key[0]])
 
     def _write_ends(self, ended: Sequence[LateLock]) -> None:
         for of_worker in _by_worker(ended):
@@ -233,6 +242,10 @@ class LateLocks:
                 for late in of_worker:
                     if late.run.key[0] in gone or late.run.is_revoked:
                         late.then = OVER  # at once: a retry of the others no longer finds its row
+                for late in of_worker:
+                    if late.run.key[0] in gone:
+                        measuring.row_found(late.run, gone[late.run.key[0]])
+                        measuring.task_ended(late.run, RunEnd.COMPLETED)
                 self._take_back([late for late in of_worker if late.then != OVER])
             except OutcomeUnknown:
                 for late in of_worker:
@@ -254,12 +267,10 @@ class LateLocks:
                     "Task %s has run without a lock, and that run does not count: a copy of it does", task_id
                 )
 
-    def _transact(
-        self, name: str, write: Callable[[Transaction, list[LateRun]], set[str]], lates: Sequence[LateLock]
-    ) -> set[str]:
-        """Write runs that belong together, and return the ids of those written."""
+    def _transact(self, name: str, write: Callable[[Transaction, list[LateRun]], T], lates: Sequence[LateLock]) -> T:
+        """Write runs that belong together, and return those that were written, by their ids."""
 
-        def work(executor: Transaction) -> set[str]:
+        def work(executor: Transaction) -> T:
             now = time.monotonic()
             return write(
                 executor,
@@ -341,9 +352,9 @@ def _by_worker(lates: Sequence[LateLock]) -> Iterator[list[LateLock]]:
         yield sorted((late for late in lates if late.run.worker_id == worker_id), key=lambda late: late.run.key)
 
 
-def _remove(executor: Transaction, runs: list[LateRun], *, worker_id: int) -> set[str]:
+def _remove(executor: Transaction, runs: list[LateRun], *, worker_id: int) -> dict[str, Any]:
     ended = end_task_runs(executor, latecomers.remove_late(runs, worker_id=worker_id, pid=os.getpid()))
-    return {row.task_id for row in ended}
+    return {row.task_id: row for row in ended}
 
 
 def of(runtime: Runtime) -> LateLocks:

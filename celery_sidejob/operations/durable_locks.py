@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
+from typing import Any
 
 from ..model.durable import NOWHERE, Address, Message
-from ..model.events import TaskLost, TaskRescued
+from ..model.events import Measured, TaskLost, TaskRescued
+from ..model.statistics import Measure
 from ..store import duplicates
 from ..store.errors import NoAnswer, OutcomeUnknown, repeat
 from ..store.outbox import holds, tasks
@@ -39,7 +41,7 @@ def begin(  # noqa: PLR0913 - the lock's own columns
         )
         if begun is None:
             return False
-        run.pool = begun.pool
+        _note_begun(run, begun)
         if noted:
             duplicates.note(executor, [(run.key[0], str(address.call))], kept_s=duplicates.RECENT_S)
         return True
@@ -100,6 +102,7 @@ def adopt(runtime: Runtime, run: Run, message: Message, *, pid: int, on_lost: st
     begun = adopted is not None and (
         adopted.begun or _begin_by_permit(runtime, run, pid=pid, on_lost=on_lost, max_losses=max_losses)
     )
+    run.queue = message.queue
     return begun and _counts(runtime, run, address)
 
 
@@ -146,8 +149,12 @@ def _begin_by_permit(runtime: Runtime, run: Run, *, pid: int, on_lost: str, max_
         raise AtGateError(f"task {run.key[0]} waits at the gate of its queue")
     if begun is None:
         return False
-    run.pool = begun.pool
+    _note_begun(run, begun)
     return True
+
+
+def _note_begun(run: Run, begun: Any) -> None:
+    run.pool, run.queue, run.waited_s = begun.pool, begun.queue, begun.waited_s
 
 
 def _is_mine(runtime: Runtime, run: Run, *, pid: int, is_here: bool) -> bool:
@@ -173,5 +180,7 @@ def _lose(runtime: Runtime, end: TaskEnd) -> int:
     for row in taken:
         if row.loss:
             rescued = [TaskRescued(row.task_id, row.task)] if row.goes_on else []
-            tell(runtime, TaskLost(row.task_id, row.task), *rescued)
+            doomed = [] if row.goes_on else [Measured(row.queue, row.task, Measure.FAILURE)]
+            lost = TaskLost(row.task_id, row.task)
+            tell(runtime, lost, *rescued, Measured(row.queue, row.task, Measure.LOSS), *doomed)
     return len(taken)

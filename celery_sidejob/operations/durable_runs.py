@@ -6,6 +6,7 @@ The order is lock (`durable_locks.py`), body, result, then removal together with
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -73,6 +74,13 @@ class Run:
     """The managed queue in which the end of this run frees a slot."""
     pool: str | None = None
     """The capacity pool in which the end of this task frees a slot."""
+    queue: str | None = None
+    """The queue of its row; None until that is known."""
+    waited_s: float | None = None
+    """Seconds from the moment at which it was due to its beginning; None until that is known."""
+    began_at: float = field(default_factory=time.monotonic)
+    ended_at: float | None = None
+    """When the run ended well whose row is removed later; both by the monotonic clock."""
     late: LateLock | None = None
     """The state of the lock, where it is written later."""
     stopping: Callable[[], bool] = lambda: False

@@ -43,6 +43,8 @@ class Hold:
     """Rows of ports that earlier units of the run have read; see `LockSet`."""
     slot_in: str | None = None
     """The managed queue in which the end of this run frees a slot."""
+    began_at: float | None = None
+    """When it began, by the monotonic clock of its own process; None in any other process."""
     in_doubt: bool = False
     """Whether a commit of this run may still continue behind a broken connection, also after a later try failed."""
 

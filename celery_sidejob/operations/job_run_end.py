@@ -22,6 +22,7 @@ from ..model.status import Status
 from ..store import askings, asks, claims, dead, moving, packets, ports
 from ..store.outbox import arming, continuations
 from ..store.statement import Transaction
+from . import measuring
 from .after_commit import AfterCommit
 from .dependencies import mark_ended
 from .hold import Hold
@@ -95,6 +96,7 @@ def end_job_run(  # noqa: PLR0913 - a run, how it ended, and where that is writt
         asks.drop_runs(executor, hold.job_id)
         ports.unsubscribe(executor, hold.job_id)  # nobody would read the messages of its channels
     _note_failure(hold, ending, after_commit)
+    after_commit.events += measuring.ended(hold, ending.how, gives_up=ending.gives_up == Status.FAILED)
     if row.status in (Status.FAILED, ending.gives_up):
         _bury(executor, hold, row, ending, after_commit)
     return row

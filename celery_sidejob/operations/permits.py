@@ -92,7 +92,7 @@ def begin_task(  # noqa: PLR0913 - the lock's own columns
 ) -> tuple[Any | None, str | None, bool]:
     """Lock the row of a durable task in a managed queue: (begun, the queue whose slot its end frees, left at the gate).
 
-    `begun` is the row's (pool), None if the run may not begin.
+    `begun` is the row's (pool, queue, waited_s), None if the run may not begin.
 
     Nothing happens if nobody manages the queue, or the row does not wait.
     """

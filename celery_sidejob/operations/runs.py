@@ -19,7 +19,7 @@ from ..store.borrowed.borrowed import Borrowed, transaction_id
 from ..store.claims import Try
 from ..store.errors import OutcomeUnknown
 from ..store.statement import Transaction
-from . import permits
+from . import measuring, permits
 from .follow_up import follow_up
 from .hold import BeginsAgainError, Hold, check_fence, lease_lost, repeat_until_known
 from .lending import follow_commit_of
@@ -91,6 +91,16 @@ def claim(  # noqa: PLR0913 - what the delivery names, and who begins it
     further run is owed for it. If there are more than `LOOK_MOST` children, a body that asks for them reads them later:
     it may see an end for which a further run is owed, but it misses none.
     """
+    hold = _claim(runtime, job_id, task, for_run, worker_id, queue, tasks, passes)
+    if hold is not None:
+        measuring.begun(runtime, hold)
+    return hold
+
+
+def _claim(  # noqa: PLR0913 - as above
+    runtime: Runtime, job_id: int, task: str, for_run: int, worker_id: int, queue: str | None,
+    tasks: Callable[[], Collection[str]], passes: bool,
+) -> Hold | None:  # fmt: skip
     of_queue = partial(_claim_by_permit, runtime, job_id=job_id, task=task, tasks=tasks, worker_id=worker_id)
     if queue is not None and not passes and permits.is_known(runtime, queue):
         is_managed, hold = of_queue(queue)
@@ -159,7 +169,10 @@ def _held(found: Sequence[Any], worker_id: int) -> Hold:
     row = found[0] if found[0].status == Status.TERMINATING else found[0]._replace(status=str(Status.RUNNING))
     reads_them = row.run_kind == "run" and not row.has_many_children
     children = sorted(found[1:], key=attrgetter("id")) if reads_them else None
-    return Hold(row.id, row.run_no, worker_id, row.run_kind, started=row.started, row=row, children=children)
+    return Hold(
+        row.id, row.run_no, worker_id, row.run_kind, started=row.started, row=row, children=children,
+        began_at=time.monotonic(),
+    )  # fmt: skip
 
 
 def commit(runtime: Runtime, hold: Hold, unit: Unit) -> None:

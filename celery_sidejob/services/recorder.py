@@ -12,13 +12,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from ..operations import parking
-from ..store.measured import MeasuredConnections
+from ..store.measured import EVERY_S, MeasuredConnections
 
 logger = logging.getLogger("celery_sidejob")
 
 LOOK_S = 1.0
 QUIET_S = 2.0
 """Shorter than an idle connection is kept, to avoid opening one for this."""
+BUSY_S = 1.5 * EVERY_S
 
 Served = tuple[int, Sequence[str], Sequence[str]]
 
@@ -39,9 +40,13 @@ class Recorder:
         connections.measures.begin()
 
     def run_once(self) -> bool:
-        """Store the counts if nothing has been counted for a moment; tell whether anything was stored."""
+        """Store the counts if nothing has been counted for a moment; tell whether anything was stored.
+
+        A process that is busy with durable tasks alone makes no transaction after which it would store them itself.
+        """
         self._note_what_is_served()
-        if self._connections.measures.quiet_s < QUIET_S:
+        measures = self._connections.measures
+        if measures.quiet_s < QUIET_S and measures.age_s < BUSY_S:
             return False
         return self._connections.record()
 

@@ -21,7 +21,9 @@ from .statement import Reader, Statement, Transaction, first
 _RUN = f"{ROW}, a.task_id, a.unique_key, j.started, j.terminate_tree, a.options::text AS options, j.failed_by"
 """The columns of its job and its asking that a run needs."""
 
-_CHILD = f"{HANDLE}, NULL::boolean, NULL::boolean, NULL::text, NULL::bigint{', NULL::boolean' * 4}"
+_CHILD = (
+    f"{HANDLE}, NULL::boolean, NULL::boolean, NULL::text, NULL::bigint{', NULL::boolean' * 4}, NULL::double precision"
+)
 """A child of the job, in the same columns as the job in the result of a claim."""
 
 
@@ -49,7 +51,8 @@ claimed AS (
   RETURNING j.*),
 held AS (
   UPDATE {{messages}} m SET {HELD}
-  FROM claimed WHERE m.job_id = claimed.id RETURNING m.losses),
+  FROM claimed WHERE m.job_id = claimed.id
+  RETURNING m.losses, extract(epoch FROM now() - m.due_at)::double precision AS waited_s),
 past AS (
   DELETE FROM {{timers}} t USING claimed
   WHERE t.job_id = claimed.id AND claimed.status <> 'terminating' AND t.due_at <= now() AND t.ask IN ('run', 'force')
@@ -67,7 +70,8 @@ SELECT {_RUN}, (SELECT held.losses > 0 FROM held) AS takes,
     WHERE p.id = j.parent_id AND p.terminate_tree AND p.status IN ('terminating', 'terminated')) AS came_late,
   (SELECT is_large FROM family) AS has_many_children,
   j.run_kind = 'run' AND j.rate_terminates AND j.rate_opens_at - make_interval(secs => j.rate_interval_s) > now()
-    AS is_too_soon
+    AS is_too_soon,
+  (SELECT held.waited_s FROM held) AS waited_s
 FROM claimed j LEFT JOIN {{askings}} a ON a.job_id = j.id AND a.closed_at IS NULL
 UNION ALL
 SELECT c.* FROM family CROSS JOIN LATERAL (
@@ -123,8 +127,8 @@ def claim(
     No children if there are more than `most` (`has_many_children`), and none for a shutdown. Returns nothing if the
     delivery is stale, or the job is of another `task`. `came_late`: the job never came to rest and was not terminated,
     and its parent was terminated recursively before the transaction that made it a child was committed. `is_too_soon`:
-    the run is beyond the job's rate, by which the job is to be terminated. A run takes a token of its job's bucket: it
-    moves the moment from which the next may begin.
+    the run is beyond the job's rate, by which the job is to be terminated. `waited_s`: how long it was due. A run takes
+    a token of its job's bucket: it moves the moment from which the next may begin.
 
     Every deciding column is in `jobs`: of two claims that waited for each other only one finds its row. The message's
     row may be seen as of the statement's start, which is harmless: its `due_at` moves forward only with `run_no`, or

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from ..model.errors import SchemaError, StoreUnavailableError
 from ..model.measures import TIMED, Measures
-from . import counters
+from . import counters, tallies
 from .connection.connections import Connections
 from .connection.own_executor import OwnExecutor
 from .errors import OutcomeUnknown
@@ -48,10 +48,17 @@ class MeasuredConnections(Connections):
         Never raises for the store: a count must not disturb the work that it counts.
         """
         taken = self.measures.take()
-        if not taken:
+        if not taken.totals and not taken.tallies:
             return False
+
+        def add(executor: OwnExecutor) -> None:
+            if taken.totals:
+                counters.add(executor, taken.totals)
+            if taken.tallies:
+                tallies.add(executor, taken.tallies)
+
         try:
-            super().transact("record", lambda executor: counters.add(executor, taken), single=True)
+            super().transact("record", add, single=not (taken.totals and taken.tallies))
         except (OutcomeUnknown, SchemaError) as error:  # better too little than twice
             logger.debug("The counts are not stored: %s", error)
         except StoreUnavailableError as error:

@@ -20,7 +20,7 @@ from typing import Any
 from ..model.durable import Content, Key
 from .claims import BEGINS, claiming
 from .outbox.arming import AT_GATE, NEVER
-from .outbox.holds import HELD, LIVES
+from .outbox.holds import HELD, LIVES, WAITED
 from .outbox.tasks import DIGEST
 from .statement import Reader, Statement, Transaction, first
 
@@ -293,8 +293,8 @@ begun AS (
   WHERE m.task_id = %(task_id)s AND m.generation = %(generation)s AND m.locked_by IS NULL AND m.doom IS NULL
     AND m.body IS NOT NULL AND m.task = %(task)s AND {DIGEST} = %(digest)s
     AND (EXISTS (SELECT FROM token) OR NOT best.has_rate) AND {LIVES}
-  RETURNING m.pool)
-SELECT pool FROM begun"""
+  RETURNING m.pool, m.queue, {WAITED})
+SELECT pool, queue, waited_s FROM begun"""
 )
 
 
@@ -302,7 +302,7 @@ def begin(
     executor: Transaction, key: Key, content: Content, *, queue: str, worker_id: int, pid: int, on_lost: str,
     max_losses: int,
 ) -> Any | None:  # fmt: skip
-    """Lock the row of a durable task for a run, as `holds.begin` does, if the gate of its queue is open: its (pool).
+    """Lock the row of a durable task for a run, as `holds.begin` does, if the gate of its queue is open.
 
     The transaction has locked the queue. A token of the rate is spent even if the content turns out to be forged.
     """

@@ -141,6 +141,27 @@ def dead_groups(executor: Reader) -> Sequence[Any]:
     return executor.run(_DEAD_GROUPS, limit=GROUPED)
 
 
+def _dead_of(which: str) -> Statement:
+    return Statement(f"""
+SELECT d.queue, d.task, count(*) AS entries FROM (
+  SELECT queue, task FROM {{dead}} {which} ORDER BY id DESC LIMIT %(limit)s) d
+WHERE %(queue)s::text IS NULL OR d.queue = %(queue)s
+GROUP BY 1, 2""")
+
+
+_DEAD_OF_ALL = _dead_of("")
+_DEAD_OF_TASK = _dead_of("WHERE task = %(task)s")
+
+
+def dead_of(executor: Reader, *, queue: str | None, task: str | None) -> dict[tuple[str, str], int]:
+    """Count the newest `GROUPED` entries of the dead set, or of a task, of all queues or of one: {(queue, task): n}."""
+    if task is None:
+        found = executor.run(_DEAD_OF_ALL, queue=queue, limit=GROUPED)
+    else:
+        found = executor.run(_DEAD_OF_TASK, queue=queue, task=task, limit=GROUPED)
+    return {(row.queue or "", row.task or ""): row.entries for row in found}
+
+
 _SUSPENDED = Statement("""
 SELECT count(*) AS rows FROM {askings} a JOIN {jobs} j ON j.id = a.job_id
 WHERE a.closed_at IS NULL AND j.status = 'suspended' AND (%(queue)s::text IS NULL OR j.queue = %(queue)s)""")

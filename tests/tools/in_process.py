@@ -193,7 +193,7 @@ class Stage:
         Left out are who is alive, the counters, to which a later call adds what earlier ones counted, and the columns
         `without` of messages.
         """
-        left_out = {"workers", "leases", "counters"}
+        left_out = {"workers", "leases", "counters", "tallies"}
         rows = dict.fromkeys((name for name in self.row_counts() if name not in left_out), "t")
         if without:
             kept = ", ".join(f"t.{name}" for name in self._columns_of_messages if name not in without)
@@ -274,8 +274,9 @@ EMPTY = """
     DO $$ BEGIN IF pg_relation_size('jobs') + pg_relation_size('packets') + pg_relation_size('messages') > 2e6 THEN
       TRUNCATE jobs, messages, publications CASCADE; END IF; END $$;
     DELETE FROM jobs; DELETE FROM messages; DELETE FROM dead; DELETE FROM workers; DELETE FROM registry;
-    DELETE FROM askings; DELETE FROM counters; DELETE FROM publications; DELETE FROM tree_terminations;
-    DELETE FROM dependencies; DELETE FROM tree_deletions; DELETE FROM queues; DELETE FROM limit_keys;
+    DELETE FROM askings; DELETE FROM counters; DELETE FROM tallies; DELETE FROM publications;
+    DELETE FROM tree_terminations; DELETE FROM dependencies; DELETE FROM tree_deletions;
+    DELETE FROM queues; DELETE FROM limit_keys;
     DELETE FROM capacity_pools; DELETE FROM tags; DELETE FROM tag_counts; DELETE FROM tag_changes; DELETE FROM tracked;
     DELETE FROM schedules; DELETE FROM batches; DELETE FROM run_history; DELETE FROM job_log;
     DELETE FROM progress;

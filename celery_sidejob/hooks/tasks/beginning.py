@@ -16,7 +16,7 @@ from celery.exceptions import Ignore, SoftTimeLimitExceeded
 
 from ...model.durable import ADOPTED, DIGEST, HEADER, LATE, WORKER, Address, Content, Digest, Key, Message, key_of
 from ...model.errors import StoreUnavailableError
-from ...operations import deferred_locks, durable_locks, revocation
+from ...operations import deferred_locks, durable_locks, measuring, revocation
 from ...operations.contents import as_kept, is_forged
 from ...operations.durable_runs import Run
 from ...operations.permits import AtGateError
@@ -169,6 +169,7 @@ def _note_begun(delivery: Delivery, run: Run) -> None:
         (request.headers or {}).pop(ours, None)
     if request.chord:
         chords.install(task.app, task.backend)
+    measuring.task_begun(run)
     request.sidejob_run = run  # the request's own: another delivery of this id may come and go in a thread
     RUNS[request.id] = run
 

@@ -16,7 +16,8 @@ from celery.exceptions import Ignore, SoftTimeLimitExceeded
 
 from ...model.durable import Death
 from ...model.errors import LeaseLostError, StoreUnavailableError
-from ...operations import burials, capacity, deferred_locks, durable_ends, durable_locks, permits
+from ...model.run_end import RunEnd
+from ...operations import burials, capacity, deferred_locks, durable_ends, durable_locks, measuring, permits
 from ...operations.durable_runs import Run, lease_lost
 from .. import bodies
 from . import chords
@@ -110,6 +111,8 @@ def _over(sender: Any = None, retval: Any = None, state: str | None = None, **_:
 
 def _end(task: Any, run: Run, state: str | None, retval: Any) -> None:
     runtime, request = run.runtime, task.request
+    if run.moved:
+        measuring.task_ended(run, RunEnd.RETRIED if state == states.RETRY else RunEnd.COMPLETED)
     if run.moved or run.is_lost or state is None or _is_cut_off(run, state):
         return  # it goes on as another message; or this process is about to end, and the worker sees to it
     if state == states.IGNORED or (state == states.SUCCESS and run.result_is_stored):
@@ -119,6 +122,7 @@ def _end(task: Any, run: Run, state: str | None, retval: Any) -> None:
         if state == states.SUCCESS:
             chords.wait_for_body(run, task.backend, request, retval)
         durable_ends.end(runtime, run)
+        measuring.task_ended(run, RunEnd.COMPLETED)
         return
     durable_locks.have_lock(runtime, run)
     if state == states.REJECTED and getattr(retval, "requeue", False):
@@ -129,10 +133,12 @@ def _end(task: Any, run: Run, state: str | None, retval: Any) -> None:
             "failed", error_text(error, state), run.traceback or traceback_of(error), request.retries or 0,
             bodies.group_of(error),
         )  # fmt: skip
-        burials.fail(
+        failed = burials.fail(
             runtime, run.key, death, by="run", worker_id=run.worker_id, patient=not run.has_waited,
             unknown=run.end_is_unknown,
         )  # fmt: skip
+        if failed:
+            measuring.task_ended(run, RunEnd.FAILED)
 
 
 def _is_cut_off(run: Run, state: str) -> bool:

@@ -15,7 +15,7 @@ from ...model.checks import MOST
 from ...model.retention import Retention
 from ...model.status import Status
 from ...operations.deletion import PRUNED_TOGETHER, Expired, LargeTree, delete_finished
-from ...store import dead, duplicates, jobs, registry
+from ...store import dead, duplicates, jobs, registry, tallies
 from ...store.outbox import burials
 from ..duty import Report
 from .sweep import Sweep, SweepDuty
@@ -80,7 +80,14 @@ class Prune(SweepDuty):
                 yield Report()
         registry.forget_unserved(self._connections)
         yield Report()
+        yield from self._statistics(settings.stats_history)
         yield from self._jobs(settings.retention or Retention())
+
+    def _statistics(self, days: int) -> Iterator[Report]:
+        """Forget the days whose statistics are not kept any more, one in each transaction."""
+        forget = partial(tallies.forget, days=days)
+        while self._connections.transact("prune", forget, single=True):
+            yield Report()
 
     def _dead_jobs(self, bounds: dead.Bounds) -> Iterator[Report]:
         """Remove entries together with their jobs: nobody would find a failed job that has no entry."""

@@ -23,13 +23,16 @@ HELD = """locked_by = %(worker_id)s, locked_at = now(), locked_pid = %(pid)s, ne
 LIVES = "EXISTS (SELECT FROM {workers} w WHERE w.id = %(worker_id)s AND w.dead_at IS NULL)"
 """The condition, as SQL, that the worker which is to hold a row was not declared dead."""
 
+WAITED = "extract(epoch FROM now() - m.due_at)::double precision AS waited_s"
+"""The column, as SQL, that says how long a run has waited since it was due."""
+
 _BEGIN = Statement(
     f"""
 UPDATE {{messages}} m SET {HELD}, on_lost = %(on_lost)s, max_losses = %(max_losses)s
 WHERE task_id = %(task_id)s AND generation = %(generation)s AND locked_by IS NULL AND doom IS NULL AND body IS NOT NULL
   AND task = %(task)s AND {DIGEST} = %(digest)s AND due_at < {AT_GATE} AND NOT EXISTS ({MANAGED})
   AND {LIVES}
-RETURNING pool""",
+RETURNING pool, queue, {WAITED}""",
     frequent=True,
 )
 
@@ -37,7 +40,7 @@ RETURNING pool""",
 def begin(
     executor: Transaction, key: Key, content: Content, *, worker_id: int, pid: int, on_lost: str, max_losses: int
 ) -> Any | None:
-    """Lock the row for a run of its content, and return its (pool).
+    """Lock the row for a run of its content, and return its (pool, queue, waited_s).
 
     None for a copy: the task runs, ended, moved on, or is in the dead set. Also None if the content differs from the
     row's, if the row waits for a slot of its capacity pool, or its queue is managed: then `permits.begin` decides.
@@ -194,7 +197,7 @@ UPDATE {{messages}} m SET {UNLOCKED}, published_at = NULL, suspected_at = NULL, 
   losses = m.losses + free.loss,
   doom = coalesce(m.doom, CASE WHEN free.begun AND m.on_lost = 'dead'
     OR free.loss > 0 AND m.losses + free.loss >= m.max_losses THEN 'lost' END)
-FROM free WHERE m.task_id = free.task_id RETURNING m.task_id, m.task, free.loss, m.doom IS NULL AS goes_on"""
+FROM free WHERE m.task_id = free.task_id RETURNING m.task_id, m.task, m.queue, free.loss, m.doom IS NULL AS goes_on"""
 
 _GIVE_BACK = Statement(
     free(
@@ -209,7 +212,7 @@ _GIVE_BACK = Statement(
 def give_back(task_ids: Iterable[str], *, worker_id: int, loss: bool, begun: bool) -> TaskEnd:
     """Take back runs that their own worker no longer executes; doom those that had begun and must not be repeated.
 
-    Returns (task_id, task, loss, goes_on).
+    Returns (task_id, task, queue, loss, goes_on).
     """
     parameters = {"task_ids": list(task_ids), "worker_id": worker_id, "loss": int(loss), "begun": begun}
     return TaskEnd(RunEnd.LOST if loss else RunEnd.GIVEN_BACK, _GIVE_BACK, parameters)

@@ -36,6 +36,7 @@ _WAS_THERE = "m.locked_by IS NULL AND m.due_at <= now() - make_interval(secs => 
 
 _RUNS = """unnest(%(task_ids)s::text[], %(tasks)s::text[], %(digests)s::text[], %(ages)s::double precision[],
   %(max_losses)s::int[]) AS r(task_id, task, digest, age_s, max_losses)"""
+_WAITED = "extract(epoch FROM now() - m.due_at)::double precision - r.age_s AS waited_s"
 _IS_ITS_OWN = f"m.task = r.task AND {DIGEST} = r.digest"
 
 
@@ -54,18 +55,18 @@ FROM {_RUNS}
 WHERE m.task_id = r.task_id AND m.generation = {_FIRST} AND m.body IS NOT NULL AND {_IS_ITS_OWN}
   AND ({_WAS_THERE} AND m.doom IS NULL OR m.locked_by = %(worker_id)s AND m.locked_pid = %(pid)s)
   AND {LIVES}
-RETURNING m.task_id""",
+RETURNING m.task_id, m.queue, {_WAITED}""",
     frequent=True,
 )
 
 
-def lock_late(executor: Transaction, runs: Sequence[LateRun], *, worker_id: int, pid: int) -> set[str]:
+def lock_late(executor: Transaction, runs: Sequence[LateRun], *, worker_id: int, pid: int) -> dict[str, Any]:
     """Lock the rows of runs that have already begun; returns those that are locked now, also by an earlier try.
 
-    The other rows belong to other runs, are gone or doomed, or have another content.
+    {task id: (queue, waited_s)}. The other rows belong to other runs, are gone or doomed, or have another content.
     """
     found = executor.run(_LOCK_LATE, worker_id=worker_id, pid=pid, **_parameters(runs))
-    return {row.task_id for row in found}
+    return {row.task_id: row for row in found}
 
 
 _REMOVE_LATE = Statement(
@@ -74,13 +75,13 @@ DELETE FROM {{messages}} m USING {_RUNS}, (SELECT {SOON} AS how) commit
 WHERE commit.how = 'off' AND m.task_id = r.task_id AND m.generation = {_FIRST} AND m.body IS NOT NULL
   AND {_IS_ITS_OWN}
   AND ({_WAS_THERE} OR m.locked_by = %(worker_id)s AND m.locked_pid = %(pid)s)
-RETURNING m.task_id""",
+RETURNING m.task_id, m.queue, {_WAITED}""",
     frequent=True,
 )
 
 
 def remove_late(runs: Sequence[LateRun], *, worker_id: int, pid: int) -> TaskEnd:
-    """Remove the rows of runs that ended well, whether they were locked or not; returns their task ids.
+    """Remove the rows of runs that ended well, whether they were locked or not; returns (task_id, queue, waited_s).
 
     Commits without waiting for the disk: a row that is back after a crash of the server belongs to a repeatable task.
     """

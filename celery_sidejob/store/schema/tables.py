@@ -32,6 +32,7 @@ TABLES = {
     "workers": Table("id ident revision broker locked started_at beat_at suspect_at suspect_by dead_at"),
     "served": Table("worker_id queues tasks skew_s", "SELECT INSERT UPDATE"),
     "counters": Table("name label value", "SELECT INSERT UPDATE"),
+    "tallies": Table("day queue task measure bucket number total_us squares_us"),
     "leases": Table("name holder expires_at", "SELECT UPDATE"),
     "queues": Table(
         "name ordered run_limit key_limit rate_interval_s rate_burst rate_opens_at paused_at pause_reason declared"

@@ -1,0 +1,66 @@
+"""The statistics of two real workers: they say of each run what the runs have written down themselves."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from celery_sidejob.model.statistics import Statistics
+from tests.acceptance.scene import Scene
+from tests.tools.waiting import wait_until
+
+SLOW_S = 0.3
+MANY = 30
+
+
+def statistics(scene: Scene, task: str) -> Statistics:
+    return scene.sidejob.statistics(task=f"acceptance.{task}", day=None)
+
+
+def test_workers_count_what_their_runs_have_taken(scene: Scene) -> None:
+    """Jobs, durable tasks, and tasks that begin without a lock; on two workers, with failures and retries."""
+    for _ in range(2):
+        scene.worker(concurrency=2)
+    for number in range(MANY):
+        scene.enqueue("timed", (number, SLOW_S if number % 10 == 0 else 0.0))
+        scene.app.send_task("acceptance.timed_task", (1000 + number, SLOW_S if number % 10 == 0 else 0.0))
+        scene.app.send_task("acceptance.late_task", (2000 + number, SLOW_S if number % 10 == 0 else 0.0))
+    scene.enqueue("retried", (3000, 0.0))
+    scene.app.send_task("acceptance.retried_task", (3001, 0.0))
+    scene.app.send_task("acceptance.failing_task")
+    wait_until(lambda: len(scene.record.of("ended")) == 3 * MANY + 2, timeout=60, message="all runs")
+
+    runs = {"timed": MANY, "timed_task": MANY, "late_task": MANY, "retried": 3, "retried_task": 3, "failing_task": 1}
+
+    def counted() -> bool:
+        found = {task: statistics(scene, task) for task in runs}
+        taken = {task: (one.runs.count, one.waits.count) for task, one in found.items()}
+        return taken == {task: (count, count) for task, count in runs.items()}
+
+    wait_until(counted, timeout=30, message="the statistics of all runs")
+    for task in ("timed", "timed_task", "late_task"):
+        found = statistics(scene, task)
+        slow = sum(count for bound, count in found.runs.histogram if bound > 0.25)
+        assert slow >= MANY // 10
+        assert found.runs.sum_s >= SLOW_S * MANY / 10
+        assert found.waits.sum_s > 0, task
+        assert (found.failures, found.retries, found.losses, found.failed_now) == (0, 0, 0, 0)
+    assert [statistics(scene, task).retries for task in ("retried", "retried_task")] == [2, 2]
+    failing = statistics(scene, "failing_task")
+    assert (failing.failures, failing.failed_now) == (1, 1)
+
+
+@pytest.mark.pools("prefork", reason="a process of the pool is killed")
+def test_runs_that_are_lost_are_counted_by_who_finds_them(scene: Scene) -> None:
+    worker = scene.worker(concurrency=1)
+    scene.enqueue("timed", (1, 30.0))
+    scene.record.wait_for("began", number=1)
+    os.kill(worker.children()[0], signal.SIGKILL)
+    wait_until(lambda: statistics(scene, "timed").losses == 1, timeout=30, message="the loss of the job's run")
+    scene.record.wait_for("began", number=1, count=2)
+    worker.kill_group()
+    scene.worker(concurrency=1)
+    wait_until(lambda: statistics(scene, "timed").losses == 2, timeout=40, message="the loss with its worker")
+    assert statistics(scene, "timed").runs.count == 0
