@@ -14,7 +14,7 @@ BENCHMARKS = {
     "peers": "Celery on redis:// and sidejobpg:// against procrastinate and pgqueuer",
     "scale": "what statements cost on large tables",
     "finding": "lists of jobs by tag, age and failure group, in a store with a million jobs and in an empty one",
-    "history": "what the history of jobs costs a run",
+    "history": "what the history of jobs and the statistics cost a run",
     "million": "what each statement of workers and each page of commands costs over a million rows of each kind",
     "suspended": "what a million suspended jobs cost a wake, other jobs and a worker's memory",
     "memory": "how much memory a worker takes while it runs tens of thousands of jobs and durable tasks",

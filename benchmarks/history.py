@@ -1,4 +1,4 @@
-"""What the history costs a run: the same runs with it and without it, on one Postgres, in turns.
+"""What history and statistics cost a run: the same runs with both and with neither, on one Postgres, in turns.
 
 A run is claimed and ended in this process, without a broker and a body: nothing hides what the store does. `python
 -m benchmarks history [--runs N] [--rounds N]`.
@@ -20,25 +20,30 @@ from celery_sidejob.operations import endings, runs
 from celery_sidejob.operations.job_run_end import Ending
 from celery_sidejob.operations.runs import Unit
 from celery_sidejob.store import workers
+from celery_sidejob.store.measured import MeasuredConnections
 from celery_sidejob.store.schema.migrate import upgrade
 
 ALLOWED = 1.05
-"""How much longer a run may take with a history."""
+"""How much longer a run may take with both."""
 
 
 class Side:
-    """Runs with a history of so many runs, in a schema of its own."""
+    """Runs in a schema of its own, with a history of so many runs and statistics, or (0) with neither."""
 
     def __init__(self, url: str, history: int) -> None:
         schema = f"with_{history}"
         upgrade(url, schema)
         app = Celery(schema, broker="memory://", set_as_current=False)
         app.conf.update(
-            sidejob_database_url=url, sidejob_schema=schema, sidejob_history=history, task_ignore_result=True
-        )
+            sidejob_database_url=url, sidejob_schema=schema, sidejob_history=history,
+            sidejob_stats_history=30 if history else 0, task_ignore_result=True,
+        )  # fmt: skip
         self.sidejob = SideJob(app)
         self._task = self.sidejob.task(noop, name="noop")
         self._runtime = self.sidejob.runtime
+        connections = self._runtime.connections
+        assert isinstance(connections, MeasuredConnections)
+        connections.measures.begin()  # as a worker's process does
         self._worker_id = workers.register(self._runtime.connections, str(uuid.uuid4()))
         self._old = self.sidejob.enqueue(self._task)
 
@@ -81,7 +86,7 @@ def main(arguments: list[str]) -> int | None:
             kind = "jobs that run once" if what == "once" else "one job that runs again and again"
             without, with_it = (Median.of(found[side]).middle * 1000 for side in ("0", "100"))
             shown = f"{ratio.middle:.3f} ({ratio.lower:.3f} to {ratio.upper:.3f})"
-            print(f"{kind:36}{without:8.3f} ms without, {with_it:8.3f} ms with a history: {shown}")
+            print(f"{kind:36}{without:8.3f} ms without, {with_it:8.3f} ms with both: {shown}")
             late = late or ratio.middle > ALLOWED
         for side in sides.values():
             side.sidejob.close()

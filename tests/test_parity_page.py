@@ -53,6 +53,7 @@ PAGES = {
         *ids("QL-", 3, (125, 131), (170, 184), (190, 197), (224, 224), (304, 304), (309, 309)),
         *ids("QL-", 3, (35, 35), (115, 116), (118, 119), (140, 144), (146, 147), (150, 152)),
         *ids("QL-", 3, (210, 214), (220, 222)), *ids("B-Q", 1, (32, 33)),
+        *ids("QL-", 3, (15, 15), (58, 58), (103, 103), (200, 206)), *ids("B-Q", 1, (23, 24)),
         *ids("B-Q", 1, (14, 15), (22, 22), (25, 25)),
         *ids("B-Q", 1, (2, 2), (4, 4), (10, 11), (13, 13), (16, 17), (19, 20), (26, 26), (29, 30)),
     ],
@@ -69,7 +70,7 @@ PAGES = {
 }  # fmt: skip
 """What each page has: all that was found in the older system, and of qless what concerns queues and recurring jobs."""
 HOW_MANY = {
-    "capacity": 55 + 14, "durable_job": 64 + 25, "qless": 80 + 18, "reliable_fetch": 41 + 17 + 12 + 18,
+    "capacity": 55 + 14, "durable_job": 64 + 25, "qless": 90 + 20, "reliable_fetch": 41 + 17 + 12 + 18,
     "sidejob": 235 + 33,
 }  # fmt: skip
 MOST_THAT_DO_NOT_APPLY = {"capacity": 3, "durable_job": 5, "qless": 1, "reliable_fetch": 8, "sidejob": 15}
