@@ -20,7 +20,7 @@ from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.pool import NullPool
 
-from celery_sidejob import RunningJob, SideJob, Status, StoreUnavailableError
+from celery_sidejob import JobFailed, RunningJob, SideJob, Status, StoreUnavailableError
 from tests.tools.brokers import Broker
 from tests.tools.recorder import Record
 from tests.tools.waiting import wait_until
@@ -364,3 +364,26 @@ def retried(job: RunningJob, number: int, countdown: float) -> None:
     if job.run_no < 3:
         raise job.retry(countdown=countdown)
     note("ended", job, number=number)
+
+
+# -- what is found and followed ---------------------------------------------------------------------------------------
+
+
+@sidejob.task(name="acceptance.parcel", max_retries=1)
+def parcel(job: RunningJob) -> None:
+    """Hold on in the first run, which is killed, be retried in the second, and complete in the third."""
+    job.tag("packed").log("packed", run=job.run_no)
+    job.checkpoint()
+    note("holding", job)
+    if job.run_no == 1:
+        _hold(job)
+    if job.run_no == 2:
+        raise job.retry(countdown=0)
+
+
+@sidejob.task(name="acceptance.picker")
+def picker(job: RunningJob, shelf: str) -> None:
+    """Fail in the first run, for want of stock."""
+    if job.run_no == 1:
+        raise JobFailed("no stock", f"Shelf {shelf} is empty.")
+    note("picked", job, shelf=shelf)
