@@ -18,11 +18,13 @@ class HistoryEntry:
     at: datetime | None
     """When; None for an entry of the run in progress that is not committed yet."""
     what: str
-    """`made`; `claimed`: a run began; how a run ended, such as `completed` or `lost`; or an entry's own message."""
+    """`made`; `claimed`: a run began; how a run ended, such as `completed` or `lost`; `moved`; `revived`; or an
+    entry's own message."""
     run_no: int | None
     worker: str | None
     detail: dict[str, Any] | None
-    """Of an error its `error`, `group` and `message`; who made the job (`by`); the data of an entry."""
+    """Of an error its `error`, `group` and `message`; who made the job (`by`); the `task` and `queue` to which it was
+    moved; the status it was revived `from`; the data of an entry."""
 
 
 def entry_of(row: Any, hide: Callable[[Any], Any]) -> HistoryEntry:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..model.changes import Ask, CancelTimer, Terminate
+from ..model.changes import Ask, CancelTimer, Log, Terminate
 from ..model.events import JobBuried
 from ..model.status import ASKABLE, Status
 from ..store import asks, dead, ports, tree_terminations, trees
 from ..store.statement import Transaction
+from . import finding
 from .after_commit import AfterCommit
 from .being_deleted import is_being_deleted
 from .dependencies import mark_ended
@@ -21,6 +23,8 @@ from .runtime import Runtime
 REASONS = {"WorkerLostError": "lost", "TaskRevokedError": "revoked"}
 """Why a job is in the dead set, by its error; others have `failed`."""
 ENDING = frozenset({Status.TERMINATING, Status.TERMINATED})
+ENDED = frozenset({Status.FAILED, Status.TERMINATED})
+"""What an ask revives a job from; its history tells of it."""
 
 
 class Wakes:
@@ -31,6 +35,7 @@ class Wakes:
         noting: bool = False,
     ) -> None:  # fmt: skip
         self._check_interval_s = runtime.settings.lost_after
+        self._history = runtime.settings.history
         self._executor = executor
         self._lock_set = lock_set
         self._after_commit = after_commit
@@ -240,4 +245,7 @@ class Wakes:
         self._lock_set.statuses[job_id] = after
         if before == Status.TERMINATED and after != before:
             ports.subscribe(self._executor, job_id)
+        if before in ENDED and after == Status.QUEUED:
+            told = Log(job_id, "revived", json.dumps({"from": before}), time.monotonic())
+            finding.log(self._executor, [told], keep=self._history)
         self._after_commit.moved(self._lock_set.job(job_id), before, after)

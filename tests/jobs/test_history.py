@@ -79,6 +79,33 @@ def test_each_end_is_told_by_its_name(stage: Stage) -> None:
     assert failed.detail == {"error": "JobFailed", "group": "no stock", "message": "Shelf 7 is empty."}
 
 
+def test_a_job_that_is_asked_after_its_end_is_revived(stage: Stage) -> None:
+    def fail(job: RunningJob) -> None:
+        raise ValueError("no")
+
+    job = stage.job(fail)
+    with pytest.raises(ValueError, match="no"):
+        stage.run(job)
+    (entry,) = stage.sidejob.dead
+    stage.sidejob.dead.retry(entry.id)
+    job.terminate(without_shutdown=True)
+    job.run(force=True, countdown=3600)
+
+    assert [(entry.what, entry.run_no, entry.detail) for entry in job.history if entry.what == "revived"] == [
+        ("revived", None, {"from": "failed"}), ("revived", None, {"from": "terminated"}),
+    ]  # fmt: skip
+
+
+def test_a_job_that_is_asked_at_rest_or_in_its_run_is_not_revived(stage: Stage) -> None:
+    job = stage.job(lambda job: job.run() if job.run_no == 1 else None)
+    stage.drain()
+    job.run()
+    stage.drain()
+
+    assert told(job)[-1] == ("completed", 3)
+    assert stage.sql("SELECT count(*) FROM job_log") == [(0,)]
+
+
 def test_the_first_run_and_the_last_ones_are_kept(short: Stage) -> None:
     job = short.job()
     for _ in range(9):
