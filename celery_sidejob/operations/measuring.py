@@ -29,9 +29,10 @@ def begun(runtime: Runtime, hold: Hold) -> None:
 def ended(hold: Hold, how: RunEnd, *, gives_up: bool) -> list[Measured]:
     """Return what the end of a job's run adds, to be told after its commit; nothing for a shutdown.
 
+    Another process than the run's own, which takes a run back or ends it, does not know how long it has taken.
     `gives_up`: the job fails with this loss.
     """
-    if hold.kind != "run" or how == RunEnd.GIVEN_BACK:
+    if hold.kind != "run":
         return []
     queue, task = hold.row.queue, hold.row.task
     found = [Measured(queue, task, COUNTED[how])] if how in COUNTED else []

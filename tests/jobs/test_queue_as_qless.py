@@ -297,3 +297,48 @@ def test_a_permit_begins_one_run_and_no_more(stage: Stage) -> None:
     jobs = stage.sidejob.enqueue_many([{"task": stage.idle, "queue": QUEUE}] * 50)
     assert taken(stage, jobs[0]) == jobs[0].id
     assert counts(stage) == (49, 1, 0, 0, 0)
+
+
+# -- retries and moves -------------------------------------------------------------------------------------------------
+
+
+def test_a_retry_stays_in_its_queue(stage: Stage) -> None:
+    """QL-097, B-Q12: there is no way to name another."""
+
+    def elsewhere(job: RunningJob) -> None:
+        raise job.retry(countdown=0, queue="elsewhere")  # type: ignore[call-arg]
+
+    with pytest.raises(TypeError, match="queue"):
+        stage.inside(elsewhere, queue=QUEUE)
+    job = stage.job(retry, queue=QUEUE)
+    hold = stage.claim(job)
+    assert hold is not None
+    stage.perform(hold)
+    assert stage.sql("SELECT queue FROM messages WHERE job_id = %s", job.id) == [(QUEUE,)]
+    assert job.refresh().queue == QUEUE
+
+
+@pytest.mark.parametrize("countdown", ["soon", float("nan")])
+def test_a_retry_with_a_delay_that_cannot_be_is_an_error_of_the_body(stage: Stage, countdown: Any) -> None:
+    def bad(job: RunningJob) -> None:
+        raise job.retry(countdown=countdown)
+
+    with pytest.raises(InvalidValueError):
+        stage.inside(bad, queue=QUEUE)
+
+
+def test_no_retry_is_a_number_of_retries(stage: Stage) -> None:
+    """QL-303: nothing turns a zero into the default."""
+    never = stage.task(retry, name="stage.never_again", max_retries=0).enqueue(queue=QUEUE)
+    hold = stage.claim(never)
+    assert hold is not None
+    stage.perform(hold)
+    assert never.refresh().status == "failed"
+
+
+def test_a_move_keeps_what_it_is_not_given(stage: Stage) -> None:
+    """QL-040, B-Q34."""
+    job = stage.job(queue=QUEUE, priority=7, tags=["big"], created_by="import")
+    job.move(queue="other")
+    found = job.refresh().info
+    assert (job.queue, found["priority"], found["created_by"], job.tags) == ("other", 7, "import", ["big"])

@@ -82,10 +82,11 @@ def test_a_run_that_was_delayed_has_not_waited_for_its_delay(counted: Stage) -> 
     assert of(counted).waits.mean < 5
 
 
-def test_failures_retries_and_losses(counted: Stage) -> None:
-    def fails(job: RunningJob) -> None:
-        raise ValueError("no")
+def fails(job: RunningJob) -> None:
+    raise ValueError("no")
 
+
+def test_failures_retries_and_losses(counted: Stage) -> None:
     def retries(job: RunningJob) -> None:
         if job.run_no == 1:
             raise job.retry(countdown=0)
@@ -172,6 +173,10 @@ def test_tasks_and_queues_are_told_apart(counted: Stage) -> None:
     assert of(counted, task=counted.call, queue="a").runs.count == 0
     assert of(counted).runs.count == 4
     assert (of(counted, queue="b").queue, of(counted, queue="b").task) == ("b", None)
+    with pytest.raises(ValueError, match="no"):
+        counted.inside(fails, queue="b")
+    assert [of(counted, queue=queue).failed_now for queue in ("a", "b")] == [0, 1]
+    assert [of(counted, task=task).failed_now for task in ("stage.idle", "stage.call")] == [0, 1]
 
 
 def test_a_managed_queue_counts_the_job_that_began(counted: Stage) -> None:
