@@ -15,6 +15,7 @@ BENCHMARKS = {
     "scale": "what statements cost on large tables",
     "finding": "lists of jobs by tag, age and failure group, in a store with a million jobs and in an empty one",
     "history": "what the history of jobs and the statistics cost a run",
+    "retention": "what others notice while 50,000 finished jobs are removed at once",
     "million": "what each statement of workers and each page of commands costs over a million rows of each kind",
     "suspended": "what a million suspended jobs cost a wake, other jobs and a worker's memory",
     "memory": "how much memory a worker takes while it runs tens of thousands of jobs and durable tasks",

@@ -17,7 +17,7 @@ from ..model.errors import JobNotFoundError
 from ..model.events import JobDeleted
 from ..model.status import Status
 from ..store import jobs, tree_deletions, trees
-from ..store.errors import FAILURES, Moved
+from ..store.errors import FAILURES, Moved, RowsLocked
 from ..store.outbox import doorbells
 from ..store.statement import Reader, Transaction
 from .after_commit import tell
@@ -95,7 +95,8 @@ def delete_finished(
 
     A job stays if anything is still due for it or below it, if a part of its tree is locked just now, or if that
     changes meanwhile. A result that the backend does not have yet is still due: a chord or an errback may wait for it.
-    Returns None, and changes nothing, if the trees have more than `most` jobs.
+    Returns None, and changes nothing, if the trees have more than `most` jobs. Raises RowsLocked, and changes nothing,
+    if others have locked a row of theirs, but not its job.
     """
 
     def work(executor: Transaction) -> tuple[int, Sequence[JobDeleted]] | None:
@@ -110,6 +111,7 @@ def delete_finished(
         now = _trees(executor, job_ids)
         gone = [root for root, tree in found.items() if now.get(root) == tree and not tree & kept]
         ids = [job_id for root in gone for job_id in found[root]]
+        jobs.wait_no_longer(executor)
         return len(gone), _deleted([locked[job_id] for job_id in ids], jobs.delete(executor, ids))
 
     if not job_ids:
@@ -126,7 +128,10 @@ def delete_finished_tree(runtime: Runtime, job_id: int, statuses: Set[str]) -> b
 
     False if the job, or the rest of its tree, stays. If this process dies between two parts, the job stays, too.
     """
-    gone = delete_finished(runtime, [job_id], statuses, most=TOGETHER)
+    try:
+        gone = delete_finished(runtime, [job_id], statuses, most=TOGETHER)
+    except RowsLocked:
+        return False
     if gone is not None:
         return gone == 1
     tree = LargeTree(runtime, job_id, statuses)
@@ -184,7 +189,7 @@ class LargeTree:
     def parts(self, *, waits: bool = False) -> Iterator[int]:
         """Delete part after part, and yield the number of jobs of each, until nothing more can or need be deleted.
 
-        With `waits`, wait for locked jobs.
+        With `waits`, wait for locked jobs and for their locked rows.
         """
         while deleted := self._delete_part(waits=waits):
             yield deleted
@@ -200,9 +205,16 @@ class LargeTree:
                 return None
             if {row.id for row in trees.subtree(executor, part)} != set(part) or self._are_due(executor, part):
                 return None
+            if not waits:
+                jobs.wait_no_longer(executor)
             return _deleted([locked[job_id] for job_id in part], jobs.delete(executor, part))
 
-        deleted = self._runtime.connections.transact("delete", work) if part else None
+        try:
+            deleted = self._runtime.connections.transact("delete", work) if part else None
+        except RowsLocked:
+            if waits:
+                raise
+            deleted = None
         if deleted is None:
             return 0
         tell(self._runtime, *deleted)

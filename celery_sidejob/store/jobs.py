@@ -194,6 +194,19 @@ def lock_free_exclusively(executor: Transaction, ids: Iterable[int]) -> dict[int
     return {row.id: row for row in executor.run(_LOCK_FREE_EXCLUSIVELY, ids=sorted(set(ids)))}
 
 
+LONGEST_WAIT_S = 0.02
+_WAIT_NO_LONGER = Statement("SELECT set_config('lock_timeout', %(lock_ms)s::text, true)")
+
+
+def wait_no_longer(executor: Transaction) -> None:
+    """From now on no statement of this transaction waits longer than `LONGEST_WAIT_S` for a lock: see `RowsLocked`.
+
+    Whoever deletes jobs that nobody asked to delete calls this once it has locked them. The rows that go with a job may
+    be locked by a transaction that does not lock the job: one that sets a key of its state, or reads a packet.
+    """
+    executor.run(_WAIT_NO_LONGER, lock_ms=str(round(LONGEST_WAIT_S * 1000)))
+
+
 _PARENTS = Statement("SELECT id, parent_id FROM {jobs} WHERE id = ANY(%(ids)s::bigint[])", frequent=True)
 
 

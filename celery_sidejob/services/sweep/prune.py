@@ -16,6 +16,7 @@ from ...model.retention import Retention
 from ...model.status import Status
 from ...operations.deletion import PRUNED_TOGETHER, Expired, LargeTree, delete_finished
 from ...store import dead, duplicates, jobs, registry, tallies
+from ...store.errors import RowsLocked
 from ...store.outbox import burials
 from ..duty import Report
 from .sweep import Sweep, SweepDuty
@@ -143,9 +144,17 @@ class Prune(SweepDuty):
             yield from self._delete_together(roots[first : first + ROOTS])
 
     def _delete_together(self, roots: Sequence[int]) -> Iterator[Report]:
-        gone = delete_finished(self._runtime, roots, DONE, most=PRUNED_TOGETHER, expired=self._expired)
+        """Delete jobs in one transaction, or in smaller ones: if they are too many, or others have locked rows."""
+        is_locked = False
+        try:
+            gone = delete_finished(self._runtime, roots, DONE, most=PRUNED_TOGETHER, expired=self._expired)
+        except RowsLocked:
+            gone, is_locked = None, True
+            yield Report()
         if gone is not None:
             yield Report(pruned_jobs=gone)
+        elif len(roots) == 1 and is_locked:
+            pass  # the next pass tries it again
         elif len(roots) == 1:
             yield from self._delete_large(roots[0])
         else:

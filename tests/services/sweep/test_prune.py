@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
+from collections.abc import Callable
 from contextlib import closing
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from celery_sidejob import Job, RunningJob
+from celery_sidejob import Job, JobNotFoundError, RunningJob
 from celery_sidejob.operations import deletion
 from celery_sidejob.services.duty import Report
 from celery_sidejob.services.sweep import prune as module
@@ -239,6 +241,82 @@ def test_a_job_that_somebody_has_locked_keeps_no_other_from_going(stage: Stage) 
     assert [job.id for job in stage.sidejob.jobs()] == [2]
 
 
+ASKS: dict[str, Callable[[Job, Any], Any]] = {
+    "set": lambda job, transaction: job.set(page=2, transaction=transaction),
+    "unset": lambda job, transaction: job.unset("page", transaction=transaction),
+    "read": lambda job, transaction: job.output("left").read(transaction=transaction),
+    "run": lambda job, transaction: job.run(transaction=transaction),
+    "enqueue": lambda job, transaction: job.enqueue("stage.idle", child_name="c", transaction=transaction),
+}
+"""The asks that lock a row of a finished job until the caller's commit; the first three do not lock the job's own."""
+
+
+def with_rows(stage: Stage, many: int) -> list[Job]:
+    """So many finished jobs whose time is over, each with state and a packet on an output."""
+
+    def body(job: RunningJob) -> None:
+        job.set(page=1)
+        job.output("left").write(1)
+
+    task = stage.task(body, name="pruner.with_rows", outports=["left"], retention=0)
+    made = [task.enqueue() for _ in range(many)]
+    stage.drain()
+    return made
+
+
+@pytest.mark.parametrize("ask", ASKS)
+def test_a_transaction_that_uses_one_job_keeps_no_other_from_going(stage: Stage, ask: str) -> None:
+    """Neither does the pruner wait for the transaction: it would hold up whoever asks one of the others."""
+    made = with_rows(stage, 9)
+    with stage.connect(autocommit=False) as other:
+        ASKS[ask](made[4], other)
+        assert Prune(Sweep(stage.runtime)).run_once()["pruned_jobs"] == 8
+        assert kept(stage) == [made[4].id]
+        other.rollback()
+    assert Prune(Sweep(stage.runtime)).run_once()["pruned_jobs"] == 1
+
+
+def test_a_turn_ends_with_its_slice_of_time_though_all_jobs_have_locked_rows(stage: Stage) -> None:
+    made = with_rows(stage, 4)
+    pruner, turns = in_slices(stage), 0
+    with stage.connect(autocommit=False) as other:
+        for job in made:
+            job.set(page=2, transaction=other)
+        while pruner.is_due():
+            assert pruner.run_once().total() == 0
+            turns += 1
+    assert turns > 7, "four jobs together, two pairs, and each job are a try each"
+    assert len(stage.sidejob.jobs()) == 4
+
+
+def test_who_asks_a_job_that_is_being_pruned_finds_it_gone_and_others_are_not_held_up(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finished(stage, 3)
+    beside = stage.job()
+    stage.drain()
+    told: list[type[Exception]] = []
+
+    def ask() -> None:
+        with pytest.raises(JobNotFoundError):
+            stage.sidejob.get(2).run()
+        told.append(JobNotFoundError)
+
+    def delete(executor: Any, ids: list[int]) -> set[int]:
+        asker.start()
+        stage.wait_for_waiters()
+        stage.outside(lambda: beside.run())
+        stage.outside(lambda: stage.job())
+        return original(executor, ids)
+
+    original, asker = jobs.delete, threading.Thread(target=ask)
+    monkeypatch.setattr(jobs, "delete", delete)
+    assert Prune(Sweep(stage.runtime)).run_once() == Report(pruned_jobs=3)
+    asker.join()
+    assert told == [JobNotFoundError]
+    assert beside.refresh().status == "queued"
+
+
 # -- trees -------------------------------------------------------------------------------------------------------------
 
 
@@ -298,6 +376,19 @@ def test_a_large_tree_with_failed_jobs_goes_when_their_entries_may(stage: Stage)
     assert Prune(Sweep(stage.runtime)).run_once()["pruned_jobs"] == 1
     assert not root.exists
     assert stage.sql("SELECT count(*) FROM jobs") == [(0,)]
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_a_transaction_that_uses_a_job_of_a_large_tree_keeps_the_tree_and_holds_up_nothing(stage: Stage) -> None:
+    root, beside = tree(stage, 20), tree(stage, 2)
+    leaf = stage.sidejob.get(stage.sql("SELECT max(id) FROM jobs WHERE id < %s", beside.id)[0][0])
+    leaf.set(page=1)
+    pruner = Prune(Sweep(stage.runtime))
+    with stage.connect(autocommit=False) as other:
+        leaf.set(page=2, transaction=other)
+        assert pruner.run_once()["pruned_jobs"] == 1
+        assert (root.exists, leaf.exists, beside.exists) == (True, True, False)
+        assert stage.sql("SELECT count(*) FROM jobs") == [(41,)]
 
 
 @pytest.mark.usefixtures("small_parts")
