@@ -21,6 +21,8 @@ from celery_sidejob.store.schema.migrate import upgrade
 TAGS = 10_000
 GROUPS = 1000
 PAGE = 25
+OLD_S = 30 * 86400
+"""An age that five jobs of each store have."""
 ALLOWED = 1.5
 """How much longer a page may take among a million."""
 
@@ -36,6 +38,7 @@ INSERT INTO sidejob.tracked (job_id) SELECT n FROM generate_series(1, {jobs}, 10
 INSERT INTO sidejob.dead (job_id, task_id, task, queue, reason, error, payload)
   SELECT id, 'asking-' || id, task, queue, 'failed', 'Error' || id % {groups} || ': it', '{{"v": 1}}'
   FROM sidejob.jobs WHERE status = 'failed';
+UPDATE sidejob.jobs SET created_at = created_at - interval '1 year' WHERE id % ({jobs} / 5) = 1;
 SELECT setval('sidejob.jobs_id_seq', {jobs} + 1);
 VACUUM ANALYZE"""
 
@@ -74,7 +77,12 @@ def _pages(sidejob: SideJob) -> dict[str, Callable[[], Any]]:
         "jobs(tag), the next page": lambda: sidejob.jobs(tag="tag-7", limit=PAGE // 2, after=117),
         "jobs(tag, status)": lambda: sidejob.jobs(tag="tag-7", status="completed", limit=PAGE),
         "jobs(tag), of none": lambda: sidejob.jobs(tag="none", limit=PAGE),
+        "jobs()": lambda: sidejob.jobs(limit=PAGE),
         "jobs(older_than)": lambda: sidejob.jobs(older_than=3600, limit=PAGE),
+        "jobs(older_than), the next page": lambda: sidejob.jobs(older_than=3600, limit=PAGE, after=PAGE),
+        "jobs(older_than, status), of few": lambda: sidejob.jobs(older_than=OLD_S, status="completed", limit=PAGE),
+        "jobs(older_than), of few": lambda: sidejob.jobs(older_than=OLD_S, limit=PAGE),
+        "jobs(older_than), of none": lambda: sidejob.jobs(older_than=20 * OLD_S, limit=PAGE),
         "tags()": lambda: sidejob.tags(10),
         "job.tags": lambda: job.tags,
         "tracked()": lambda: sidejob.tracked(PAGE),

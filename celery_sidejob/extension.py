@@ -315,11 +315,12 @@ class SideJob:
     ) -> list[Job]:
         """Return up to `limit` jobs that match, by id, after the id `after`.
 
-        `older_than`: a timedelta or seconds; jobs that were made longer ago. Running jobs, up to 10,000 children of
-        one job, the jobs of a tag, and the open job that has the key `unique`, are found by an index. Failed jobs, and
-        the queued jobs of one queue, are looked at one by one, for other filters all jobs, until `limit` match: a
-        million takes a second. The queued jobs of a queue take a second too beside a million timers. `waiting_for`: a
-        reason for which jobs do not run now, one of those of `Job.waiting_for`; each job is asked, page by page.
+        `older_than`: a timedelta or seconds; jobs that were made longer ago. Running jobs, up to 10,000
+        children of one job, the jobs of a tag, the open job that has the key `unique`, and up to 1,000 jobs of
+        that age, are found by an index. Failed jobs, and the queued jobs of one queue, are looked at one by
+        one, for other filters all jobs, until `limit` match: a million takes a second. The queued jobs of a
+        queue take a second too beside a million timers. `waiting_for`: a reason for which jobs do not run now,
+        one of those of `Job.waiting_for`; each job is asked, page by page.
         """
         if waiting_for is not None:
             filters = {"status": status, "task": task, "queue": queue, "created_by": created_by, "parent": parent,

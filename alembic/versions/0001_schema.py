@@ -240,6 +240,7 @@ CREATE TABLE {s}.jobs (
     AND (rate_interval_s IS NULL) = (rate_terminates IS NULL) AND rate_interval_s > 0 AND rate_burst > 0),
   CONSTRAINT jobs_pool_check CHECK ((pool IS NULL) = (pool_weight IS NULL) AND pool_weight > 0)
 ) WITH (fillfactor = 85, autovacuum_vacuum_scale_factor = 0.05);
+CREATE INDEX jobs_created_at_idx ON {s}.jobs (created_at);
 
 CREATE TABLE {s}.messages (
   task_id text CONSTRAINT messages_pkey PRIMARY KEY,

@@ -10,6 +10,8 @@ from .statement import Reader, Statement
 
 SMALL = 10_000
 """Up to this many children of a job, or timers, count as few."""
+FEW = 1000
+"""Up to this many jobs that are old enough count as few: they are counted for each page of them."""
 
 _OTHERS = """
   AND (%(task)s::text IS NULL OR j.task = %(task)s) AND (%(queue)s::text IS NULL OR j.queue = %(queue)s)
@@ -21,8 +23,11 @@ _TAGGED = """
     OR (SELECT g.job_id FROM {tags} g WHERE g.tag = %(tag)s AND g.job_id = j.id LIMIT 1) IS NOT NULL)"""
 _STATUSES = "(%(statuses)s::text[] IS NULL OR j.status = ANY(%(statuses)s::text[]))"
 
+# Postgres expects hardly any job to match, and would start parallel workers to read all: that takes longer than a page.
+# A condition that only the leader may look at prevents them.
 _LIST = Statement(f"""
-SELECT {HANDLE} FROM {{jobs}} j WHERE j.id > %(after)s AND {_STATUSES}{_OTHERS} ORDER BY j.id LIMIT %(limit)s""")
+SELECT {HANDLE} FROM {{jobs}} j WHERE j.id > %(after)s AND {_STATUSES}{_OTHERS} AND pg_backend_pid() IS NOT NULL
+ORDER BY j.id LIMIT %(limit)s""")
 
 
 def _among(ids: str) -> Statement:
@@ -49,6 +54,10 @@ WHERE {_STATUSES}{_OTHERS} ORDER BY c.job_id LIMIT %(limit)s""")
 _LIST_RUNNING = _among("SELECT job_id FROM {messages} WHERE locked_by IS NOT NULL AND job_id IS NOT NULL")
 _LIST_OF_KEY = _among("SELECT job_id FROM {askings} WHERE unique_key = %(unique)s::text AND closed_at IS NULL")
 _LIST_OF_PARENT = _among("SELECT id AS job_id FROM {jobs} WHERE parent_id = %(parent_id)s")
+_OLD = """
+  SELECT id AS job_id FROM {jobs} WHERE created_at < now() - make_interval(secs => %(older_s)s) ORDER BY created_at
+  LIMIT """
+_LIST_OLD = _among(f"{_OLD}{FEW}")
 _LIST_QUEUED = Statement(f"""
 SELECT {HANDLE} FROM {{jobs}} j
 WHERE j.id > %(after)s AND j.id IN (
@@ -63,6 +72,7 @@ _LIST_TAGGED = _along("SELECT job_id FROM {tags} WHERE tag = %(tag)s::text AND j
 _IS_LARGE_FAMILY = Statement(f"""
 SELECT count(*) > {SMALL} AS large FROM (
   SELECT FROM {{jobs}} WHERE parent_id = %(parent_id)s ORDER BY parent_id, name LIMIT {SMALL} + 1) few""")
+_ARE_MANY_OLD = Statement(f"SELECT count(*) > {FEW} AS many FROM ({_OLD}{FEW} + 1) few")
 _ARE_MANY_TIMERS = Statement(f"""
 SELECT count(*) > {SMALL} AS many FROM (SELECT FROM {{timers}} ORDER BY due_at LIMIT {SMALL} + 1) few""")
 
@@ -74,9 +84,9 @@ def page(
 ) -> Sequence[Any]:  # fmt: skip
     """Read the next `limit` jobs that match, by id.
 
-    Running jobs, the children of one job and the open job of a unique key are found by an index. For failed jobs and
-    the queued jobs of one queue, the query walks along their entries; for others along all jobs, until enough match. If
-    there are very many timers, it reads all of them and the whole queue.
+    Running jobs, the children of one job, the open job of a unique key and up to `FEW` jobs that are old enough are
+    found by an index. For failed jobs and the queued jobs of one queue, the query walks along their entries; for others
+    along all jobs, until enough match. If there are very many timers, it reads all of them and the whole queue.
     """
     how = _LIST
     wanted = set(statuses or ())
@@ -92,6 +102,8 @@ def page(
         how = _LIST_QUEUED if executor.run(_ARE_MANY_TIMERS)[0].many else _LIST_QUEUED_ALONG
     elif wanted == {"failed"}:
         how = _LIST_FAILED
+    elif older_s is not None and not executor.run(_ARE_MANY_OLD, older_s=older_s)[0].many:
+        how = _LIST_OLD
     return executor.run(
         how, statuses=statuses, task=task, queue=queue, created_by=created_by, parent_id=parent_id,
         unique=unique, tag=tag, older_s=older_s, after=after, limit=limit,

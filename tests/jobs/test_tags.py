@@ -11,6 +11,7 @@ import pytest
 
 from celery_sidejob import InvalidValueError, Job, JobNotFoundError, RunningJob
 from celery_sidejob.store import tags as tag_rows
+from celery_sidejob.store.job_lists import FEW
 from tests.cli.test_commands import ask
 from tests.tools.in_process import Stage
 
@@ -165,6 +166,22 @@ def test_jobs_are_found_by_their_age(stage: Stage) -> None:
     assert stage.sidejob.jobs(older_than=timedelta(hours=3)) == []
     assert stage.sidejob.jobs(older_than=0) == [old, new]
     assert [row["id"] for row in ask(stage.app, "jobs", "--older-than", 3600, "--json").document] == [old.id]
+
+
+@pytest.mark.parametrize("old", [FEW, FEW + 1])
+def test_all_old_jobs_are_found_by_their_ids_however_many_they_are(stage: Stage, old: int) -> None:
+    """Few are found by an index; it has them in another order, as those who make jobs do who take long to commit."""
+    stage.sql(
+        "INSERT INTO jobs (task, queue, status, created_at) SELECT 't', 'q', CASE n / 2 * 2 WHEN n THEN 'terminated'"
+        " ELSE 'completed' END, now() - make_interval(hours => CASE WHEN n <= %s THEN 2 + n ELSE 0 END)"
+        " FROM generate_series(1, %s) n",
+        old, old + 10,
+    )  # fmt: skip
+    found = [job.id for job in stage.sidejob.iter_jobs(older_than=3600, page=400)]
+    assert found == list(range(1, old + 1))
+    assert [job.id for job in stage.sidejob.jobs(older_than=3600, status="terminated", after=5, limit=2)] == [6, 8]
+    assert [job.id for job in stage.sidejob.jobs(older_than=3600, after=old - 2)] == [old - 1, old]
+    assert stage.sidejob.jobs(older_than=3600, task="other") == []
 
 
 @pytest.mark.parametrize(

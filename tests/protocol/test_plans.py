@@ -217,6 +217,14 @@ def test_what_waits_is_read_without_all_jobs(large_store: psycopg.Connection[Any
     assert set(scans(plan)) - SMALL <= {"messages", "port_waiters"}, json.dumps(plan, indent=1)
 
 
+def test_no_workers_are_started_for_a_page_of_jobs(large_store: psycopg.Connection[Any]) -> None:
+    with large_store.transaction(force_rollback=True):
+        large_store.execute("SET LOCAL parallel_setup_cost = 0; SET LOCAL min_parallel_table_scan_size = 0;"
+                            "SET LOCAL min_parallel_index_scan_size = 0")  # fmt: skip
+        plan = plan_of(large_store, job_lists._LIST)
+    assert "Gather" not in json.dumps(plan)
+
+
 def test_the_exceptions_are_still_there() -> None:
     assert READS_ALL.keys() <= hot_statements().keys()
 
@@ -559,6 +567,15 @@ BOUNDED: dict[str, tuple[Statement, dict[str, Any], int]] = {
         },
         2000,
     ),
+    "jobs that are old": (
+        job_lists._LIST_OLD,
+        {
+            **{"after": 1, "statuses": None, "task": None, "queue": None, "created_by": None, "parent_id": None},
+            **{"tag": None, "unique": None, "older_s": 0.0, "limit": 100},
+        },
+        10 * job_lists.FEW,
+    ),
+    "whether many jobs are old": (job_lists._ARE_MANY_OLD, {"older_s": 0.0}, 3 * job_lists.FEW),
     "tracked jobs": (tracked._LIST, {"limit": 100}, 2000),
     "changes of tags": (tags._ADD_UP, {"limit": 100}, 2000),
     "a run that goes on after all": (

@@ -165,7 +165,7 @@ def columns_named_by_indexes(connection: psycopg.Connection[Any], table: str) ->
 
 
 def test_what_a_run_changes_is_in_no_index(connection: psycopg.Connection[Any]) -> None:
-    assert columns_named_by_indexes(connection, "jobs") == {"id", "parent_id", "name"}
+    assert columns_named_by_indexes(connection, "jobs") == {"id", "parent_id", "name", "created_at"}
 
 
 @pytest.mark.parametrize(
