@@ -28,12 +28,16 @@ FIELDS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """How a schedule's times follow each other: at an interval counted from `anchor`, or by a cron expression."""
+    """How a schedule's times follow each other: at an interval counted from `anchor`, or by a cron expression.
+
+    `ahead`: the expression's times come so much earlier than its calendar says, because a test has moved the clock.
+    """
 
     every: timedelta | None = None
     anchor: datetime | None = None
     cron: str | None = None
     timezone: str | None = None
+    ahead: timedelta = timedelta()
 
     def after(self, moment: datetime) -> Iterator[datetime]:
         """Yield the times later than a moment, in order; it ends where the calendar, or the expression, does."""
@@ -55,6 +59,12 @@ class Timing:
                 return list(found)
             span *= 4
 
+    def moved_back(self, by: timedelta) -> Timing:
+        """Return the timing all of whose times come so much earlier."""
+        if self.cron is not None:
+            return replace(self, ahead=self.ahead + by)
+        return replace(self, anchor=None if self.anchor is None else self.anchor - by)
+
     def _by_interval(self, moment: datetime) -> Iterator[datetime]:
         assert self.every is not None
         assert self.anchor is not None
@@ -65,8 +75,8 @@ class Timing:
 
     def _by_cron(self, moment: datetime) -> Iterator[datetime]:
         assert self.cron is not None
-        for time in CronSim(self.cron, moment.astimezone(ZoneInfo(self.timezone or "UTC"))):
-            in_utc = time.astimezone(UTC)
+        for time in CronSim(self.cron, (moment + self.ahead).astimezone(ZoneInfo(self.timezone or "UTC"))):
+            in_utc = time.astimezone(UTC) - self.ahead
             if in_utc > moment:  # in an hour that a change repeats, cronsim may begin with its first occurrence
                 yield in_utc
 
@@ -96,6 +106,11 @@ class Window:
         times, until = self.timing.after(max(after, self.after)), self.until
         return times if until is None else takewhile(lambda time: time <= until, times)
 
+    def moved_back(self, by: timedelta) -> Window:
+        """Return the window so much earlier, with its times."""
+        until = None if self.until is None else self.until - by
+        return Window(self.timing.moved_back(by), self.after - by, until)
+
     def as_json(self) -> dict[str, Any]:
         """Return JSON values."""
         timing = self.timing
@@ -103,6 +118,7 @@ class Window:
         return {
             "every": every, "anchor": _text(timing.anchor), "cron": timing.cron, "timezone": timing.timezone,
             "after": _text(self.after), "until": _text(self.until),
+            **({"ahead": timing.ahead // TICK} if timing.ahead else {}),
         }  # fmt: skip
 
     @classmethod
@@ -110,7 +126,7 @@ class Window:
         """Return the window of such values."""
         timing = Timing(
             every=None if found["every"] is None else found["every"] * TICK, anchor=_time(found["anchor"]),
-            cron=found["cron"], timezone=found["timezone"],
+            cron=found["cron"], timezone=found["timezone"], ahead=found.get("ahead", 0) * TICK,
         )  # fmt: skip
         after = _time(found["after"])
         assert after is not None
@@ -186,6 +202,10 @@ class Plan:
     def then(self, window: Window) -> Plan:
         """Return the plan with a further window."""
         return replace(self, windows=(*self.windows, window))
+
+    def moved_back(self, by: timedelta) -> Plan:
+        """Return the plan with all its times so much earlier."""
+        return replace(self, windows=tuple(window.moved_back(by) for window in self.windows))
 
     def as_json(self) -> Sequence[dict[str, Any]]:
         """Return the windows as JSON values."""

@@ -12,12 +12,12 @@ from .subject import sidejob_of
 
 
 def move_clock(by: timedelta | float, *, sidejob: Any = None) -> None:
-    """Have this time pass (a timedelta, or seconds) for jobs, messages, timers, retries, retention and the dead set.
+    """Have this time pass (a timedelta, or seconds): for jobs, messages, timers, schedules, retention and the dead set.
 
     All times in the store move into the past, so nothing in a production process asks for a clock. Workers do not seem
     silent: `kill` and `freeze` are for that. Messages that a worker has in its memory, as those with an `eta` within
-    `sidejob_timer_horizon`, wait as long as before. Schedules go by the calendar, and do not move: `run_now()` makes
-    one more, and a `start` in the past makes times due.
+    `sidejob_timer_horizon`, wait as long as before. The `nominal_time` of what a schedule makes is as much earlier.
+    A cron expression that is given, changed or resumed afterwards goes by the calendar of today.
     """
     seconds = in_seconds(by)
     if not is_seconds(seconds):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
 from urllib.parse import urlsplit
 
 import psycopg
@@ -13,6 +16,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from ..model.errors import SettingsError
+from ..model.recurrence import Plan, Window
 from ..store.errors import first_line
 
 OWN = "sidejob_test_"
@@ -120,14 +124,14 @@ def declare_dead(url: str, schema: str, worker_id: int) -> None:
         connection.execute(sql.SQL(statement).format(sql.Identifier(schema, "workers")), [worker_id])
 
 
-STILL = frozenset({"meta", "alembic_version", "workers", "served", "leases", "broker_consumers", "schedules"})
-"""Tables whose times do not move: a worker that lives would seem to be dead, and a schedule goes by the calendar."""
+STILL = frozenset({"meta", "alembic_version", "workers", "served", "leases", "broker_consumers"})
+"""Tables whose times do not move: a worker that lives would seem to be dead."""
 NEVER = "9000-01-01"
 """Times beyond this one are no times: a row that is held back is due in the year 9000 (`NEVER`)."""
 
 
 def move_back(url: str, schema: str, seconds: float) -> None:
-    """Move all times of jobs, messages and results into the past."""
+    """Move all times of jobs, messages, results and schedules into the past."""
     columns = """
         SELECT c.table_name::text, array_agg(c.column_name::text) FROM information_schema.columns c
         JOIN information_schema.tables t USING (table_schema, table_name)
@@ -139,3 +143,14 @@ def move_back(url: str, schema: str, seconds: float) -> None:
             if table not in STILL:
                 moved = sql.SQL(", ").join(one.format(sql.Identifier(name), NEVER, seconds) for name in names)
                 connection.execute(sql.SQL("UPDATE {} SET {}").format(sql.Identifier(schema, table), moved))
+        _move_plans(connection, sql.Identifier(schema, "schedules"), timedelta(seconds=seconds))
+
+
+def _move_plans(connection: psycopg.Connection[Any], schedules: sql.Identifier, by: timedelta) -> None:
+    """Move what is still to come of schedules, whose rows are locked already, into the past."""
+    read = sql.SQL("SELECT name, plan, jitter_s, paused_at IS NOT NULL FROM {}").format(schedules)
+    write = sql.SQL("UPDATE {} SET plan = %s, next_at = %s, due_at = %s, revision = revision + 1 WHERE name = %s")
+    for name, windows, jitter_s, is_paused in connection.execute(read).fetchall():
+        plan = Plan(name, tuple(map(Window.of_json, windows)), jitter_s).moved_back(by)
+        due_at = None if plan.next is None or is_paused else plan.made_at(plan.next)  # the jitter depends on the time
+        connection.execute(write.format(schedules), [json.dumps(plan.as_json()), plan.next, due_at, name])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, timedelta
 from typing import Any
 
 import pytest
@@ -112,6 +112,42 @@ def test_timers_retries_and_durable_tasks_obey_the_clock(stage: Stage, mail: Any
     move_clock(600, sidejob=stage.sidejob)
     assert run_until_quiet(stage.sidejob) == 2
     assert stage.row_counts()["messages"] == 0
+
+
+def test_schedules_obey_the_clock(stage: Stage) -> None:
+    """By the calendar, as long as it takes for a time to come, and once each: also if the clock is moved in steps."""
+    by_interval = stage.sidejob.schedule("hourly", stage.idle, every=3600, catch_up="all")
+    (wanted,) = by_interval.next_times(1)
+    move_clock(3500, sidejob=stage.sidejob)
+    assert stage.sidejob.poll().scheduled == 0
+    assert by_interval.next_times(1) == [wanted - timedelta(seconds=3500)]
+    move_clock(100, sidejob=stage.sidejob)
+    assert stage.sidejob.poll().scheduled == 1
+    move_clock(7200, sidejob=stage.sidejob)
+    assert stage.sidejob.poll().scheduled == 2
+
+    by_interval.delete()
+    now = stage.sql("SELECT now()")[0][0].astimezone(UTC)
+    hour = (now.hour + 12) % 24
+    daily = stage.sidejob.schedule("daily", stage.idle, cron=f"0 {hour} * * *", timezone="UTC", catch_up="all")
+    (at,) = daily.next_times(1)
+    left = (at - now).total_seconds()
+    for part in (left / 3, left / 3, left / 3 - 300):
+        move_clock(part, sidejob=stage.sidejob)
+        assert stage.sidejob.poll().scheduled == 0
+    for days, due in ((0, 1), (1, 1), (3, 3)):
+        move_clock(timedelta(days=days, minutes=0 if days else 6), sidejob=stage.sidejob)
+        assert stage.sidejob.poll().scheduled == due
+
+
+def test_a_paused_schedule_and_one_with_jitter_obey_the_clock(stage: Stage) -> None:
+    paused = stage.sidejob.schedule("paused", stage.idle, every=60)
+    paused.pause()
+    stage.sidejob.schedule("spread", stage.idle, every=3600, jitter=600, catch_up="all")
+    move_clock(3600 * 4 + 600, sidejob=stage.sidejob)
+    assert stage.sidejob.poll().scheduled in {4, 5}
+    assert stage.sidejob.poll().scheduled == 0
+    assert paused.count == 0
 
 
 def test_what_may_not_begin_now_is_quiet(stage: Stage, mail: Any) -> None:
