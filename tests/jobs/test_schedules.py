@@ -79,6 +79,7 @@ def test_each_time_is_made_once_with_its_number(stage: Stage) -> None:
     assert (schedule.count, schedule.last, schedule.last_time) == (5, jobs[-1], start + 4 * SECOND)
     assert sweep(stage) == 0
     assert stage.drain() == 5
+    assert stage.sidejob.stats()["counters"]["made_by_schedules"] == 5
 
 
 def test_each_job_has_the_options_of_celery(stage: Stage) -> None:

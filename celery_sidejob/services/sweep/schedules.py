@@ -21,7 +21,11 @@ class Schedules(SweepDuty):
     A schedule with a long backlog has its turn with the others. If its process dies, another sweeper goes on.
     """
 
-    counts = (Count("scheduled", "Jobs and messages of durable tasks that schedules have made."),)
+    counts = (
+        Count(
+            "scheduled", "Jobs and messages of durable tasks that schedules have made.", total="made_by_schedules"
+        ),
+    )  # fmt: skip
 
     def __init__(self, sweep: Sweep) -> None:
         super().__init__(sweep)
