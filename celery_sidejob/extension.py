@@ -312,6 +312,7 @@ class SideJob:
         tag: str | None = None,
         older_than: timedelta | float | None = None,
         waiting_for: str | None = None,
+        schedule: Any = None,
     ) -> list[Job]:
         """Return up to `limit` jobs that match, by id, after the id `after`.
 
@@ -320,17 +321,19 @@ class SideJob:
         that age, are found by an index. Failed jobs, and the queued jobs of one queue, are looked at one by
         one, for other filters all jobs, until `limit` match: a million takes a second. The queued jobs of a
         queue take a second too beside a million timers. `waiting_for`: a reason for which jobs do not run now,
-        one of those of `Job.waiting_for`; each job is asked, page by page.
+        one of those of `Job.waiting_for`; each job is asked, page by page. `schedule`: a schedule, or its name.
         """
         if waiting_for is not None:
             filters = {"status": status, "task": task, "queue": queue, "created_by": created_by, "parent": parent,
-                       "unique": unique, "tag": tag, "older_than": older_than, "after": after}  # fmt: skip
+                       "unique": unique, "tag": tag, "older_than": older_than, "after": after,
+                       "schedule": schedule}  # fmt: skip
             check_number("limit", limit, least=1, of="jobs")
             return list(itertools.islice(self._waiting(waiting_for, filters), limit))
         statuses = None if status is None else [str(one) for one in sorted(statuses_of(status))]
         check_number("limit", limit, least=1, of="jobs")
         task = getattr(task, "name", task)
-        check_texts(task=task, queue=queue, created_by=created_by, unique=unique, tag=tag)
+        schedule = getattr(schedule, "name", schedule)
+        check_texts(task=task, queue=queue, created_by=created_by, unique=unique, tag=tag, schedule=schedule)
         older_s = in_seconds(older_than)
         if older_s is not None and not is_seconds(older_s):
             raise InvalidValueError(
@@ -349,6 +352,7 @@ class SideJob:
             unique=unique,
             tag=tag,
             older_s=older_s,
+            schedule=schedule,
             after=after,
             limit=limit,
         )

@@ -81,6 +81,7 @@ CALLS: dict[str, Call] = {
     "jobs(task=)": lambda g, odd: g.sidejob.jobs(task=odd),
     "jobs(queue=)": lambda g, odd: g.sidejob.jobs(queue=odd),
     "jobs(created_by=)": lambda g, odd: g.sidejob.jobs(created_by=odd),
+    "jobs(schedule=)": lambda g, odd: g.sidejob.jobs(schedule=odd),
     "jobs(tag=)": lambda g, odd: g.sidejob.jobs(tag=odd),
     "jobs(older_than=)": lambda g, odd: g.sidejob.jobs(older_than=odd),
     "jobs(parent=)": lambda g, odd: g.sidejob.jobs(parent=odd),

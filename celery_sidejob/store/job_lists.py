@@ -16,6 +16,7 @@ FEW = 1000
 _OTHERS = """
   AND (%(task)s::text IS NULL OR j.task = %(task)s) AND (%(queue)s::text IS NULL OR j.queue = %(queue)s)
   AND (%(created_by)s::text IS NULL OR j.created_by = %(created_by)s)
+  AND (%(schedule)s::text IS NULL OR j.schedule = %(schedule)s)
   AND (%(parent_id)s::bigint IS NULL OR j.parent_id = %(parent_id)s)
   AND (%(older_s)s::double precision IS NULL OR j.created_at < now() - make_interval(secs => %(older_s)s))"""
 _TAGGED = """
@@ -80,7 +81,7 @@ SELECT count(*) > {SMALL} AS many FROM (SELECT FROM {{timers}} ORDER BY due_at L
 def page(
     executor: Reader, *, statuses: list[str] | None, task: str | None, queue: str | None, created_by: str | None,
     parent_id: int | None, unique: str | None, after: int, limit: int, tag: str | None = None,
-    older_s: float | None = None,
+    older_s: float | None = None, schedule: str | None = None,
 ) -> Sequence[Any]:  # fmt: skip
     """Read the next `limit` jobs that match, by id.
 
@@ -106,7 +107,7 @@ def page(
         how = _LIST_OLD
     return executor.run(
         how, statuses=statuses, task=task, queue=queue, created_by=created_by, parent_id=parent_id,
-        unique=unique, tag=tag, older_s=older_s, after=after, limit=limit,
+        unique=unique, tag=tag, older_s=older_s, schedule=schedule, after=after, limit=limit,
     )  # fmt: skip
 
 

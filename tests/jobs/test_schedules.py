@@ -76,9 +76,13 @@ def test_each_time_is_made_once_with_its_number(stage: Stage) -> None:
     assert [job.schedule_number for job in jobs] == [1, 2, 3, 4, 5]
     assert {(job.queue, job.info["priority"], job.task) for job in jobs} == {("ticks", 7, "stage.idle")}
     assert jobs[0].info["schedule"] == "tick"
+    other = stage.job()
+    assert stage.sidejob.jobs(schedule="tick") == stage.sidejob.jobs(schedule=schedule, queue="ticks") == jobs
+    assert stage.sidejob.jobs(schedule="tock") == []
+    assert other not in list(stage.sidejob.iter_jobs(schedule="tick", page=2))
     assert (schedule.count, schedule.last, schedule.last_time) == (5, jobs[-1], start + 4 * SECOND)
     assert sweep(stage) == 0
-    assert stage.drain() == 5
+    assert stage.drain() == 6
     assert stage.sidejob.stats()["counters"]["made_by_schedules"] == 5
 
 

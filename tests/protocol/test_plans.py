@@ -563,7 +563,7 @@ BOUNDED: dict[str, tuple[Statement, dict[str, Any], int]] = {
         job_lists._LIST_TAGGED,
         {
             **{"tag": "common", "after": 1, "statuses": None, "task": None, "queue": None, "created_by": None},
-            **{"parent_id": None, "unique": None, "older_s": None, "limit": 100},
+            **{"parent_id": None, "unique": None, "older_s": None, "schedule": None, "limit": 100},
         },
         2000,
     ),
@@ -571,7 +571,7 @@ BOUNDED: dict[str, tuple[Statement, dict[str, Any], int]] = {
         job_lists._LIST_OLD,
         {
             **{"after": 1, "statuses": None, "task": None, "queue": None, "created_by": None, "parent_id": None},
-            **{"tag": None, "unique": None, "older_s": 0.0, "limit": 100},
+            **{"tag": None, "unique": None, "older_s": 0.0, "schedule": None, "limit": 100},
         },
         10 * job_lists.FEW,
     ),
