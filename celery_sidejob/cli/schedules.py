@@ -55,7 +55,7 @@ def show(sidejob: Any, output: Output, name: str) -> None:
                 "keywords": about["kwargs"] or None, "options": about["options"] or None,
                 "declared": "in sidejob_schedules" if about["declared"] else None, "trouble": about["trouble"],
                 "made": about["count"], "last": last, "last time": about["last_time"],
-                "next": "\n".join(map(moment, about["next_times"])) or "none",
+                "next": ", ".join(map(moment, about["next_times"])) or "none",
             }
         ),
     )  # fmt: skip

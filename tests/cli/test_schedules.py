@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -39,6 +40,7 @@ def test_a_schedule_is_listed_and_shown(stage: Stage, command: Command) -> None:
     text = command("schedules", "show", "report").out
     assert "Schedule report  stage.idle" in text
     assert f"job {found['last_job']}" in text
+    assert re.search(r"next +(20\d\d-\d\d-\d\d \d\d:\d\d:\d\d(, )?){5}\n", text)
     assert command("schedules", "list", "--json").document[0]["name"] == "report"
 
 
