@@ -75,13 +75,13 @@ def check_tags(names: Any, *, where: str) -> tuple[str, ...]:
     """Return tags, each once, in their order; `where` names the argument that has them."""
     if isinstance(names, str) or not isinstance(names, Iterable):
         raise InvalidValueError(f"{where} takes a list of tags, not {ascii(names)[:100]}.")
-    found = tuple(dict.fromkeys(names))
-    for name in found:
-        problem = f"it is a {type(name).__name__}, and a tag is a string" if not isinstance(name, str) else None
+    given = tuple(names)
+    for name in given:
+        problem = f"it is of type {type(name).__name__}, and a tag is a string" if not isinstance(name, str) else None
         problem = problem or ("it is empty" if not name else why_not_storable(name))
         if problem:
             raise InvalidValueError(f"{ascii(name)[:100]} cannot be a tag: {problem}")
-    return found
+    return tuple(dict.fromkeys(given))
 
 
 def why_not_storable(name: str, *, max_length: int = MAX_LENGTH) -> str | None:
