@@ -40,7 +40,8 @@ def ids_of(runtime: Runtime, jobs: Iterable[Any], executor: Transaction | None =
     """Return the ids of jobs, ids and aliases, each once; an id of a job that is gone stays, an alias must be known."""
     found: dict[int, None] = {}
     for job in jobs:
-        job_id = getattr(job, "id", job)
+        own_id = getattr(job, "id", None)
+        job_id = own_id if isinstance(own_id, int) else job  # a Celery result has an id too, a text
         if isinstance(job_id, str) and not job_id.isdecimal():
             there = locate(runtime, job_id, executor)
             if there is None:
