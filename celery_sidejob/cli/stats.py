@@ -10,12 +10,12 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from ..inspection import COUNTED, GAUGES, Inspection, life_of
-from ..model.errors import SideJobError
+from ..model.errors import InvalidValueError, SideJobError
 from ..model.measures import TIMED
 from ..model.statistics import Durations, day_of
 from ..model.status import Status
 from .command import Failed, answering
-from .output import Output, status, table_if_any
+from .output import Output, printable, status, table_if_any
 
 WAITING = ("scheduled", "delayed", "parked", "unpublished")
 ALARM = "bold red"
@@ -59,7 +59,12 @@ def stats(sidejob: Any, output: Output, prometheus: bool, everything: bool, day:
 
 
 def _show_day(sidejob: Any, output: Output, given: str) -> None:
-    day = None if given == "all" else day_of(given)
+    try:
+        day = None if given == "all" else day_of(given)
+    except InvalidValueError:
+        raise click.UsageError(
+            f"--day takes a date such as 2026-11-26, today, yesterday or all, not '{printable(given)}'."
+        ) from None
     found = Inspection(sidejob.runtime).statistics_of_tasks(day)
     rows = [
         (

@@ -154,7 +154,7 @@ class Queue:
 
     def peek(self, limit: int = 25) -> list[Job]:
         """Return the next jobs in the order of service, without any effect; durable tasks are not among them."""
-        check_number("limit", limit, least=0, of="peek")
+        check_number("limit", limit, least=0, of="jobs")
         return [Job(job_id, runtime=self._runtime) for job_id in queues.peek(self._runtime, self.name, limit=limit)]
 
     # ------------------------------------------------------------------------------------------------------------

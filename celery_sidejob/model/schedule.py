@@ -114,7 +114,8 @@ def parse(name: Any, given: Mapping[str, Any], *, timezone: str | None, limit: i
     zone = _zone(where, own_zone if own_zone is not None else timezone if is_local else "UTC")
     every_s, cron = _every(where, given.get("every")), _cron(where, given.get("cron"))
     if (every_s is None) == (cron is None):
-        raise InvalidValueError(f"{where} has either every= or cron=.")
+        wrong = "has no times: give" if cron is None else "has both every= and cron=: leave out"
+        raise InvalidValueError(f"{where} {wrong} every= or cron=.")
     start, end = (_time(where, key, given.get(key), zone) for key in ("start", "end"))
     if start is not None and end is not None and end < start:
         raise InvalidValueError(f"end of {where} is before its start: {end} is earlier than {start}.")

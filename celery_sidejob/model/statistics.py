@@ -26,7 +26,7 @@ BOUNDS_S = (
 
 
 def day_of(given: Any) -> date | None:
-    """Return the day that is meant by a date, a text as 2026-11-26, or the words today and yesterday (in UTC)."""
+    """Return the day that is meant by a date, a text such as 2026-11-26, or the words today and yesterday (in UTC)."""
     if isinstance(given, datetime) or not isinstance(given, date | str | None):
         raise _no_day(given)
     if not isinstance(given, str):
@@ -42,7 +42,8 @@ def day_of(given: Any) -> date | None:
 
 def _no_day(given: Any) -> InvalidValueError:
     return InvalidValueError(
-        f"A day of the statistics is a date, a text as 2026-11-26, 'today' or 'yesterday', not {shown(given)}."
+        "day= of statistics() is a date, a text such as '2026-11-26', 'today', 'yesterday', or None for all days, "
+        f"not {shown(given)}."
     )
 
 

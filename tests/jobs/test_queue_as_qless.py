@@ -119,7 +119,7 @@ def test_as_many_are_shown_as_were_asked_for(full: Stage) -> None:
     queue = full.sidejob.queue(QUEUE)
     assert [len(queue.peek(limit)) for limit in (0, 1, 2, 3)] == [0, 1, 2, 2]
     for wrong in (-1, True, 1.5, "2", None):
-        with pytest.raises(InvalidValueError, match="limit"):
+        with pytest.raises(InvalidValueError, match="limit is a number of jobs"):
             queue.peek(wrong)  # type: ignore[arg-type]
 
 

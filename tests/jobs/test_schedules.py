@@ -505,8 +505,8 @@ def test_a_call_that_its_task_would_refuse_is_refused_when_the_schedule_is_made(
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"every": None}, "{} has either every= or cron=."),
-    ({"cron": "* * * * *"}, "{} has either every= or cron=."),
+    ({"every": None}, "{} has no times: give every= or cron=."),
+    ({"cron": "* * * * *"}, "{} has both every= and cron=: leave out every= or cron=."),
     ({"every": 0.01}, "every of {} is a number of seconds, at least 0.1, or a timedelta, not 0.01."),
     ({"every": "1m"}, "every of {} is a number of seconds, at least 0.1, or a timedelta, not '1m'."),
     ({"every": None, "cron": "61 * * * *"}, "cron of {} is no cron expression: '61 * * * *' (bad minute)."),

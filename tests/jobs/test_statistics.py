@@ -297,7 +297,8 @@ def test_the_command_shows_a_day(counted: Stage) -> None:
     (line,) = [line for line in ask(counted.app, "stats", "--day", "all").lines if "stage.idle" in line]
     assert " 90.0 s " in line or " 91.0 s " in line or "90." in line
     assert ask(counted.app, "stats", "--day", "2020-01-01").lines == ["Nothing is known of runs then."]
-    assert "A day of the statistics is a date" in ask(counted.app, "stats", "--day", "monday").err
+    refused = ask(counted.app, "stats", "--day", "monday").err
+    assert "--day takes a date such as 2026-11-26, today, yesterday or all, not 'monday'." in refused
 
 
 @pytest.mark.parametrize("filters", [{"day": "monday"}, {"queue": 5}, {"task": b"x"}])
