@@ -118,6 +118,13 @@ def test_the_functions() -> None:
     assert functions <= set(rows("Functions and values"))
 
 
+def test_the_errors() -> None:
+    (listed,) = re.findall(r"^The errors, all of them `SideJobError`s (.*?): \[when", PAGE, re.MULTILINE | re.DOTALL)
+    public = {name: getattr(celery_sidejob, name) for name in celery_sidejob.__all__}
+    errors = {name for name, each in public.items() if inspect.isclass(each) and issubclass(each, Exception)}
+    assert set(re.findall(r"`(\w+)`", listed)) - {"OperationalError"} == errors - {"SideJobError"}
+
+
 def test_every_public_name_is_there() -> None:
     code = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`\n]+)`", PAGE))))
     assert set(celery_sidejob.__all__) <= code

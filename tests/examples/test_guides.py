@@ -72,6 +72,11 @@ def test_commands_exist(words: list[str]) -> None:
     assert given >= wanted
 
 
+def test_the_readme_names_all_commands() -> None:
+    (listed,) = re.findall(r"`celery -A app sidejob (\w+(?: \| \w+)+)`", (ROOT / "README.md").read_text())
+    assert set(listed.split(" | ")) == set(sidejob.commands)
+
+
 def test_there_are_commands_to_look_at() -> None:
     assert len(commands()) > 5
 
