@@ -86,7 +86,9 @@ _TAKE_AWAY = Statement("""
 WITH these AS MATERIALIZED (
   SELECT job_id, depends_on FROM {dependencies}
   WHERE job_id = %(id)s::bigint AND (%(all)s OR depends_on = ANY(%(depend_on)s::bigint[]))
-  ORDER BY job_id, depends_on FOR UPDATE)
+  ORDER BY job_id, depends_on FOR UPDATE),
+forgiven AS (
+  UPDATE {jobs} SET failed_by = NULL WHERE id = %(id)s::bigint AND %(all)s AND failed_by IS NOT NULL)
 UPDATE {dependencies} d SET state = 'over' FROM these
 WHERE d.job_id = these.job_id AND d.depends_on = these.depends_on""")
 
@@ -94,7 +96,8 @@ WHERE d.job_id = these.job_id AND d.depends_on = these.depends_on""")
 def undepend(executor: Transaction, job_id: int, depend_on: Sequence[int] | None) -> None:
     """Mark edges of a locked job as over: those to these jobs, or all.
 
-    One that has failed does not fail the job any more.
+    One that has failed does not fail the job any more, if it is not decided yet that the run fails: with that all edges
+    went, and whom the job would still wait for is not known. Who names none waits for nobody, so that is undone.
     """
     executor.run(_TAKE_AWAY, id=job_id, all=depend_on is None, depend_on=list(depend_on or ()))
 
@@ -166,7 +169,8 @@ def settle(executor: Transaction, job_id: int, *, over: Sequence[int], confirmed
 _FREE = Statement(
     """
 WITH freed AS (
-  UPDATE {jobs} SET blocked = NULL, failed_by = %(failed_by)s::bigint WHERE id = %(id)s AND blocked
+  UPDATE {jobs} SET blocked = NULL, failed_by = coalesce(%(failed_by)s::bigint, failed_by)
+  WHERE id = %(id)s AND blocked
   RETURNING id, task, status, unit_no, run_no, queue, priority, limit_key, rate_terminates, rate_opens_at, pool,
     pool_weight, pool_runs),
 gone AS (DELETE FROM {dependencies} WHERE job_id = %(id)s AND %(failed_by)s::bigint IS NOT NULL),"""
@@ -187,7 +191,7 @@ def free(executor: Transaction, job_id: int, *, check_interval_s: float, failed_
     """Have the first run of a locked job wait no longer for other jobs; None if it does not.
 
     A message that waits for nothing else is armed; a job with a timer has none yet. With `failed_by`, a job that the
-    run fails for, all edges go.
+    run fails for, all edges go. If others were added since then, the run still fails for that job.
     """
     return first(executor.run(_FREE, id=job_id, failed_by=failed_by, check_interval_s=check_interval_s))
 

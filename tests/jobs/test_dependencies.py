@@ -324,6 +324,29 @@ def test_undepend_undoes_a_failure_that_nobody_has_looked_at(stage: Stage, monke
     assert stage.run(waits) == "completed"
 
 
+def test_a_failure_is_not_forgotten_for_a_further_dependency(stage: Stage) -> None:
+    failed, further = stage.job(fails), stage.job()
+    waits = blocked(stage, failed, on_failure="fail", countdown=3600)
+    with pytest.raises(ValueError, match="does not work"):
+        stage.run(failed)
+    waits.depend_on(further)
+    stage.run(further)
+    stage.sql("UPDATE timers SET due_at = now()")
+    apply_due_timers(stage.runtime, waits.id)
+    with pytest.raises(DependencyFailedError, match=f"Job {failed.id}"):
+        stage.run(waits)
+
+
+def test_who_is_to_depend_on_nobody_does_not_fail_for_another(stage: Stage) -> None:
+    failed, further = stage.job(fails), stage.job()
+    waits, fails_still = (blocked(stage, failed, further, on_failure="fail") for _ in range(2))
+    with pytest.raises(ValueError, match="does not work"):
+        stage.run(failed)
+    assert stage.run(waits.undepend()) == "completed"
+    with pytest.raises(DependencyFailedError, match=f"Job {failed.id}"):
+        stage.run(fails_still.undepend(failed))
+
+
 def test_cycles_are_refused_with_the_way_around(stage: Stage) -> None:
     first = stage.job()
     second = blocked(stage, first)

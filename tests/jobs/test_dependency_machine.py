@@ -135,7 +135,7 @@ class Dependencies(RuleBasedStateMachine):
     @rule(data=st.data(), how=st.sampled_from(["wait", "fail", "run"]), dies=st.booleans())
     def depend_on(self, data: st.DataObject, how: str, dies: bool) -> None:
         job_id, ons = self.one(data, "queued"), self.some(data)
-        if job_id is None or self.known[job_id].begun or self.known[job_id].is_doomed:
+        if job_id is None or self.known[job_id].begun:
             return
         is_open = [on for on in ons if self.known[on].status != "completed"]
         closes = any(self.reaches(on, job_id) for on in is_open)
@@ -155,6 +155,7 @@ class Dependencies(RuleBasedStateMachine):
             return
         with self.maybe_dying(dies):
             self.job(job_id).undepend(*([] if everything else ons))
+        self.known[job_id].is_doomed &= not everything
         self.known[job_id].on = {
             on: how for on, how in self.known[job_id].on.items() if not everything and on not in ons
         }
