@@ -96,7 +96,7 @@ def declare(runtime: Runtime, name: str, spec: Spec, *, declared: Mapping[str, A
         if spec.timing != row.spec.timing:
             plan = plan.closed(now)
             if not paused:
-                plan = plan.then(spec.window(anchor=anchor, after=now))
+                plan = plan.then(spec.window(anchor=anchor, after=_later_than(row, now)))
         schedules.change(executor, plan, spec, paused=paused, anchor_at=anchor, declared=last)
         return True
 
@@ -139,7 +139,7 @@ def resume(runtime: Runtime, name: str) -> bool:
         row = _locked(executor, name)
         if row.paused_at is None:
             return False
-        window = row.spec.window(anchor=row.anchor_at, after=schedules.clock(executor))
+        window = row.spec.window(anchor=row.anchor_at, after=_later_than(row, schedules.clock(executor)))
         schedules.resume(executor, row.plan.then(window))
         return True
 
@@ -157,6 +157,11 @@ def delete_declared(runtime: Runtime, *, but: Iterable[str]) -> Sequence[str]:
     return runtime.connections.transact(
         "delete-schedule", lambda executor: schedules.delete_declared(executor, but=names), single=True
     )
+
+
+def _later_than(row: Row, now: datetime) -> datetime:
+    """Return after which moment new times begin: the store's clock may have been put back behind those already made."""
+    return now if row.last_at is None else max(now, row.last_at)
 
 
 def _locked(executor: Transaction, name: str) -> Row:

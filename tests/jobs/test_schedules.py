@@ -213,6 +213,28 @@ def test_a_schedule_that_changes_while_it_is_due_loses_nothing(stage: Stage) -> 
     assert schedule.count == 4
 
 
+@pytest.mark.parametrize("change", ["a pause", "another timing"])
+def test_a_clock_that_is_put_back_has_nothing_made_twice(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """The store's own: a standby whose clock is behind has become the primary."""
+    start = past(stage, 10)
+    schedule = stage.sidejob.schedule("tick", stage.idle, every=1, start=start, catch_up="all")
+    assert sweep(stage) >= 10
+    right = rows.clock
+    with monkeypatch.context() as patch:
+        patch.setattr(rows, "clock", lambda executor: right(executor) - 6 * SECOND)
+        if change == "a pause":
+            schedule.pause()
+            schedule.resume()
+        else:
+            stage.sidejob.schedule("tick", stage.idle, every=0.5, start=start, catch_up="all")
+    sweep(stage)
+    found = times(made(stage))
+    assert len(found) == len(set(found))
+    assert found == sorted(found)
+
+
 def test_a_change_between_the_look_and_the_lock_has_nothing_made_of_the_old_one(stage: Stage) -> None:
     stage.sidejob.schedule("tick", stage.idle, every=1, start=past(stage, 3.5), catch_up="all")
     row = operations.get(stage.runtime, "tick")
