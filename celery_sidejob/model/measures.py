@@ -16,6 +16,9 @@ from .statistics import Amount, Measure, Tally, tally_of
 BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """The upper bounds of a duration's buckets, in seconds; longer durations go into one more bucket, without a bound."""
 
+LONGEST_NAMES = 600
+"""Characters of a queue's name and a task's together: four bytes each fit into a row of an index."""
+
 BUCKET, SUM = "bucket", "sum"
 
 LABELS = {"after": "status"}
@@ -67,8 +70,11 @@ class Measures:
             self._add({(f"{operation}_{BUCKET}", str(place)): 1.0, (f"{operation}_{SUM}", ""): seconds})
 
     def tally(self, queue: str, task: str, measure: Measure, seconds: float | None = None) -> None:
-        """Add what one run of a task has taken, or that it failed, is tried again or was lost."""
-        if self.begun:
+        """Add what one run of a task has taken, or that it failed, is tried again or was lost.
+
+        Names too long to be stored are left out: with them nothing that this process has counted could be stored.
+        """
+        if self.begun and len(queue) + len(task) <= LONGEST_NAMES:
             tally, amount = tally_of(queue, task, measure, seconds)
             self._add({}, {tally: amount})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -208,6 +209,17 @@ def test_a_store_that_is_away_loses_nothing(counted: Stage, monkeypatch: pytest.
     assert counted.sql("SELECT count(*) FROM tallies") == [(0,)]
     counted.run(counted.job(queue=QUEUE))
     assert of(counted).runs.count == 2
+
+
+@pytest.mark.parametrize(("length", "counts"), [(500, 2), (3000, 1)])
+def test_a_name_that_is_too_long_for_an_index_is_left_out(counted: Stage, length: int, counts: int) -> None:
+    """It must not keep the counts of others from being stored."""
+    letters = random.Random(1)
+    name = "".join(chr(letters.randrange(0x20000, 0x2A000)) for _ in range(length))
+    counted.run(counted.task(does_nothing, name=name).enqueue(queue=QUEUE))
+    counted.run(counted.job(queue=QUEUE))
+    found = of(counted)
+    assert (found.runs.count, found.waits.count) == (counts, counts)
 
 
 def _away(*_: Any) -> None:
