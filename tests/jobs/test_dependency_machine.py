@@ -77,9 +77,12 @@ class Dependencies(RuleBasedStateMachine):
             waits.on[on] = how
 
     def add(self, waits: Known, ons: list[int], how: str) -> None:
+        """Have a job wait for others, too; one that is doomed already fails after those."""
+        was_doomed, waits.is_doomed = waits.is_doomed, False
         for on in ons:
             if not waits.is_doomed:
                 self.judge(waits, on, how)
+        waits.is_doomed |= was_doomed
 
     def reaches(self, start: int, goal: int) -> bool:
         return start == goal or any(self.reaches(on, goal) for on in self.known[start].on)
