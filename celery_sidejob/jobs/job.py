@@ -308,7 +308,8 @@ class Job:
     def undepend(self, *jobs: Job | int | str) -> Job:
         """Have the job wait for these jobs no longer; for none at all if none is given.
 
-        Raises IllegalMoveError if its first run has begun.
+        A job whose run is to fail for another one still fails, unless none is given. Raises IllegalMoveError if its
+        first run has begun.
         """
         on = ids_of(self._runtime, jobs) if jobs else None
         if active() is not None:
