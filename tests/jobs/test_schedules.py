@@ -123,10 +123,10 @@ def test_without_a_start_the_first_time_is_an_interval_from_now(stage: Stage) ->
 
 @pytest.mark.parametrize(("catch_up", "expected"), [("all", 8), ("last", 1), (3, 3), (100, 8)])
 def test_no_more_is_caught_up_than_was_asked(stage: Stage, catch_up: Any, expected: int) -> None:
-    start = past(stage, 7.3)
-    stage.sidejob.schedule("tick", stage.idle, every=1, start=start, catch_up=catch_up)
+    start = past(stage, 7.3 * 3600)
+    stage.sidejob.schedule("tick", stage.idle, every=3600, start=start, catch_up=catch_up)
     assert sweep(stage) == expected
-    assert times(made(stage)) == [start + n * SECOND for n in range(8)][-expected:]
+    assert times(made(stage)) == [start + n * 3600 * SECOND for n in range(8)][-expected:]
     assert [job.schedule_number for job in made(stage)] == [*range(1, expected + 1)], "what is left out has no number"
     assert sweep(stage) == 0
 
