@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections import deque
 from collections.abc import Sequence
-from time import monotonic
 
-from ..model.changes import FindingChange, Log, NewJob, Tag, Track, Untag
+from ..model.changes import FindingChange, NewJob, Tag, Track, Untag
 from ..model.channel import TRACKED
-from ..store import history, tags, tracked
+from ..store import tags, tracked
 from ..store.statement import Transaction
 from .after_commit import AfterCommit
 
@@ -25,27 +23,6 @@ def apply(executor: Transaction, change: FindingChange, after_commit: AfterCommi
             tracked.track(executor, change.job_id, on=change.on)
             after_commit.tracking_changed = True
             after_commit.announcements.append((TRACKED, json.dumps({"job": change.job_id, "tracked": change.on})))
-
-
-def log(executor: Transaction, found: Sequence[Log], *, keep: int) -> None:
-    """Write the entries that jobs make in their histories, the last `keep` of each job."""
-    if not found or not keep:
-        return
-    kept: dict[int, deque[Log]] = {}
-    for change in found:
-        kept.setdefault(change.job_id, deque(maxlen=keep)).append(change)
-    now = monotonic()
-    history.log(
-        executor,
-        [
-            {
-                "job_id": one.job_id, "what": one.message, "age_s": now - one.made_at, "run_no": one.run_no,
-                "worker_id": one.worker_id, "detail": one.detail,
-            }
-            for entries in kept.values() for one in entries
-        ],
-        keep=keep,
-    )  # fmt: skip
 
 
 def tag_new(executor: Transaction, new: Sequence[NewJob]) -> None:
