@@ -41,7 +41,7 @@ from .store import (
     room,
     served,
     state,
-    statistics,
+    stats,
     tags,
     tallies,
     tracked,
@@ -245,7 +245,7 @@ class Inspection:
     def _tallies(self, queue: str | None, task: str | None, day: date | None) -> tuple[Amounts, Entries]:
         def work(executor: Transaction) -> tuple[Amounts, Entries]:
             found = list(tallies.read(executor, queue=queue, task=task, day=day))
-            return found, statistics.dead_of(executor, queue=queue, task=task)
+            return found, stats.dead_of(executor, queue=queue, task=task)
 
         return self._runtime.connections.transact("stats", work)
 
@@ -279,8 +279,8 @@ class Inspection:
         silent = [row.id for row in here if row.silent_s is not None]
         serving = served.workers_of_queues(executor, silent)
         of_tasks, failed = _of_tasks(executor, serving)
-        results, unfinished = statistics.results(executor), statistics.unfinished(executor)
-        timers, first_due_s = statistics.timers(executor)
+        results, unfinished = stats.results(executor), stats.unfinished(executor)
+        timers, first_due_s = stats.timers(executor)
         estimated = {
             "jobs": unfinished.is_estimated or failed.is_estimated,
             "results": results.is_estimated,
@@ -306,7 +306,7 @@ class Inspection:
                 }
                 for row in here
             ],
-            "sweep": _sweep(statistics.sweep(executor)),
+            "sweep": _sweep(stats.sweep(executor)),
             "counters": measures.counts(totals, COUNTED),
             "durations": measures.durations(totals),
             "estimated": sorted([*of_tasks["estimated"], *(name for name, is_one in estimated.items() if is_one)]),
@@ -326,8 +326,8 @@ class Inspection:
             return [row if _is_sure(executor, row, horizon_s) else replace(row, soon=1) for row in found]
 
         def work(executor: Transaction) -> tuple[Sequence[Any], dict[str, int], set[str] | None]:
-            suspended, timers = statistics.resting(executor, queue)
-            rest = {"suspended": suspended, "timers": timers, "results": statistics.results(executor).unsent}
+            suspended, timers = stats.resting(executor, queue)
+            rest = {"suspended": suspended, "timers": timers, "results": stats.results(executor).unsent}
             return depth(executor), rest, self._served(executor)
 
         stores = self._runtime.stores
@@ -431,9 +431,9 @@ def _of_tasks(executor: Transaction, serving: Mapping[str, int] = NOBODY) -> tup
     """
     depth = {row.queue: row for row in depths.read(executor)}
     managed = queues.read(executor)
-    buried, failed = statistics.dead_entries(executor)
+    buried, failed = stats.dead_entries(executor)
     estimated = [f"queues.{name}" for name, row in depth.items() if row.is_estimated]
-    groups = statistics.dead_groups(executor) if buried.number else ()
+    groups = stats.dead_groups(executor) if buried.number else ()
     return {
         "queues": {
             name: {**_queue(depth.get(name), serving.get(name, 0)), **_gate(managed.get(name))}

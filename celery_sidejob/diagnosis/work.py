@@ -9,7 +9,7 @@ from ..model.errors import SchemaError, StoreUnavailableError
 from ..model.finding import Finding, error, graded, warning, well
 from ..model.plural import counted
 from ..operations.runtime import Runtime
-from ..store import depths, health, parked, room, served, statistics, workers
+from ..store import depths, health, parked, room, served, stats, workers
 from ..store import queues as queue_rows
 from ..store import schedules as schedule_rows
 from ..store.statement import Transaction
@@ -168,7 +168,7 @@ def full_ports(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
 
 def results(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     """Look for results that wait for the result backend."""
-    row = statistics.results(executor)
+    row = stats.results(executor)
     if row.oldest_s is not None and row.oldest_s > UNSENT_S:
         yield warning(
             "results", f"{counted(row.unsent, 'result waits', 'results wait')} for the result backend, the oldest for "
@@ -182,11 +182,11 @@ def results(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
 
 def dead(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     """Look into the dead set."""
-    entries, _ = statistics.dead_entries(executor)
+    entries, _ = stats.dead_entries(executor)
     if not entries.number:
         yield well("dead set", "empty")
         return
-    groups = statistics.dead_groups(executor)[:3]
+    groups = stats.dead_groups(executor)[:3]
     shown = ", ".join(f"{row.entries} of {row.task} ({row.group})" for row in groups)
     yield warning(
         "dead set", f"{'about ' if entries.is_estimated else ''}{counted(entries.number, 'entry', 'entries')}: {shown}",

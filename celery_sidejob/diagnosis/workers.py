@@ -10,7 +10,7 @@ from ..model.errors import SideJobError
 from ..model.finding import Finding, error, graded, warning, well
 from ..model.plural import counted
 from ..operations.runtime import Runtime
-from ..store import depths, health, served, statistics
+from ..store import depths, health, served, stats
 from ..store import workers as rows_of_workers
 from ..store.connection.connections import Connections
 from ..store.statement import Transaction
@@ -69,7 +69,7 @@ def workers(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
 
 def sweeping(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     """Look whether a worker sweeps, and keeps up."""
-    row = statistics.sweep(executor)
+    row = stats.sweep(executor)
     lag_s = max(0.0, row.lag_s or 0.0)
     if row.ident is not None and row.expired_s > UNSWEPT_S:
         yield graded(max(lag_s, row.expired_s), SWEEP_LAG_S)(

@@ -35,8 +35,9 @@ from celery_sidejob.store import (
     room,
     served,
     state,
-    statistics,
+    stats,
     tags,
+    tallies,
     tracked,
     tree_deletions,
     tree_terminations,
@@ -65,8 +66,8 @@ from tests.tools.waiting import wait_until
 MODULES = (
     aliases, arming, askings, asks, batches, burials, checks, claims, continuations, counters, dead, dependencies,
     depths, doorbells, holds, job_lists, jobs, kept, latecomers, packets, ports, progress, publishing, revocation, room,
-    served, state, statistics, tasks, trees, tree_deletions, tree_terminations, duplicates, messages, queues, tags,
-    tracked, history,
+    served, state, stats, tasks, trees, tree_deletions, tree_terminations, duplicates, messages, queues, tags,
+    tracked, history, tallies,
 )  # fmt: skip
 
 READS_ALL = {
@@ -83,12 +84,13 @@ READS_ALL = {
     "room._UNREAD": "reads up to a bound who waits for room; see below",
     "tags._COUNTS": "reads what the sweeper has not counted yet",
     "served._DUE": "reads what is due; see below",
-    "statistics._SUSPENDED": "counts what is not finished, where that is little; see below",
-    "statistics._UNFINISHED": "counts what is not finished, where that is little; see below",
+    "stats._SUSPENDED": "counts what is not finished, where that is little; see below",
+    "stats._UNFINISHED": "counts what is not finished, where that is little; see below",
 }
 """What reads a table as a whole, and why it may."""
 
 SAMPLES = {
+    "date": "2026-01-01", "numeric[]": "{1}",
     "bytea": "x", "bytea[]": "{x}", "integer[]": "{7}", "timestamp with time zone[]": "{2026-01-01}",
     "smallint[]": "{7}", "bigint": "7", "bigint[]": "{7,8,9}", "integer": "7", "smallint": "7", "text": "x",
     "text[]": "{x,y}", "boolean": "true", "boolean[]": "{t}",
@@ -141,7 +143,7 @@ ANALYZE"""
 
 SMALL = {
     "workers", "leases", "counters", "served", "registry", "meta", "broker_queues", "broker_bindings",
-    "broker_consumers", "tree_deletions", "tree_terminations", "queues",
+    "broker_consumers", "tree_deletions", "tree_terminations", "queues", "tallies",
 }  # fmt: skip
 """Tables that do not grow with the number of jobs."""
 
@@ -254,7 +256,7 @@ def finished_store(databases: Databases, database_template: str) -> Iterator[psy
 
 
 WATCHED = {
-    name: value for name, value in hot_statements().items() if name.startswith(("statistics.", "counters.", "depths."))
+    name: value for name, value in hot_statements().items() if name.startswith(("stats.", "counters.", "depths."))
 }
 
 
