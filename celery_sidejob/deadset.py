@@ -20,6 +20,7 @@ from .jobs.job import Job
 from .model.checks import check_number, check_texts, in_seconds, is_keepable, is_seconds, shown
 from .model.durable import headers_of
 from .model.errors import InvalidValueError, JobNotFoundError, StoreUnavailableError
+from .model.loss import Loss
 from .model.retention import Retention
 from .model.status import Status
 from .operations import burials
@@ -62,6 +63,11 @@ class DeadEntry:
     """The name of its store, if that is not the primary."""
     losses: int = 0
     """How many runs of a durable task were lost with their workers."""
+    loss: Mapping[str, Any] | None = None
+    """Why the last lost run was lost: `why`, a sentence, and its facts, such as `host`, `signal`, `out_of_memory`.
+
+    None if no run was lost. `Loss` says which facts there are.
+    """
     arguments: str | None = None
     """A durable task's arguments as Celery shows them; a job's are in `Job.info`."""
     history: tuple[Mapping[str, Any], ...] = ()
@@ -92,28 +98,27 @@ class DeadSet:
         return self._of_each(self._all)
 
     def list(
-        self, *, group: str | None = None, task: str | None = None, queue: str | None = None, limit: int = 100,
-        after: int | str = 0,
+        self, *, group: str | None = None, task: str | None = None, queue: str | None = None,
+        reason: str | None = None, limit: int = 100, after: int | str = 0,
     ) -> Sequence[DeadEntry]:  # fmt: skip
         """Return up to `limit` entries that match, the oldest of each store first, after the id `after`.
 
         Those of a failure group are returned newest first, and `after` is the id of the last entry of the page before.
-        A page of a group, or of a task, takes the same time in any dead set. With a queue, or with a task and a group,
-        entries are read one by one until `limit` match: a million takes a second.
+        A page of a group, or of a task, takes the same time in any dead set. With a queue or a reason, or with a task
+        and a group, entries are read one by one until `limit` match: a million takes a second.
         """
         check_number("limit", limit, least=1, of="entries")
-        check_texts(group=group, task=task, queue=queue)
+        check_texts(group=group, task=task, queue=queue, reason=reason)
+        chosen: dict[str, Any] = {"task": task, "queue": queue, "reason": reason}
         first, number = self._place_of(after)
         found: list[DeadEntry] = []
 
         def read(store: Store) -> Sequence[DeadEntry]:
             place, rest = number if store is first else 0, limit - len(found)
             if group is None:
-                rows = self._page(store, after=place, limit=rest, task=task, queue=queue)
+                rows = self._page(store, after=place, limit=rest, **chosen)
             else:
-                newest = partial(
-                    dead.newest_of_group, before=place or None, limit=rest, failure_group=group, task=task, queue=queue
-                )
+                newest = partial(dead.newest_of_group, before=place or None, limit=rest, failure_group=group, **chosen)
                 rows = self._ask(store, newest)
             return [self._entry(store, row) for row in rows]
 
@@ -163,7 +168,7 @@ class DeadSet:
 
     def retry_all(
         self, *, group: str | None = None, task: str | None = None, queue: str | None = None,
-        limit: int | None = None, progress: Progress | None = None,
+        reason: str | None = None, limit: int | None = None, progress: Progress | None = None,
     ) -> int:  # fmt: skip
         """Try all entries that match again in the order in which they failed, at most `limit`; returns how many left.
 
@@ -171,14 +176,14 @@ class DeadSet:
         called is left alone, so that a task that fails again is not tried for ever. `progress` is called with the
         number of entries that leave, as they do.
         """
-        check_texts(group=group, task=task, queue=queue)
+        check_texts(group=group, task=task, queue=queue, reason=reason)
         if limit is not None:
             check_number("limit", limit, least=1, of="entries")
         left = math.inf if limit is None else limit
 
         def retry(store: Store) -> Iterator[int]:
             nonlocal left
-            for number in self._retry_in(store, left, failure_group=group, task=task, queue=queue):
+            for number in self._retry_in(store, left, failure_group=group, task=task, queue=queue, reason=reason):
                 left -= number
                 yield number
 
@@ -190,15 +195,19 @@ class DeadSet:
         return self._delete(store, number, self.get(entry_id).job_id)
 
     def purge(
-        self, *, older_than: timedelta | float | None = None, keep: int | None = None, progress: Progress | None = None
-    ) -> int:
+        self, *, older_than: timedelta | float | None = None, keep: int | None = None, reason: str | None = None,
+        progress: Progress | None = None,
+    ) -> int:  # fmt: skip
         """Remove entries older than this (a timedelta or seconds), and all but the newest `keep`; returns how many.
 
-        `keep` counts for each store. Reads the whole dead set if nothing is old enough, a million entries in a second.
+        With a `reason` only entries with this reason go; with a reason alone, all of them. `keep` counts the entries of
+        each store, whatever their reason. Reads the whole dead set if nothing is old enough, a million entries in a
+        second.
         `progress` is called with the numbers that are removed, as they are.
         """
-        if older_than is None and keep is None:
-            raise InvalidValueError("purge() takes older_than= or keep=: what is to go?")
+        check_texts(reason=reason)
+        if older_than is None and keep is None and reason is None:
+            raise InvalidValueError("purge() takes older_than=, keep= or reason=: what is to go?")
         if keep is not None:
             check_number("keep", keep, of="entries")
         age_s = in_seconds(older_than)
@@ -206,8 +215,10 @@ class DeadSet:
             raise InvalidValueError(
                 f"older_than is a timedelta or a number of seconds, at least 0, not {shown(older_than)}."
             )
+        if age_s is None and keep is None:
+            age_s = 0.0
         retention = Retention.of({"older_than": age_s, "keep": keep})
-        return _total(self._of_each(lambda store: self._purge_in(store, retention)), progress)
+        return _total(self._of_each(lambda store: self._purge_in(store, retention, reason)), progress)
 
     def tasks(self) -> Sequence[str]:
         """Return the tasks that have entries, by name; their number decides how long it takes."""
@@ -278,11 +289,12 @@ class DeadSet:
                     retried += 1
                     yield 1
 
-    def _purge_in(self, store: Store, retention: Retention) -> Iterator[int]:
+    def _purge_in(self, store: Store, retention: Retention, reason: str | None) -> Iterator[int]:
         """Yield for each old entry whether it was removed."""
         bounds = self._ask(store, partial(dead.Bounds.read, retention=retention))
         after = 0
-        while rows := self._ask(store, partial(dead.old_page, after=after, bounds=bounds, limit=PAGE)):
+        page = partial(dead.old_page, bounds=bounds, limit=PAGE, reason=reason)
+        while rows := self._ask(store, partial(page, after=after)):
             after = rows[-1].id
             yield from (self._delete(store, row.id, row.job_id) for row in rows)
 
@@ -308,7 +320,7 @@ class DeadSet:
             queue=row.queue, group=row.failure_group, reason=row.reason, error=str(hide(row.error or "")),
             traceback=None if row.traceback is None else str(hide(row.traceback)), died_at=row.died_at,
             retries=row.retries, store=label,
-            **(_of_message(row.payload, hide) if row.job_id is None else {}),
+            loss=_loss_of(row.payload), **(_of_message(row.payload, hide) if row.job_id is None else {}),
         )  # fmt: skip
 
 
@@ -320,6 +332,15 @@ def _total(numbers: Iterable[int], progress: Progress | None) -> int:
         if progress is not None:
             progress(number)
     return total
+
+
+def _loss_of(payload: str) -> Mapping[str, Any] | None:
+    """Return the facts of the loss that an entry keeps; None if there was none, or this version cannot read it."""
+    try:
+        kept = json.loads(payload).get("loss")
+        return None if kept is None else Loss.of_json(json.dumps(kept)).facts
+    except (ValueError, TypeError, AttributeError):
+        return None
 
 
 def _of_message(payload: str, hide: Callable[[Any], Any]) -> dict[str, Any]:

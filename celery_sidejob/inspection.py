@@ -18,6 +18,7 @@ from .jobs.job import Job
 from .model import measures, values
 from .model.durable import headers_of
 from .model.errors import JobNotFoundError, SchemaError, StoreUnavailableError
+from .model.loss import Loss
 from .model.progress import Progress
 from .model.statistics import Amount, Statistics, Tally, statistics_of
 from .operations import waiting
@@ -213,6 +214,7 @@ class Inspection:
             "worker": row.worker,
             "retries": headers.get("retries") or 0,
             "losses": row.losses,
+            "last_loss": None if row.last_loss is None else Loss.of_json(row.last_loss).facts,
             "revoked": row.doom == "revoked",
         }
 
@@ -453,11 +455,12 @@ def _add(found: dict[str, Any], more: Mapping[str, Any]) -> None:
             ours[what] = max((age for age in (ours[what], theirs[what]) if age is not None), default=None)
     found["dead"]["entries"] += more["dead"]["entries"]
     found["estimated"] = sorted({*found["estimated"], *more["estimated"]})
-    groups: Counter[tuple[str, str]] = Counter()
+    groups: Counter[tuple[str, str, str]] = Counter()
     for group in (*found["dead"]["groups"], *more["dead"]["groups"]):
-        groups[group["task"], group["group"]] += group["entries"]
+        groups[group["task"], group["group"], group["reason"]] += group["entries"]
     found["dead"]["groups"] = [
-        {"task": task, "group": group, "entries": entries} for (task, group), entries in groups.most_common()
+        {"task": task, "group": group, "reason": reason, "entries": entries}
+        for (task, group, reason), entries in groups.most_common()
     ]
 
 

@@ -82,8 +82,9 @@ def _metrics(found: Mapping[str, Any] | None) -> Iterator[Metric]:
     for gauge in GAUGES:
         yield _gauge(gauge.metric, gauge.meaning, [], {(): gauge.of(found)})
     yield _gauge(
-        "sidejob_dead_group_entries", "The newest entries of the dead set by task and failure group.",
-        ["task", "group"], {(row["task"], row["group"]): row["entries"] for row in found["dead"]["groups"]},
+        "sidejob_dead_group_entries", "The newest entries of the dead set by task, failure group and reason.",
+        ["task", "group", "reason"],
+        {(row["task"], row["group"], row["reason"]): row["entries"] for row in found["dead"]["groups"]},
     )  # fmt: skip
     lives = Counter(map(life_of, found["workers"]))
     yield _gauge(

@@ -82,7 +82,10 @@ def test_stats_of_a_busy_store(busy: Stage) -> None:
     assert found["timers"]["waiting"] == 2
     assert 7 <= found["timers"]["oldest_due_s"] < 37
     assert 7 <= found["sweep"]["lag_s"] < 37
-    assert found["dead"] == {"entries": 2, "groups": [{"task": "stage.call", "group": "ValueError", "entries": 2}]}
+    assert found["dead"] == {
+        "entries": 2,
+        "groups": [{"task": "stage.call", "group": "ValueError", "reason": "failed", "entries": 2}],
+    }
     assert [(row["id"], row["alive"]) for row in found["workers"]] == [(busy.worker_id, True)]
 
 
@@ -174,7 +177,7 @@ def test_the_exposition_says_what_stats_say(busy: Stage) -> None:
     assert found["sidejob_queue_oldest_due_age_seconds"][("old",)] >= 90
     assert found["sidejob_queue_oldest_unpublished_age_seconds"].keys() >= {("old",)}
     assert ("published",) not in found["sidejob_queue_oldest_unpublished_age_seconds"]
-    assert found["sidejob_dead_group_entries"] == {("ValueError", "stage.call"): 2}
+    assert found["sidejob_dead_group_entries"] == {("ValueError", "failed", "stage.call"): 2}
     assert found["sidejob_workers"] == {("alive",): 1, ("suspected",): 0, ("silent",): 0, ("dead",): 0, ("stopped",): 0}
     assert found["sidejob_runs_lost_total"] == {(): 3}
     assert found["sidejob_runs_rescued_total"] == {(): 0}

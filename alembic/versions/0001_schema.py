@@ -264,6 +264,7 @@ CREATE TABLE {s}.messages (
   on_lost text,
   max_losses int,
   losses int NOT NULL DEFAULT 0,
+  last_loss json,
   doom text,
   priority smallint,
   unique_key text,

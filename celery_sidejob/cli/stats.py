@@ -140,8 +140,8 @@ def _tables(found: dict[str, Any], everything: bool) -> Iterator[RenderableType 
     yield table_if_any("The store's time for", "Times", "p50", "p99", rows=times)
     counts = [(found["counters"][name], meaning.rstrip(".")) for name, meaning in COUNTED.items()]
     yield table_if_any("So far", "", rows=[row for row in counts if row[0]])
-    groups = [(row["entries"], row["task"], row["group"]) for row in found["dead"]["groups"]]
-    yield table_if_any("Dead", "Task", "Group", rows=groups)
+    groups = [(row["entries"], row["task"], row["group"], row["reason"]) for row in found["dead"]["groups"]]
+    yield table_if_any("Dead", "Task", "Group", "Reason", rows=groups)
 
 
 def _totals(found: dict[str, Any]) -> Iterator[RenderableType]:

@@ -29,6 +29,7 @@ def show_task(output: Output, task: dict[str, Any]) -> None:
             "in": task["worker"] or ("a lost worker" if task["running_since"] else None),
             "retries": task["retries"] or None,
             "losses": task["losses"] or None,
+            "last loss": task["last_loss"] and task["last_loss"]["why"],
             "revoked": "yes: it does not begin again" if task["revoked"] else None,
         }
     )

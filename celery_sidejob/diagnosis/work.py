@@ -25,6 +25,8 @@ FORGOTTEN_S = 3600.0
 """For how long a queue may be paused while something waits there."""
 UNSERVED_S = 60.0
 """For how long runs may be due whose task no worker knows: such a worker may be restarting."""
+REVOKED = "revoked"
+"""The reason of entries that somebody has revoked: these are no trouble."""
 GIVE_UP = (
     "Or give the work up: a durable task with celery -A <app> sidejob revoke <task id>, a job with celery -A <app> "
     "sidejob terminate --without-shutdown <job id>."
@@ -186,12 +188,18 @@ def dead(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     if not entries.number:
         yield well("dead set", "empty")
         return
-    groups = stats.dead_groups(executor)[:3]
-    shown = ", ".join(f"{row.entries} of {row.task} ({row.group})" for row in groups)
+    groups = stats.dead_groups(executor)
+    others = [row for row in groups if row.reason != REVOKED]
+    total = f"{'about ' if entries.is_estimated else ''}{counted(entries.number, 'entry', 'entries')}"
+    if not others and not entries.is_estimated:
+        yield well("dead set", f"{total}, all revoked on purpose (`dead purge --reason {REVOKED}` removes them)")
+        return
+    shown = ", ".join(f"{row.entries} of {row.task} ({row.group})" for row in others[:3] or groups[:3])
+    revoked = sum(row.entries for row in groups if row.reason == REVOKED)
     yield warning(
-        "dead set", f"{'about ' if entries.is_estimated else ''}{counted(entries.number, 'entry', 'entries')}: {shown}",
-        meaning="These jobs and durable tasks failed for good, kept killing their workers, were revoked or have "
-        "expired. They stay until a person decides.",
+        "dead set", f"{total}: {shown}{f'; {revoked} were revoked on purpose' if revoked else ''}",
+        meaning="These jobs and durable tasks failed for good, kept killing their workers or have expired. They stay "
+        "until a person decides.",
         remedy="List them with celery -A <app> sidejob dead groups, fix the cause, then celery -A <app> sidejob "
         "dead retry, in Python sidejob.dead.retry(id); or leave them to sidejob_dead_retention.",
     )  # fmt: skip

@@ -17,8 +17,11 @@ status_changes = logging.getLogger("celery_sidejob.events")
 job_status_changed = Signal(name="job_status_changed", providing_args={"job_id", "task", "before", "after"})
 """A job moved. Sent after the commit, by the process that made it; `before` is None for a new job."""
 
-task_lost = Signal(name="task_lost", providing_args={"job_id", "task", "run_no"})
-"""A run was lost with its worker. An ordinary durable task has `task_id`, and None for the others."""
+task_lost = Signal(name="task_lost", providing_args={"job_id", "task", "run_no", "why", "loss"})
+"""A run was lost with its worker. An ordinary durable task has `task_id`, and None for the others.
+
+`why` is a sentence; `loss` has its facts: `host`, `worker`, `process`, `exit_code`, `signal`, `out_of_memory`.
+"""
 
 task_recovered = Signal(name="task_recovered", providing_args={"job_id", "task", "run_no"})
 """A lost run was rescued: its job is queued again, with its inputs as they were.
@@ -46,9 +49,9 @@ TEXTS: dict[type[events.Event], str] = {
     events.JobParked:
         "Job %(job_id)d is parked: no worker of queue %(queue)s knows its task %(task)s. Start one that imports the "
         "task, or terminate the job",
-    events.RunLost: "Run %(run_no)d of job %(job_id)d (%(task)s) was lost with its worker",
+    events.RunLost: "Run %(run_no)d of job %(job_id)d (%(task)s) was lost with its worker: %(why)s",
     events.TaskBuried: "Task %(task_id)s (%(task)s) was entered in the dead set: %(reason)s",
-    events.TaskLost: "Task %(task_id)s (%(task)s) was lost with its worker",
+    events.TaskLost: "Task %(task_id)s (%(task)s) was lost with its worker: %(why)s",
     events.TaskEndedWell:
         "Task %(task_id)s (%(task)s) was called lost while its worker was silent; it has ended well",
 }  # fmt: skip

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from .statistics import Measure
 
@@ -79,11 +79,16 @@ class RunEvent(JobEvent):
     run_no: int
 
 
+@dataclass(frozen=True, slots=True)
 class RunLost(RunEvent):
     """A run's worker died."""
 
     total = "runs_lost"
     meaning = "Runs lost with their workers."
+
+    why: str
+    loss: Mapping[str, Any]
+    """The facts of its `Loss`."""
 
 
 class RunRescued(RunEvent):
@@ -139,11 +144,16 @@ class TaskBuried(TaskEvent):
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
 class TaskLost(TaskEvent):
     """The worker of a durable task died while it ran."""
 
     total = "tasks_lost"
     meaning = "Runs of durable tasks lost with their workers."
+
+    why: str
+    loss: Mapping[str, Any]
+    """The facts of its `Loss`."""
 
 
 class TaskRescued(TaskEvent):

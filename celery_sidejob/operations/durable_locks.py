@@ -8,6 +8,7 @@ from typing import Any
 
 from ..model.durable import NOWHERE, Address, Message
 from ..model.events import Measured, TaskLost, TaskRescued
+from ..model.loss import Loss
 from ..model.statistics import Measure
 from ..store import duplicates
 from ..store.errors import NoAnswer, OutcomeUnknown, repeat
@@ -125,10 +126,12 @@ def put_back(runtime: Runtime, run: Run) -> None:
     patiently(runtime, lambda: runtime.connections.transact("durable-unlock", unlock, single=True))
 
 
-def give_back(runtime: Runtime, task_ids: Iterable[str], *, worker_id: int, loss: bool, begun: bool = True) -> int:
+def give_back(
+    runtime: Runtime, task_ids: Iterable[str], *, worker_id: int, loss: Loss | None, begun: bool = True
+) -> int:
     """Take back runs that this worker holds and no longer executes: they run again, or go to the dead set.
 
-    Runs that were only locked, not `begun`, run again.
+    `loss`: None if they are no losses. Runs that were only locked, not `begun`, run again.
     """
     return _lose(runtime, holds.give_back(task_ids, worker_id=worker_id, loss=loss, begun=begun))
 
@@ -181,6 +184,7 @@ def _lose(runtime: Runtime, end: TaskEnd) -> int:
         if row.loss:
             rescued = [TaskRescued(row.task_id, row.task)] if row.goes_on else []
             doomed = [] if row.goes_on else [Measured(row.queue, row.task, Measure.FAILURE)]
-            lost = TaskLost(row.task_id, row.task)
+            loss = Loss.of_json(row.last_loss)
+            lost = TaskLost(row.task_id, row.task, loss.why, loss.facts)
             tell(runtime, lost, *rescued, Measured(row.queue, row.task, Measure.LOSS), *doomed)
     return len(taken)

@@ -16,6 +16,7 @@ from typing import Any
 from ..model.changes import Change, Stage
 from ..model.errors import FullPort
 from ..model.events import JobBuried, RunFailed
+from ..model.loss import Loss
 from ..model.messages import Outcome
 from ..model.run_end import RunEnd
 from ..model.status import Status
@@ -55,6 +56,8 @@ class Ending:
     """Ports without room for what this run has written: it begins again when there is room."""
     then: Stage | None = None
     """What the job goes on with, in the same asking, if this run completes."""
+    loss: Loss | None = None
+    """Why the run was lost, if it was."""
     moved: bool = False
     """Another reader took packets that this run had read: the next run takes its packets before it uses them."""
 
@@ -140,6 +143,8 @@ def _past(runtime: Runtime, hold: Hold, ending: Ending) -> claims.Past:
         group = error.get("group") or error["type"]
         shown = {"error": error["type"], "group": group, "message": error["message"][:MOST_OF_MESSAGE]}
         detail = json.dumps(shown)
+    elif keeps and ending.loss is not None:
+        detail = ending.loss.json
     how = "terminated" if ending.gives_up == Status.TERMINATED else str(ending.how)
     return {"how": how, "kind": hold.kind, "detail": detail, "history": keeps}
 
@@ -205,6 +210,6 @@ def _bury(executor: Transaction, hold: Hold, row: Any, ending: Ending, after_com
         error=f"{shown.get('type', '')}: {shown.get('message', '')}",
         retries=0 if ending.gives_up else job.retries,
         wake_pending=ending.gives_up == Status.FAILED and job.status == Status.QUEUED,
-        given_group=shown.get("group"),
+        given_group=shown.get("group"), loss=None if ending.loss is None else ending.loss.json,
     )  # fmt: skip
     after_commit.events.append(JobBuried(job.id, job.task, entry, reason))

@@ -9,6 +9,7 @@ from typing import Any
 from ..model.changes import Change, Log, Move
 from ..model.errors import JobNotFoundError, StoreUnavailableError
 from ..model.events import RunLost, RunRescued
+from ..model.loss import Loss
 from ..model.run_end import RunEnd
 from ..model.status import Status
 from ..store import claims, jobs, tree_terminations
@@ -27,19 +28,20 @@ from .wakes import Wakes
 SHUTDOWN_LOST = "The job was terminated, but its shutdown was lost with its worker too often to be tried again."
 LOST = "WorkerLostError"
 """The class of Celery's error for a lost process."""
+UNTOLD = Loss()
 
 
 def rescue(  # noqa: PLR0913 - which run, and how it is taken
-    runtime: Runtime, job_id: int, *, run_no: int, worker_id: int, own: bool = False, loss: bool = True,
-    wait: bool = False,
+    runtime: Runtime, job_id: int, *, run_no: int, worker_id: int, own: bool = False,
+    loss: Loss | None = UNTOLD, wait: bool = False,
 ) -> bool:  # fmt: skip
     """Take a lost run from its worker, in one transaction; the job is queued again with its inputs intact.
 
-    The worker must have been declared dead, unless it rescues its `own` run. The loss counts towards `max_losses`,
-    unless it is none: the worker left as planned. A locked job is left for the next look, unless `wait` is set. Returns
-    whether the run was taken.
+    The worker must have been declared dead, unless it rescues its `own` run. A `loss` counts towards `max_losses`. It
+    is None if the worker left as planned. A locked job is left for the next look, unless `wait` is set. Returns whether
+    the run was taken.
     """
-    ending = Ending(RunEnd.LOST if loss else RunEnd.GIVEN_BACK)
+    ending = Ending(RunEnd.GIVEN_BACK) if loss is None else Ending(RunEnd.LOST, loss=loss)
     return _free(runtime, job_id, run_no=run_no, worker_id=worker_id, own=own, ending=ending, wait=wait)
 
 
@@ -99,14 +101,16 @@ def move_by_force(runtime: Runtime, change: Move, told: Log) -> None:
     follow_up(runtime, runtime.connections.transact("move", work))
 
 
-def rescue_own(runtime: Runtime, hold: Hold) -> None:
+def rescue_own(runtime: Runtime, hold: Hold, loss: Loss) -> None:
     """Rescue a run of this process that cannot continue without the store; waits a lease for the store.
 
     If the store stays unavailable, the worker later finds that it holds a run that it does not execute.
     """
 
     def once() -> bool:
-        return rescue(runtime, hold.job_id, run_no=hold.run_no, worker_id=hold.worker_id, own=True, wait=True)
+        return rescue(
+            runtime, hold.job_id, run_no=hold.run_no, worker_id=hold.worker_id, own=True, loss=loss, wait=True
+        )
 
     with suppress(StoreUnavailableError):
         patiently(runtime, once)
@@ -133,14 +137,14 @@ def _free_locked(
 ) -> AfterCommit | None:
     after_commit = AfterCommit()
     job = hold.row
-    is_lost = ending.how == RunEnd.LOST
-    if is_lost and job.losses + 1 >= (job.max_losses or runtime.settings.max_losses):
+    loss = ending.loss
+    if loss is not None and job.losses + 1 >= (job.max_losses or runtime.settings.max_losses):
         # Asks noted and committed by now came before the end. The lock is held; this only reads their effect.
         Wakes(runtime, executor, LockSet.of_rows(executor, {job.id: job}), after_commit).apply_due(job.id)
         hold.row = job = claims.read_claimed(executor, job.id)
-        ending = _giving_up(runtime, job)
-    if is_lost:
-        after_commit.events.append(RunLost(job.id, job.task, hold.run_no))
+        ending = _giving_up(runtime, job, loss)
+    if loss is not None:
+        after_commit.events.append(RunLost(job.id, job.task, hold.run_no, loss.why, loss.facts))
     row = end_job_run(runtime, executor, hold, None, ending, after_commit, by_worker=own)
     if row is None:
         return None
@@ -150,15 +154,20 @@ def _free_locked(
         announce(hold, job.status, row.status, ending, after_commit)
         return after_commit
     after_commit.moved(job, job.status, row.status, hold.run_no)
-    if is_lost:
+    if loss is not None:
         after_commit.events.append(RunRescued(job.id, job.task, hold.run_no))
     return after_commit
 
 
-def _giving_up(runtime: Runtime, job: Any) -> Ending:
+def _giving_up(runtime: Runtime, job: Any, loss: Loss) -> Ending:
     """Return the ending of a run that is one loss too many; a termination still takes effect."""
-    message, reason, rests = f"{job.losses + 1} runs in a row were lost with their workers.", "lost", Status.FAILED
+    losses = job.losses + 1
+    message = (
+        f"The run was lost: {loss.why}." if losses == 1 else
+        f"{losses} runs in a row were lost with their workers. The last one: {loss.why}."
+    )  # fmt: skip
+    reason, rests = "lost", Status.FAILED
     if job.status == Status.TERMINATING:
-        message, reason, rests = SHUTDOWN_LOST, "shutdown lost", Status.TERMINATED
+        message, reason, rests = f"{SHUTDOWN_LOST} The last loss: {loss.why}.", "shutdown lost", Status.TERMINATED
     error = error_json(LOST, message, runtime.results.module_of(LOST))
-    return Ending(RunEnd.LOST, result=error, error=error, reason=reason, gives_up=rests)
+    return Ending(RunEnd.LOST, result=error, error=error, reason=reason, gives_up=rests, loss=loss)

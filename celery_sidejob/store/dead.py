@@ -14,21 +14,23 @@ _BURY = Statement("""
 WITH before AS (DELETE FROM {dead} WHERE job_id = %(job_id)s)
 INSERT INTO {dead} (job_id, task_id, task, queue, reason, error, traceback, retries, given_group, payload)
 SELECT j.id, %(task_id)s, j.task, j.queue, %(reason)s, %(error)s, %(traceback)s, %(retries)s, %(given_group)s,
-  json_build_object('v', 1, 'args', j.args, 'kwargs', j.kwargs, 'wake_pending', %(wake_pending)s::boolean)
+  json_build_object('v', 1, 'args', j.args, 'kwargs', j.kwargs, 'wake_pending', %(wake_pending)s::boolean,
+    'loss', %(loss)s::json)
 FROM {jobs} j WHERE j.id = %(job_id)s RETURNING id""")
 
 
 def bury(
     executor: Transaction, job_id: int, *, task_id: str | None, reason: str, error: str, traceback: str | None,
-    retries: int, wake_pending: bool, given_group: str | None = None,
+    retries: int, wake_pending: bool, given_group: str | None = None, loss: str | None = None,
 ) -> int:  # fmt: skip
     """Enter a job in the dead set; an older entry of the same job is replaced.
 
-    Its failure group is `given_group`, or else the class that `error` begins with.
+    Its failure group is `given_group`, or else the class that `error` begins with. `loss`: why its last run was lost,
+    as JSON text.
     """
     found = executor.run(
         _BURY, job_id=job_id, task_id=task_id, reason=reason, error=error, traceback=traceback, retries=retries,
-        wake_pending=wake_pending, given_group=given_group,
+        wake_pending=wake_pending, given_group=given_group, loss=loss,
     )  # fmt: skip
     return int(found[0].id)
 
@@ -37,7 +39,8 @@ _COLUMNS = (
     "id, job_id, task_id, task, queue, reason, error, traceback, retries, died_at, failure_group, "
     "payload::text AS payload"
 )
-_MATCHING = """(%(queue)s::text IS NULL OR queue = %(queue)s)"""
+_MATCHING = """(%(queue)s::text IS NULL OR queue = %(queue)s)
+  AND (%(reason)s::text IS NULL OR reason = %(reason)s)"""
 _PAGE = Statement(f"""
 SELECT {_COLUMNS} FROM {{dead}} WHERE id > %(after)s AND {_MATCHING} ORDER BY id LIMIT %(limit)s""")
 # Not `task = ...`: the primary key is in that order too, and a task with few entries would be looked for among all.
@@ -75,7 +78,8 @@ OWN = """LEFT JOIN unnest(%(tasks)s::text[], %(ages)s::double precision[], %(bel
     AS own(task, age_s, below) ON own.task = d.task"""
 _OLD_PAGE = Statement(f"""
 SELECT d.* FROM (SELECT {_COLUMNS} FROM {{dead}}) d {OWN}
-WHERE d.id > %(after)s AND {OLD} ORDER BY d.id LIMIT %(limit)s""")
+WHERE d.id > %(after)s AND {OLD} AND (%(reason)s::text IS NULL OR d.reason = %(reason)s)
+ORDER BY d.id LIMIT %(limit)s""")
 _DELETE_MESSAGE = Statement("DELETE FROM {dead} WHERE id = %(id)s AND job_id IS NULL RETURNING id")
 _GET = Statement(f"SELECT {_COLUMNS} FROM {{dead}} WHERE id = %(id)s")
 _OF_JOB = Statement(f"SELECT {_COLUMNS} FROM {{dead}} WHERE job_id = %(job_id)s")
@@ -151,10 +155,10 @@ def expired(executor: Reader, job_ids: Iterable[int], *, bounds: Bounds) -> set[
 
 def page(
     executor: Reader, *, after: int, limit: int, failure_group: str | None = None, task: str | None = None,
-    queue: str | None = None,
+    queue: str | None = None, reason: str | None = None,
 ) -> Sequence[Any]:  # fmt: skip
     """Read the next matching entries by id; looks through those of the group, the task, or else all."""
-    which = {"after": after, "limit": limit, "queue": queue}
+    which = {"after": after, "limit": limit, "queue": queue, "reason": reason}
     if failure_group is not None:
         return executor.run(_PAGE_OF_GROUP, failure_group=failure_group, task=task, **which)
     if task is not None:
@@ -163,12 +167,13 @@ def page(
 
 
 def newest_of_group(
-    executor: Reader, *, before: int | None, limit: int, failure_group: str, task: str | None, queue: str | None
-) -> Sequence[Any]:
+    executor: Reader, *, before: int | None, limit: int, failure_group: str, task: str | None, queue: str | None,
+    reason: str | None,
+) -> Sequence[Any]:  # fmt: skip
     """Read entries of a group, the newest first, those before an id; looks through the group until `limit` match."""
     return executor.run(
         _NEWEST_OF_GROUP, before=MOST if before is None else before, limit=limit, failure_group=failure_group,
-        task=task, queue=queue,
+        task=task, queue=queue, reason=reason,
     )  # fmt: skip
 
 
@@ -187,9 +192,9 @@ def last_id(executor: Reader) -> int:
     return int(executor.run(_LAST)[0].last)
 
 
-def old_page(executor: Reader, *, after: int, bounds: Bounds, limit: int) -> Sequence[Any]:
-    """Read the next entries that are beyond the bounds."""
-    return executor.run(_OLD_PAGE, after=after, limit=limit, **bounds.parameters)
+def old_page(executor: Reader, *, after: int, bounds: Bounds, limit: int, reason: str | None = None) -> Sequence[Any]:
+    """Read the next entries that are beyond the bounds, those with this reason."""
+    return executor.run(_OLD_PAGE, after=after, limit=limit, reason=reason, **bounds.parameters)
 
 
 def delete_message(executor: Transaction, entry_id: int) -> bool:

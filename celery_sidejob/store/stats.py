@@ -131,13 +131,13 @@ def sweep(executor: Reader) -> Any:
 
 
 _DEAD_GROUPS = Statement("""
-SELECT d.task, d.failure_group AS "group", count(*) AS entries FROM (
-  SELECT task, failure_group FROM {dead} ORDER BY id DESC LIMIT %(limit)s) d
-GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2""")
+SELECT d.task, d.failure_group AS "group", d.reason, count(*) AS entries FROM (
+  SELECT task, failure_group, reason FROM {dead} ORDER BY id DESC LIMIT %(limit)s) d
+GROUP BY 1, 2, 3 ORDER BY 4 DESC, 1, 2, 3""")
 
 
 def dead_groups(executor: Reader) -> Sequence[Any]:
-    """Count the newest `GROUPED` entries of the dead set by task and failure group."""
+    """Count the newest `GROUPED` entries of the dead set by task, failure group and reason."""
     return executor.run(_DEAD_GROUPS, limit=GROUPED)
 
 

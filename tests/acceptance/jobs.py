@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -271,6 +272,35 @@ def leaver(job: RunningJob, code: int, times: int) -> None:
     note("leaver", job)
     if job.run_no <= times:
         sys.exit(code)
+
+
+def end_process(how: str) -> None:
+    """End this process in the middle of a run, or wait for somebody else to do it."""
+    Record.from_env().note("ending", how=how, pid=os.getpid())
+    match how:
+        case "exit":
+            os._exit(3)
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        case "leave":
+            raise SystemExit(4)
+        case "memory":
+            bytearray(1 << 30)
+    time.sleep(60)
+
+
+@sidejob.task(name="acceptance.ender", max_losses=1)
+def ender(job: RunningJob, how: str) -> None:
+    """Is lost in one of these ways, once and for good."""
+    end_process(how)
+
+
+@app.task(name="acceptance.ender_task", durable=True)
+def ender_task(how: str) -> None:
+    """Is lost in the same ways; it must not be repeated."""
+    end_process(how)
 
 
 @sidejob.task(name="acceptance.slow", time_limit=1)

@@ -581,12 +581,13 @@ def test_stats_show_the_store_at_a_glance(stage: Stage, command: Command) -> Non
     assert "1 queued" in said.lines
     assert "1 failed" in said.lines
     assert any(line.startswith("maths 1 0 0 ") for line in said.lines)
-    assert "1 stage.call ValueError" in said.lines
+    assert "1 stage.call ValueError failed" in said.lines
     assert any(line.startswith(f"{stage.worker_id} test:") and line.endswith(" alive") for line in said.lines)
     assert "Dead set: 1" in said.lines
     found = command("stats", "--json").document
     assert found["jobs"] == {"failed": 1, "queued": 1}
-    assert found["dead"] == {"entries": 1, "groups": [{"task": "stage.call", "group": "ValueError", "entries": 1}]}
+    group = {"task": "stage.call", "group": "ValueError", "reason": "failed", "entries": 1}
+    assert found["dead"] == {"entries": 1, "groups": [group]}
 
 
 # -- db --------------------------------------------------------------------------------------------------------------

@@ -337,6 +337,19 @@ def test_the_dead_set(locked: Stage) -> None:
     assert "sidejob dead groups" in finding.remedy
     assert "sidejob dead retry" in finding.remedy
 
+    locked.sql(
+        """INSERT INTO dead (task_id, task, queue, reason, error, payload)
+        VALUES ('gone', 'mail', 'q', 'revoked', 'TaskRevokedError: no', '{}')"""
+    )
+    (finding,) = findings(locked)["dead set"]
+    assert finding.level == Level.WARNING
+    assert finding.found == "2 entries: 1 of stage.call (ValueError); 1 were revoked on purpose"
+
+    locked.sql("UPDATE dead SET reason = 'revoked', error = 'TaskRevokedError: no'")
+    (finding,) = findings(locked)["dead set"]
+    assert finding.level == Level.OK
+    assert finding.found.startswith("2 entries, all revoked on purpose")
+
 
 def test_references_that_a_change_of_the_broker_has_left(locked: Stage) -> None:
     assert "references" not in findings(locked)

@@ -19,6 +19,7 @@ from kombu.exceptions import OperationalError
 from celery_sidejob import SideJob, StoreUnavailableError
 from celery_sidejob.hooks.steps.consumer_step import DisconnectionStep
 from celery_sidejob.model.durable import Message
+from celery_sidejob.model.loss import Loss
 from celery_sidejob.operations import durable_ends, durable_locks
 from tests.services.sweep.test_task_sweep import Post, post
 from tests.tools.apps import make_app
@@ -145,7 +146,7 @@ def test_what_runs_goes_on_and_does_not_begin_again(post: Post) -> None:
     durable_locks.put_back(post.runtime, runs["put back"])
     message = Message("retried", "post.letter", "post", "{}", b"[]", eta=None)
     durable_ends.go_on(post.runtime, runs["retried"], message)
-    durable_locks.give_back(post.runtime, ["lost"], worker_id=worker, loss=True)
+    durable_locks.give_back(post.runtime, ["lost"], worker_id=worker, loss=Loss())
     assert [post.begin(task_id, worker, generation=number) for task_id, number in
             (("put back", 1), ("retried", 2), ("lost", 1))] == [None, None, None]  # fmt: skip
     assert {row.task_id: (row.doom, row.due) for row in post.sql(

@@ -84,7 +84,7 @@ class Queue(RuleBasedStateMachine):
         job_id = data.draw(st.sampled_from(sorted(self.running)))
         hold = self.running.pop(job_id)
         assert recovery.rescue(
-            self.stage.runtime, job_id, run_no=hold.run_no, worker_id=self.stage.worker_id, own=True, loss=False
+            self.stage.runtime, job_id, run_no=hold.run_no, worker_id=self.stage.worker_id, own=True, loss=None
         )
         self.arrives(job_id, self.stage.sql("SELECT priority FROM jobs WHERE id = %s", job_id)[0][0])
         Counted.operations += 1

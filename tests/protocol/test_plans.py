@@ -303,7 +303,10 @@ OF_JOBS = {"keys": list(range(ROWS + 1, ROWS + KEYS + 1)), "generations": [1] * 
 IN_PAGES: dict[str, tuple[Statement, dict[str, Any]]] = {
     "mark": (publishing._MARK[TASKS], {**OF_TASKS, "again": False}),
     "vouch": (checks._VOUCH[TASKS], {**OF_TASKS, "wait_s": 30.0}),
-    "give back": (holds._GIVE_BACK, {"task_ids": TASK_IDS, "worker_id": 1, "loss": 1, "begun": True}),
+    "give back": (
+        holds._GIVE_BACK,
+        {"task_ids": TASK_IDS, "worker_id": 1, "loss": 1, "begun": True, "last_loss": None},
+    ),
     "postpone": (checks._POSTPONE, {"task_ids": TASK_IDS, "longest_s": 9.0, "are_there": True}),
     "republish": (checks._REPUBLISH[TASKS], {"task_ids": TASK_IDS, "seen_at": datetime.now(UTC)}),
     "reserve": (
@@ -548,17 +551,17 @@ BOUNDED: dict[str, tuple[Statement, dict[str, Any], int]] = {
     "an entry by its task id": (dead._OF_TASK, {"task_id": "m7"}, 20),
     "entries of a task": (
         dead._PAGE_OF_TASK,
-        {"after": 0, "task": "task7", "queue": None, "limit": 100},
+        {"after": 0, "task": "task7", "queue": None, "reason": None, "limit": 100},
         1000,
     ),
     "the newest entries of a group": (
         dead._NEWEST_OF_GROUP,
-        {"before": 2**60, "failure_group": "E7", "task": None, "queue": None, "limit": 100},
+        {"before": 2**60, "failure_group": "E7", "task": None, "queue": None, "reason": None, "limit": 100},
         1000,
     ),
     "entries of a group as they failed": (
         dead._PAGE_OF_GROUP,
-        {"after": 0, "failure_group": "E7", "task": None, "queue": None, "limit": 100},
+        {"after": 0, "failure_group": "E7", "task": None, "queue": None, "reason": None, "limit": 100},
         1000,
     ),
     "jobs of a tag": (

@@ -103,7 +103,7 @@ class SideJobStep(bootsteps.StartStopStep):
         pool_kind.leave_threads_behind(worker)
 
     def _heartbeat_of(self, worker: Any, runtime: Runtime, file: HeartbeatFile | None) -> Heartbeat:
-        processes = PoolProcesses(lambda: pool_kind.pids(worker.pool), self._bell.ring)
+        processes = PoolProcesses(lambda: pool_kind.processes(worker.pool), self._bell.ring)
 
         def check() -> None:
             self._sidejob.check_store(runtime.store)

@@ -85,7 +85,7 @@ class DurableTask(OnCommit):
                 value = self._body(*args, **kwargs)
         except BaseException as error:
             if own_process.is_left(self.app, run.key, error, place=run.runtime.store.place):
-                ending.lose(run, error)
+                ending.lose(run, error, own_process.ident(self.app))
             if isinstance(error, Exception) and not isinstance(error, Ignore | Reject | Retry):
                 ending.check_that_it_counts(run, error)
             raise

@@ -16,6 +16,7 @@ from celery.exceptions import Ignore, SoftTimeLimitExceeded
 
 from ...model.durable import Death
 from ...model.errors import LeaseLostError, StoreUnavailableError
+from ...model.loss import Loss, LossKind
 from ...model.run_end import RunEnd
 from ...operations import burials, capacity, deferred_locks, durable_ends, durable_locks, measuring, permits
 from ...operations.durable_runs import Run, lease_lost
@@ -61,13 +62,14 @@ def check_that_it_counts(run: Run, error: Exception | None = None) -> None:
         raise Ignore(f"task {run.key[0]} was taken from this run") from None
 
 
-def lose(run: Run, error: BaseException) -> NoReturn:
+def lose(run: Run, error: BaseException, worker: str | None) -> NoReturn:
     """Count a run as lost whose body has left, by `sys.exit()` for one, while its process goes on."""
     logger.error("The run of task %s is lost: its body raised %r", run.key[0], error)
     run.is_lost = True
+    loss = Loss(LossKind.LEFT, worker, error=repr(error))
     with suppress(StoreUnavailableError):  # otherwise the worker finds what it holds and does not run
         if durable_locks.has_lock(run.runtime, run):
-            durable_locks.give_back(run.runtime, [run.key[0]], worker_id=run.worker_id, loss=True)
+            durable_locks.give_back(run.runtime, [run.key[0]], worker_id=run.worker_id, loss=loss)
     raise Ignore(f"task {run.key[0]}: its body left") from None
 
 

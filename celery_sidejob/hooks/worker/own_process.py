@@ -36,6 +36,12 @@ def is_left(app: Celery, key: tuple[Any, int], error: BaseException, *, place: i
     return unasked and (isinstance(error, SystemExit) or is_kill(error))
 
 
+def ident(app: Celery) -> str | None:
+    """Return the name in the store of the worker whose bodies run in this process."""
+    heartbeat = _heartbeat(app)
+    return None if heartbeat is None else heartbeat.ident
+
+
 def is_revoked(app: Celery, task_id: str | None) -> bool:
     """Whether the asking was revoked while its delivery waited for a thread, where Celery no longer looks."""
     return _heartbeat(app) is not None and task_id in state.revoked

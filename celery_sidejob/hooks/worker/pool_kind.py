@@ -12,6 +12,7 @@ from typing import Any
 
 from ...model import native
 from ...model.errors import SettingsError
+from ...services.heartbeat.pool_processes import Process
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -40,10 +41,10 @@ def has_processes(pool: Any) -> bool:
     return hasattr(getattr(pool, "_pool", None), "_pool")
 
 
-def pids(pool: Any) -> list[int]:
-    """Return the process ids of a prefork pool; other pools have no processes of their own."""
-    processes = getattr(getattr(pool, "_pool", None), "_pool", None)
-    return [process.pid for process in list(processes or ()) if getattr(process, "pid", None)]
+def processes(pool: Any) -> list[Process]:
+    """Return the processes of a prefork pool; other pools have no processes of their own."""
+    found = getattr(getattr(pool, "_pool", None), "_pool", None)
+    return [process for process in list(found or ()) if getattr(process, "pid", None)]
 
 
 def concurrency(pool: Any) -> int:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from ...model.errors import StoreUnavailableError
+from ...model.loss import Loss
 from ...operations import recovery
 from ...operations.runtime import Runtime
 from ...store import queues, workers
@@ -23,6 +24,7 @@ from .deliveries import RunKey
 from .heartbeat_file import HeartbeatFile
 from .held_tasks import HeldTasks
 from .liveness_lock import LivenessLock
+from .memory_kills import MemoryKills
 from .orphans import Orphans
 from .overdue import Overdue
 from .pool_processes import PoolProcesses
@@ -55,6 +57,7 @@ class Heartbeat(Worker):
         self.has_processes = processes is not None
         """Whether bodies run in processes of a pool, not in this one."""
         self._processes = processes or PoolProcesses()
+        self.memory_kills = MemoryKills()
         self._file = file
         self._settings = runtime.settings
         self._lock = LivenessLock(runtime.settings, runtime.connections.setting)
@@ -85,12 +88,13 @@ class Heartbeat(Worker):
             self.runtime.stores.name_of(self.runtime.store)  # named now, because workers and messages carry the name
         with unavailable_during("register"):
             executor = self.executor()
-            worker_id = workers.register(executor, workers.new_ident(), broker=self.runtime.broker.identity)
+            ident = workers.new_ident()
+            worker_id = workers.register(executor, ident, broker=self.runtime.broker.identity)
             self._lock.take(worker_id, executor)
             self.managed = frozenset(queues.names(executor))
         # Set only now, so that a failed step above is begun again. An unused identity is found by its silence.
         self._beat_at = time.monotonic()
-        self.worker_id = worker_id
+        self.worker_id, self.ident = worker_id, ident
         return worker_id
 
     @property
@@ -145,8 +149,9 @@ class Heartbeat(Worker):
             self.runs.sweep()
         self.note_board()
         died = self._processes.died(self.runs.busy() | self.tasks.runs.busy())  # reports each death only once
-        self._orphans.died.update(died)
-        self.tasks.died.update(died)
+        for pid, status in died.items():
+            loss = Loss.of_process(self.ident, pid, status, out_of_memory=self.memory_kills.just_now)
+            self._orphans.died[pid] = self.tasks.died[pid] = loss
         report = Report()
         self._duties.do(report)
         return report
@@ -174,6 +179,7 @@ class Heartbeat(Worker):
 
     def beat(self) -> None:
         """Beat, and take the liveness lock again if it was lost."""
+        self.memory_kills.look()
         if self._is_alive() and self._lock.is_due:
             # A free lock was no proof until now. The lock is announced anew, and the beat clears any suspicion.
             self._lock.take(self.worker_id, self.executor())

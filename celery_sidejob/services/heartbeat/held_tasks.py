@@ -9,6 +9,7 @@ from typing import Any
 
 from ...model.crash_points import reach
 from ...model.durable import NOWHERE, Address, Content, Death, Key
+from ...model.loss import Loss, LossKind
 from ...operations import burials, durable_locks, revocation
 from ...store.outbox import checks, holds
 from ...store.outbox.kinds import TASKS
@@ -30,8 +31,8 @@ class HeldTasks(WorkerDuty):
     def __init__(self, worker: Worker) -> None:
         super().__init__(worker)
         self.runs: Deliveries[Key] = Deliveries()
-        self.died: set[int] = set()
-        """Processes that died and whose runs are not all given back yet."""
+        self.died: dict[int, Loss] = {}
+        """Processes that died and whose runs are not all given back yet, each with how its runs were lost."""
         self._missed: set[Key] = set()
         self._reconciled_at = time.monotonic()
 
@@ -48,7 +49,7 @@ class HeldTasks(WorkerDuty):
     def leave(self) -> int:
         """Give back every task held: this worker stops."""
         self._send_unlocked_again(self.runs.unlocked())
-        return self._give_back((row, False) for row in self._held())
+        return self._give_back((row, None) for row in self._held())
 
     def _do(self, report: Report) -> None:
         self._send_again()
@@ -61,7 +62,7 @@ class HeldTasks(WorkerDuty):
     def _take_orphans(self) -> int:
         reach("rescue:before")
         held = [row for row in self._held() if row.pid in self.died]
-        taken = self._take(held)
+        taken = self._take((row, self.died[row.pid]) for row in held)
         if taken < len([row for row in held if self.runs.plan_of((row.task_id, row.generation)) != ENDED]):
             return taken  # another transaction has one of the rows locked: tried again at the next look
         # Runs that began without a lock left no trace, and their messages may be acknowledged. Sent again now, they
@@ -83,16 +84,16 @@ class HeldTasks(WorkerDuty):
         if keys:
             checks.hasten(self._connections, TASKS, keys, begun=True)
 
-    def _take(self, rows: Iterable[Any]) -> int:
-        plans = ((row, self.runs.plan_of((row.task_id, row.generation))) for row in rows)
-        return self._give_back((row, plan != RELEASED) for row, plan in plans if plan != ENDED)
+    def _take(self, rows: Iterable[tuple[Any, Loss]]) -> int:
+        plans = ((row, loss, self.runs.plan_of((row.task_id, row.generation))) for row, loss in rows)
+        return self._give_back((row, None if plan == RELEASED else loss) for row, loss, plan in plans if plan != ENDED)
 
-    def _give_back(self, rows: Iterable[tuple[Any, bool]]) -> int:
+    def _give_back(self, rows: Iterable[tuple[Any, Loss | None]]) -> int:
         """Give rows back, each as a loss or not. A run locked too late was never begun, so it is not a loss."""
-        fates: dict[tuple[bool, bool], list[str]] = {}
+        fates: dict[tuple[Loss | None, bool], list[str]] = {}
         for row, loss in rows:
             begun = not self.runs.is_left((row.task_id, row.generation), row.pid)
-            fates.setdefault((loss and begun, begun), []).append(row.task_id)
+            fates.setdefault((loss if begun else None, begun), []).append(row.task_id)
         return sum(
             durable_locks.give_back(self._runtime, ids, worker_id=self._worker.worker_id, loss=loss, begun=begun)
             for (loss, begun), ids in fates.items()
@@ -103,7 +104,8 @@ class HeldTasks(WorkerDuty):
         self._reconciled_at = time.monotonic()
         self.runs.sweep()
         rows = [row for row in self._held(GRACE_S) if row.old]
-        return self._take([row for row in rows if not self.runs.knows((row.task_id, row.generation))])
+        loss = Loss(LossKind.DROPPED, self._worker.ident)
+        return self._take((row, loss) for row in rows if not self.runs.knows((row.task_id, row.generation)))
 
     def _held(self, older_than_s: float = 0) -> Sequence[Any]:
         return holds.held_by(self._connections, TASKS, self._worker.worker_id, older_than_s=older_than_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...model.crash_points import reach
+from ...model.loss import Loss
 from ...operations import recovery
 from ...store.outbox import checks, holds
 from ...store.outbox.kinds import JOBS
@@ -17,8 +18,8 @@ class Orphans(WorkerDuty):
 
     def __init__(self, worker: Worker, strays: Strays) -> None:
         super().__init__(worker)
-        self.died: set[int] = set()
-        """Processes that died and whose runs are not all rescued yet."""
+        self.died: dict[int, Loss] = {}
+        """Processes that died and whose runs are not all rescued yet, each with how its runs were lost."""
         self._strays = strays
 
     def _do(self, report: Report) -> None:
@@ -34,7 +35,7 @@ class Orphans(WorkerDuty):
         rescued_before = report["orphans"]
         for row, plan in plans:
             if plan is None:
-                report["orphans"] += self._rescue(row)
+                report["orphans"] += self._rescue(row, self.died[pid])
                 continue
             with self._worker.aside.by_itself("rescue", row.job_id) as may:
                 if may:  # the worker stops the process because it is stopping itself
@@ -43,7 +44,7 @@ class Orphans(WorkerDuty):
                     )
         if report["orphans"] - rescued_before < len(plans):
             return  # another transaction has one of the jobs locked: tried again at the next look
-        self.died.discard(pid)
+        del self.died[pid]
         for key in runs.of_process(pid):
             # If it died before its claim, its acknowledged message is published again.
             checks.hasten(self._connections, JOBS, [key])

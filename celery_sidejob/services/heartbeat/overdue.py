@@ -7,6 +7,7 @@ import os
 import signal
 from contextlib import suppress
 
+from ...model.loss import Loss, LossKind
 from ...store.outbox import holds
 from ..duty import Report
 from .worker import WorkerDuty
@@ -24,7 +25,8 @@ class Overdue(WorkerDuty):
             return
         for row in holds.overdue(self._connections, leases, worker_id=self._worker.worker_id):
             logger.warning("Run %d of job %d did not renew its lease in time", row.run_no, row.job_id)
-            report["rescued"] += self._rescue(row)
+            loss = Loss(LossKind.OVERDUE, self._worker.ident, row.pid)
+            report["rescued"] += self._rescue(row, loss)
             runs.stopped((row.job_id, row.run_no))
             if row.pid != os.getpid():  # a thread cannot be ended; its commit will be refused
                 with suppress(ProcessLookupError):

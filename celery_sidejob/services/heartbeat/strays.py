@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from ...model.loss import Loss, LossKind
 from ...store.outbox import holds
 from ...store.outbox.kinds import JOBS
 from ..duty import Report
@@ -26,7 +27,7 @@ class Strays(WorkerDuty):
     def _do(self, report: Report) -> None:
         for row in holds.held_by(self._connections, JOBS, self._worker.worker_id, older_than_s=GRACE_S):
             if row.old and not self._worker.runs.knows((row.job_id, row.run_no)):
-                taken = self._rescue(row)
+                taken = self._rescue(row, Loss(LossKind.DROPPED, self._worker.ident))
                 report["rescued"] += taken
                 if not taken:  # its job is locked just now, or it has ended after all
                     self.due_at = float("-inf")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...model import native
+from ...model.loss import Loss
 from ...operations import recovery
 from ...operations.runtime import Runtime
 from ...store.connection.own_executor import OwnExecutor
@@ -26,6 +27,8 @@ class Worker:
         self.runtime = runtime
         self.worker_id = 0
         """The worker's id in the store; 0: not registered yet."""
+        self.ident = ""
+        """Its name there; "": not registered yet."""
         self.is_busy = is_busy
         self.runs: Deliveries[RunKey] = Deliveries()
         self.errands = Errands(runtime.store.called("errands"))
@@ -64,11 +67,16 @@ class WorkerDuty(Duty):
         with self._connections.talking(over=self._worker.executor()):
             return super().run_once(report)
 
-    def _rescue(self, row: Any) -> bool:
+    def _rescue(self, row: Any, loss: Loss) -> bool:
         """Rescue a run that this worker holds; False if its job is locked just now, or the run has ended after all."""
         taken = False
         with self._worker.aside.by_itself("rescue", row.job_id) as may:
             taken = may and recovery.rescue(
-                self._runtime, row.job_id, run_no=row.run_no, worker_id=self._worker.worker_id, own=True
+                self._runtime,
+                row.job_id,
+                run_no=row.run_no,
+                worker_id=self._worker.worker_id,
+                own=True,
+                loss=loss,
             )
         return taken

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from ...model.crash_points import reach
+from ...model.loss import Loss, LossKind
 from ...store import workers
 from ...store.outbox import holds
 from ...store.outbox.kinds import JOBS
@@ -55,12 +57,15 @@ class DeadWorkers(SweepDuty):
             report["suspected"] += suspected and not dead
             if dead:
                 gone = True
-                # A worker that left by itself gave back all it held, except jobs that were locked at that moment.
-                self._rescue_all(row.id, report, loss=row.suspect_at is not None)
+                self._rescue_all(row, report)
         if gone:
             workers.forget_dead(self._connections)
 
-    def _rescue_all(self, worker_id: int, report: Report, *, loss: bool) -> None:
-        for held in holds.held_by(self._connections, JOBS, worker_id):
+    def _rescue_all(self, worker: Any, report: Report) -> None:
+        kind = LossKind.DISCONNECTED if worker.suspect_by == "lock" else LossKind.SILENT
+        for held in holds.held_by(self._connections, JOBS, worker.id):
             reach("rescue:before")
-            self._rescue(report, held.job_id, run_no=held.run_no, worker_id=worker_id, loss=loss)
+            loss: Loss | None = Loss(kind, worker.ident, held.pid, silent_s=worker.silent_s)
+            if worker.suspect_at is None:  # it left by itself, and gave back all it held but jobs that were locked then
+                loss = None
+            self._rescue(report, held.job_id, run_no=held.run_no, worker_id=worker.id, loss=loss)

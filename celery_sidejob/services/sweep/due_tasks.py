@@ -16,6 +16,7 @@ from typing import Any
 
 from ...model.crash_points import reach
 from ...model.durable import Address, Death, Message
+from ...model.loss import Loss
 from ...model.protocols import Refused
 from ...model.row_errors import log_row_error
 from ...operations import burials
@@ -40,10 +41,10 @@ CHECK_AGAIN_S = 5.0
 """Seconds for which a message is left alone that the broker or the backend did not take."""
 
 LOST = (
-    "WorkerLostError: the worker of this run died, and its task must not be repeated without a check. "
+    "WorkerLostError: the run was lost, and its task must not be repeated without a check: {why}. "
     '`dead retry` begins it again; tasks that may be repeated can set on_lost="requeue"'
 )
-LOST_TOO_OFTEN = "WorkerLostError: {losses} runs were lost with their workers"
+LOST_TOO_OFTEN = "WorkerLostError: {losses} runs were lost with their workers. The last one: {why}"
 EXPIRED = "TaskRevokedError: it expired before any run began"
 REVOKED = "TaskRevokedError: the task was revoked"
 POISONED = "PoisonedMessage: its workers died as often as the broker's delivery_limit allows"
@@ -144,4 +145,5 @@ def _error_of(row: Any) -> str:
             return REVOKED
     if row.on_lost is None:
         return POISONED
-    return LOST_TOO_OFTEN.format(losses=row.losses) if row.losses > 1 else LOST
+    text = LOST_TOO_OFTEN if row.losses > 1 else LOST
+    return text.format(losses=row.losses, why=(Loss() if row.last_loss is None else Loss.of_json(row.last_loss)).why)

@@ -27,7 +27,8 @@ WITH gone AS (
   RETURNING *)
 INSERT INTO {{dead}} (task_id, task, queue, reason, error, traceback, retries, given_group, payload, body)
 SELECT task_id, task, queue, %(reason)s, %(error)s, %(traceback)s, %(retries)s, %(given_group)s,
-  json_build_object('v', 2, 'publication', publication, 'generation', generation, 'losses', losses, 'due_at', due_at),
+  json_build_object('v', 2, 'publication', publication, 'generation', generation, 'losses', losses, 'due_at', due_at,
+    'loss', last_loss),
   body
 FROM gone RETURNING id, task""")
 

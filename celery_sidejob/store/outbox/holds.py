@@ -10,9 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...model.durable import Content, Key, Message
+from ...model.loss import Loss
 from ...model.run_end import RunEnd
 from ..statement import Autocommit, Reader, Statement, Transaction, first
 from ..task_end import UNLOCKED, TaskEnd
+from ..workers import SILENT_S
 from .arming import AT_GATE, MANAGED
 from .kinds import BY_TASK_ID, JOBS, TASKS, Kind, free
 from .tasks import DIGEST
@@ -194,28 +196,33 @@ def held_by_nobody(executor: Reader, limit: int) -> Sequence[Any]:
 
 _LOST = f"""
 UPDATE {{messages}} m SET {UNLOCKED}, published_at = NULL, suspected_at = NULL, next_check_at = now(),
-  losses = m.losses + free.loss,
+  losses = m.losses + free.loss, last_loss = coalesce(free.last_loss, m.last_loss),
   doom = coalesce(m.doom, CASE WHEN free.begun AND m.on_lost = 'dead'
     OR free.loss > 0 AND m.losses + free.loss >= m.max_losses THEN 'lost' END)
-FROM free WHERE m.task_id = free.task_id RETURNING m.task_id, m.task, m.queue, free.loss, m.doom IS NULL AS goes_on"""
+FROM free WHERE m.task_id = free.task_id RETURNING m.task_id, m.task, m.queue, free.loss, m.doom IS NULL AS goes_on,
+  m.last_loss::text AS last_loss"""
 
 _GIVE_BACK = Statement(
     free(
         BY_TASK_ID,
         "m.task_id = r.task_id AND m.locked_by = %(worker_id)s AND m.body IS NOT NULL",
-        columns="found.task_id, %(loss)s::int AS loss, %(begun)s::boolean AS begun",
+        columns="found.task_id, %(loss)s::int AS loss, %(begun)s::boolean AS begun, %(last_loss)s::json AS last_loss",
     )
     + _LOST
 )
 
 
-def give_back(task_ids: Iterable[str], *, worker_id: int, loss: bool, begun: bool) -> TaskEnd:
+def give_back(task_ids: Iterable[str], *, worker_id: int, loss: Loss | None, begun: bool) -> TaskEnd:
     """Take back runs that their own worker no longer executes; doom those that had begun and must not be repeated.
 
-    Returns (task_id, task, queue, loss, goes_on).
+    `loss`: None if they are no losses. Returns (task_id, task, queue, loss, goes_on, last_loss).
     """
-    parameters = {"task_ids": list(task_ids), "worker_id": worker_id, "loss": int(loss), "begun": begun}
-    return TaskEnd(RunEnd.LOST if loss else RunEnd.GIVEN_BACK, _GIVE_BACK, parameters)
+    is_lost = loss is not None
+    parameters = {
+        "task_ids": list(task_ids), "worker_id": worker_id, "loss": int(is_lost), "begun": begun,
+        "last_loss": loss.json if loss is not None else None,
+    }  # fmt: skip
+    return TaskEnd(RunEnd.LOST if is_lost else RunEnd.GIVEN_BACK, _GIVE_BACK, parameters)
 
 
 TAKEN = 200
@@ -224,8 +231,12 @@ TAKEN = 200
 _TAKE_FROM_THE_DEAD = Statement(
     f"""
 WITH free AS MATERIALIZED (
-  SELECT m.task_id, CASE WHEN w.dead_at IS NOT NULL AND w.suspect_at IS NULL THEN 0 ELSE 1 END AS loss, true AS begun
+  SELECT m.task_id, l.loss, true AS begun,
+    CASE WHEN l.loss > 0 THEN json_build_object('kind', CASE w.suspect_by WHEN 'lock' THEN 'disconnected'
+      WHEN 'silence' THEN 'silent' END, 'worker', w.ident, 'process', m.locked_pid, 'silent_s', {SILENT_S}) END
+      AS last_loss
   FROM {{messages}} m LEFT JOIN {{workers}} w ON w.id = m.locked_by
+    CROSS JOIN LATERAL (SELECT CASE WHEN w.dead_at IS NOT NULL AND w.suspect_at IS NULL THEN 0 ELSE 1 END AS loss) l
   WHERE m.locked_by IS NOT NULL AND m.body IS NOT NULL AND (w.id IS NULL OR w.dead_at IS NOT NULL)
   ORDER BY m.task_id LIMIT {TAKEN} FOR UPDATE OF m SKIP LOCKED)"""
     + _LOST

@@ -88,7 +88,7 @@ _RESERVE = {
         missing="found.suspected_at IS NOT NULL",
         fate="""CASE WHEN found.doom IS NOT NULL THEN found.doom WHEN found.expires_at < now() THEN 'expired'
       WHEN found.published_at IS NOT NULL AND found.suspected_at IS NULL THEN 'strike' ELSE 'publish' END""",
-        columns="""m.task, m.generation, m.expires_at, m.losses, m.on_lost,
+        columns="""m.task, m.generation, m.expires_at, m.losses, m.last_loss::text AS last_loss, m.on_lost,
   CASE WHEN free.fate <> 'strike' THEN m.publication END AS publication,
   CASE WHEN free.fate <> 'strike' THEN m.body END AS body""",
     ),

@@ -526,8 +526,32 @@ def test_entries_are_deleted_and_purged(buried: Celery) -> None:
     assert dead.purge(keep=3) == 1
     assert [entry.task_id for entry in dead] == ["mail2", "mail3", "mail4"]
     assert dead.purge(older_than=timedelta(0)) == 3
-    with pytest.raises(InvalidValueError, match="older_than= or keep="):
+    with pytest.raises(InvalidValueError, match="older_than=, keep= or reason="):
         dead.purge()
+
+
+def test_entries_are_listed_retried_and_purged_by_their_reason(buried: Celery) -> None:
+    """All entries with one reason go with one call, and the rest is left for a person."""
+    dead = buried.sidejob.dead
+    by_reason: dict[str, list[str | None]] = {}
+    for entry in dead:
+        by_reason.setdefault(entry.reason, []).append(entry.task_id)
+    assert by_reason.keys() == {"expired", "lost"}
+    for reason, task_ids in by_reason.items():
+        assert [entry.task_id for entry in dead.list(reason=reason)] == task_ids
+        for entry in dead.list(reason=reason):
+            assert entry in dead.list(group=entry.group, reason=reason)
+            assert entry in dead.list(task=entry.task, queue=entry.queue, reason=reason)
+    assert dead.list(reason="nothing") == []
+    assert (dead.purge(reason="nothing"), dead.retry_all(reason="nothing")) == (0, 0)
+    assert dead.purge(reason="lost", older_than=60) == 0
+    assert dead.purge(reason="lost", keep=1) == 1, "the newest of all entries is one that was lost"
+
+    assert dead.purge(reason="expired") == 3
+    assert [(entry.reason, entry.task_id) for entry in dead] == [("lost", "mail4")]
+    assert dead.retry_all(reason="expired") == 0
+    assert dead.retry_all(reason="lost") == 1
+    assert len(dead) == 0
 
 
 def bury(app: Celery) -> None:

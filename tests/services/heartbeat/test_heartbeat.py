@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from celery_sidejob import Job, LeaseLostError, RunningJob, StoreUnavailableError
+from celery_sidejob.model.loss import Loss
 from celery_sidejob.operations import recovery, runs
 from celery_sidejob.operations.hold import Hold
 from celery_sidejob.operations.runs import Unit
@@ -30,9 +32,9 @@ class Pool:
     def __init__(self) -> None:
         self.dead: list[int] = []
 
-    def died(self, busy: Any = ()) -> list[int]:
+    def died(self, busy: Any = ()) -> dict[int, int]:
         dead, self.dead = self.dead, []
-        return dead
+        return dict.fromkeys(dead, -signal.SIGKILL)
 
 
 @pytest.fixture
@@ -194,7 +196,7 @@ def test_what_was_rescued_before_the_store_went_away_is_counted(
 
     report = Report()
     monkeypatch.setattr(recovery, "rescue", away_for_the_second)
-    heartbeat._orphans.died.add(DEAD_PID)
+    heartbeat._orphans.died[DEAD_PID] = Loss()
     with pytest.raises(StoreUnavailableError):
         heartbeat._orphans.run_once(report)
     assert report == Report(orphans=1)

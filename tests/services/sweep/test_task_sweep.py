@@ -15,6 +15,7 @@ import redis
 
 from celery_sidejob import LeaseLostError, task_buried
 from celery_sidejob.model.durable import Death, Message
+from celery_sidejob.model.loss import Loss
 from celery_sidejob.operations import burials, durable_ends, durable_locks, durable_runs
 from celery_sidejob.operations.durable_runs import Run
 from celery_sidejob.operations.task_run_end import end_task_runs
@@ -396,7 +397,7 @@ def test_what_was_taken_from_a_run_changes_no_more_by_it(post: Post) -> None:
     late = Death("failed", "ValueError: late")
     assert not burials.fail(post.runtime, run.key, late, by="run", worker_id=first)
     assert not burials.fail(post.runtime, run.key, late, by="sweeper", worker_id=first), "it runs"
-    assert not durable_locks.give_back(post.runtime, ["one"], worker_id=first, loss=True)
+    assert not durable_locks.give_back(post.runtime, ["one"], worker_id=first, loss=Loss())
 
     assert post.sql("SELECT task_id, locked_by FROM messages") == [("one", second)]
     assert len(post.sidejob.dead) == 0

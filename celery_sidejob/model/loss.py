@@ -1,0 +1,121 @@
+"""Why a run was lost: what became of its process or its worker, as far as those who noticed it can tell."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
+from typing import Any
+
+OUT_OF_MEMORY = {
+    True: ". The kernel killed a process for want of memory at that moment",
+    False: ". The kernel has killed no process for want of memory",
+    None: "",
+}
+
+
+class LossKind(StrEnum):
+    """What was noticed of a lost run. Each kind is a sentence about `process`, `worker`, `exit_code` and the like."""
+
+    KILLED = "killed"
+    """A signal ended its process; the worker itself goes on."""
+    EXITED = "exited"
+    """Its process ended by itself in the middle of the run."""
+    ENDED = "ended"
+    """Its process has ended, and its pool has read the exit code first."""
+    DISCONNECTED = "disconnected"
+    """Its worker's connection to Postgres has ended, and no heartbeat followed."""
+    SILENT = "silent"
+    """Its worker sent no heartbeat."""
+    OVERDUE = "overdue"
+    """It did not renew its own lease, and its process was killed for that."""
+    DROPPED = "dropped"
+    """Its worker held it and did not execute it."""
+    LEFT = "left"
+    """Its body raised an exception that ends processes."""
+    STORE = "store"
+    """It could not reach Postgres."""
+    UNKNOWN = "unknown"
+
+
+SENTENCES = {
+    LossKind.KILLED: "process {process} of worker {worker} was killed by {signal}{memory}",
+    LossKind.EXITED: "process {process} of worker {worker} exited with code {exit_code} in the middle of the run",
+    LossKind.ENDED: "process {process} of worker {worker} has ended; its exit code is not known",
+    LossKind.DISCONNECTED: "worker {worker} lost its connection to Postgres and sent no heartbeat afterwards: it was "
+    "killed, or its host is down or cut off",
+    LossKind.SILENT: "worker {worker} sent no heartbeat for {silent_s:.0f} seconds: it is frozen or cut off, or its "
+    "host is down",
+    LossKind.OVERDUE: "the run did not renew its own lease in time, and worker {worker} killed its process {process}",
+    LossKind.DROPPED: "worker {worker} held the run and did not execute it",
+    LossKind.LEFT: "the body ended with {error}, which ends a process, on worker {worker}",
+    LossKind.STORE: "the run could not reach Postgres: {error}",
+    LossKind.UNKNOWN: "the worker died",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """One loss. A fact that is None is not known.
+
+    `worker` is the worker as `workers` shows it, "host:process:random". `out_of_memory`: whether the kernel has killed
+    a process for want of memory, in the worker's control group, in the seconds before; None where it does not tell.
+    """
+
+    kind: LossKind = LossKind.UNKNOWN
+    worker: str | None = None
+    process: int | None = None
+    exit_code: int | None = None
+    signal: str | None = None
+    out_of_memory: bool | None = None
+    silent_s: float | None = None
+    error: str | None = None
+
+    @classmethod
+    def of_process(cls, worker: str, process: int, status: int | None, *, out_of_memory: bool | None) -> Loss:
+        """Return the loss with a process: `status` is its exit code, or the negative number of a signal, or None."""
+        if status is None:
+            return cls(LossKind.ENDED, worker, process)
+        if status >= 0:
+            return cls(LossKind.EXITED, worker, process, exit_code=status)
+        killed = -status == signal.SIGKILL  # the only signal that the kernel sends for want of memory
+        return cls(
+            LossKind.KILLED, worker, process, signal=signal_name(-status),
+            out_of_memory=out_of_memory if killed else None,
+        )  # fmt: skip
+
+    @classmethod
+    def of_json(cls, text: str) -> Loss:
+        """Return the loss that was kept as this JSON text; of a newer version what this one knows."""
+        kept = json.loads(text)
+        known = {one.name: kept[one.name] for one in fields(cls) if one.name in kept}
+        kind = known.pop("kind", None)
+        return cls(LossKind(kind) if kind in set(LossKind) else LossKind.UNKNOWN, **known)
+
+    @property
+    def why(self) -> str:
+        """The loss as a sentence without its full stop."""
+        facts = {**asdict(self), "silent_s": self.silent_s or 0.0}
+        return SENTENCES[self.kind].format(memory=OUT_OF_MEMORY[self.out_of_memory], **facts)
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """`why` and `host`, and all facts that are known."""
+        known = {name: value for name, value in asdict(self).items() if value is not None}
+        host = {} if self.worker is None else {"host": self.worker.split(":")[0]}
+        return {"why": self.why, **known, "kind": str(self.kind), **host}
+
+    @property
+    def json(self) -> str:
+        """The facts as JSON text."""
+        return json.dumps(self.facts)
+
+
+def signal_name(number: int) -> str:
+    """Return a signal's name, "signal 64" if it has none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

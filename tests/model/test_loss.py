@@ -1,0 +1,79 @@
+"""Each kind of loss is a sentence of its own, and comes back from its JSON as it was."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from celery_sidejob.model.loss import Loss, LossKind
+
+WORKER = "web-1:77:ab12"
+LOSSES = {
+    LossKind.KILLED: (
+        Loss.of_process(WORKER, 5, -9, out_of_memory=None), "process 5 of worker web-1:77:ab12 was killed by SIGKILL",
+    ),
+    LossKind.EXITED: (
+        Loss.of_process(WORKER, 5, 3, out_of_memory=True),
+        "process 5 of worker web-1:77:ab12 exited with code 3 in the middle of the run",
+    ),
+    LossKind.ENDED: (
+        Loss.of_process(WORKER, 5, None, out_of_memory=True),
+        "process 5 of worker web-1:77:ab12 has ended; its exit code is not known",
+    ),
+    LossKind.DISCONNECTED: (
+        Loss(LossKind.DISCONNECTED, WORKER, silent_s=2.5),
+        (
+            "worker web-1:77:ab12 lost its connection to Postgres and sent no heartbeat afterwards: it was killed, or "
+            "its host is down or cut off"
+        ),
+    ),
+    LossKind.SILENT: (
+        Loss(LossKind.SILENT, WORKER, silent_s=10.4),
+        "worker web-1:77:ab12 sent no heartbeat for 10 seconds: it is frozen or cut off, or its host is down",
+    ),
+    LossKind.OVERDUE: (
+        Loss(LossKind.OVERDUE, WORKER, 5),
+        "the run did not renew its own lease in time, and worker web-1:77:ab12 killed its process 5",
+    ),
+    LossKind.DROPPED: (
+        Loss(LossKind.DROPPED, WORKER), "worker web-1:77:ab12 held the run and did not execute it",
+    ),
+    LossKind.LEFT: (
+        Loss(LossKind.LEFT, WORKER, error="SystemExit(4)"),
+        "the body ended with SystemExit(4), which ends a process, on worker web-1:77:ab12",
+    ),
+    LossKind.STORE: (Loss(LossKind.STORE, error="it is away"), "the run could not reach Postgres: it is away"),
+    LossKind.UNKNOWN: (Loss(), "the worker died"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", LossKind)
+def test_a_loss_is_a_sentence_and_survives_its_json(kind: LossKind) -> None:
+    loss, why = LOSSES[kind]
+    assert (loss.kind, loss.why) == (kind, why)
+    assert Loss.of_json(loss.json) == loss
+    facts = dict(loss.facts)
+    assert facts == json.loads(loss.json)
+    assert (facts.pop("why"), facts.pop("kind")) == (why, kind)
+    assert facts.pop("host", None) == (None if loss.worker is None else "web-1")
+    assert None not in facts.values()
+
+
+@pytest.mark.parametrize(
+    ("killed", "told"),
+    [
+        (True, "was killed by SIGKILL. The kernel killed a process for want of memory at that moment"),
+        (False, "was killed by SIGKILL. The kernel has killed no process for want of memory"),
+        (None, "was killed by SIGKILL"),
+    ],
+)
+def test_a_kill_says_whether_memory_was_short_as_far_as_that_is_known(killed: bool | None, told: str) -> None:
+    assert Loss.of_process(WORKER, 5, -9, out_of_memory=killed).why.endswith(told)
+    assert "memory" not in Loss.of_process(WORKER, 5, -15, out_of_memory=killed).why, "no other signal is the kernel's"
+
+
+def test_signals_without_a_name_and_facts_of_a_newer_version() -> None:
+    assert Loss.of_process(WORKER, 5, -50, out_of_memory=None).signal == "signal 50"
+    newer = Loss.of_json('{"kind": "struck by lightning", "worker": null, "voltage": 3}')
+    assert newer == Loss()

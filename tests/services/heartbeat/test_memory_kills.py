@@ -1,0 +1,68 @@
+"""Kills for want of memory are read from the files of the kernel, the nearest first, and count for some seconds."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from celery_sidejob.services.heartbeat import memory_kills
+from celery_sidejob.services.heartbeat.memory_kills import MemoryKills, count, files
+
+
+def test_the_first_file_that_knows_a_number_counts(tmp_path: Path) -> None:
+    version_1, version_2, other = tmp_path / "one", tmp_path / "two", tmp_path / "other"
+    version_1.write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 7\n")
+    version_2.write_text("low 0\nhigh 0\nmax 3\noom 1\noom_kill 2\noom_group_kill 1\n")
+    other.write_text("low 0\nsomething oom_kill 9\noom_kill many\n")
+    assert count([version_1, version_2]) == 7
+    assert count([tmp_path / "nowhere", other, version_2]) == 2
+    assert count([tmp_path / "nowhere", tmp_path, other]) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("0::/a/b\n", ["/sys/fs/cgroup/a/b/memory.events", "/sys/fs/cgroup/memory.events"]),
+        (
+            "5:cpu,memory:/c\n4:pids:/\n0::/\n",
+            [
+                "/sys/fs/cgroup/memory/c/memory.oom_control", "/sys/fs/cgroup/memory/memory.oom_control",
+                "/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory.events",
+            ],
+        ),
+        ("nonsense", []),
+    ],
+)  # fmt: skip
+def test_the_group_of_this_process_is_looked_up_in_both_versions(
+    text: str, found: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_kills, "GROUP", tmp_path / "cgroup")
+    assert files() == [memory_kills.HOST], "there are no control groups at all"
+    (tmp_path / "cgroup").write_text(text)
+    if found:
+        assert list(map(str, files())) == [*found, str(memory_kills.HOST)]
+    else:
+        assert files() == [memory_kills.HOST]
+
+
+def test_a_kill_counts_as_just_now_for_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers: list[int | None] = [5]
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    kills = MemoryKills(lambda: numbers[0])
+    assert kills.just_now is False, "the five before this worker began are none of its own"
+    numbers[0] = 6
+    assert kills.just_now is True
+    now += memory_kills.WITHIN_S - 1
+    assert kills.just_now is True
+    now += 2
+    assert kills.just_now is False
+
+    numbers[0] = 0
+    assert kills.just_now is False, "another control group counts from its own beginning"
+    numbers[0] = None
+    assert kills.just_now is None
+    numbers[0] = 9
+    assert kills.just_now is False, "nobody knows how many of them are new"
