@@ -730,6 +730,11 @@ ELSEWHERE: dict[str, Case] = {
     "`cancel` of a job on which another depends": depended_on,
     "a look at a batch that is gone": lambda s: (batch := s.sidejob.batch("old"), batch.delete(), batch.closed),
     "something is added to a batch that is closed": lambda s: s.sidejob.batch("old").close().add(s.job),
+    "something is added to a batch that was deleted": lambda s: (
+        batch := s.sidejob.batch("old"),
+        batch.delete(),
+        batch.add(s.job),
+    ),
     "a batch is opened whose name one has that is closed and has not ended": lambda s: s.sidejob.batch(
         s.sidejob.batch("old").close().name
     ),

@@ -42,7 +42,11 @@ def join_new(executor: Transaction, new: Iterable[NewJob]) -> None:
 def join(executor: Transaction, change: JoinBatch) -> None:
     """Add members to a batch; raises BatchClosedError."""
     if not batches.join(executor, change.batch_id, job_ids=change.job_ids, task_ids=change.task_ids):
-        raise BatchClosedError("The batch is closed, or deleted: nothing is added to it. Open one of another name.")
+        name = batches.name_of(executor, change.batch_id)
+        raise BatchClosedError(
+            "The batch was deleted: nothing is added to it. Open another one." if name is None else
+            f"Batch {name!r} is closed: nothing is added to it. Open one of another name."
+        )  # fmt: skip
 
 
 def check_takes_tasks(runtime: Runtime) -> None:

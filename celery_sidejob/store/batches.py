@@ -63,6 +63,15 @@ def join(executor: Transaction, batch_id: int, *, job_ids: Iterable[int] = (), t
     return True
 
 
+_NAME = Statement("SELECT name FROM {batches} WHERE id = %(id)s")
+
+
+def name_of(executor: Reader, batch_id: int) -> str | None:
+    """Read a batch's name; None if it was deleted."""
+    found = first(executor.run(_NAME, id=batch_id))
+    return None if found is None else str(found.name)
+
+
 _CLOSE = Statement("UPDATE {batches} SET closed_at = now() WHERE id = %(id)s AND closed_at IS NULL")
 
 

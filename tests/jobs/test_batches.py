@@ -116,7 +116,7 @@ def test_an_open_batch_takes_more_by_its_name(stage: Stage) -> None:
     with stage.sidejob.batch("import") as again:
         stage.job()
     assert again.counts.total == 3
-    with pytest.raises(BatchClosedError, match="closed, or deleted"):
+    with pytest.raises(BatchClosedError, match="Batch 'import' is closed: nothing"):
         batch.add(stage.job())
     with pytest.raises(BatchClosedError, match="is closed, and has not ended"):
         stage.sidejob.batch("import")
