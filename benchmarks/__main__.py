@@ -7,7 +7,8 @@ from importlib import import_module
 
 BENCHMARKS = {
     "packets": "packets that pass through three jobs, against plain tasks that call each other",
-    "publications": "publications to ten and to ten thousand subscribers, and a client that reads many packets",
+    "reads": "20,000 packets of one port, read at once, by iteration and one by one",
+    "publications": "publications to ten and to ten thousand subscribers",
     "enqueue": "making jobs, against publishing plain tasks",
     "durable": "ordinary durable tasks, against plain Celery on the same Redis",
     "transport": "sidejob:// against kombu's redis://, plain and durable tasks",

@@ -1,6 +1,6 @@
-"""Publications to few and to many subscribers, in turns, and a client that reads a port of many packets.
+"""Publications to few and to many subscribers, in turns.
 
-    python -m benchmarks publications [--rounds 10] [--subscribers 10000] [--packets 20000]
+    python -m benchmarks publications [--rounds 10] [--subscribers 10000]
 
 In each turn every subscriber gets one packet and is woken from its rest: by publications to 10 of them each, or to
 100, 1,000 or all. The broker is Redis, and nobody listens to it, so all doorbells wait there. Marks that are put off
@@ -40,14 +40,12 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks publications", description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--subscribers", type=int, default=10_000, help="how many get a packet in each turn")
-    parser.add_argument("--packets", type=int, default=20_000, help="how many a client reads")
     given = parser.parse_args(arguments)
     with servers(appendonly=False) as (postgres, broker_url):
         bench = Bench(postgres.url, postgres.pid, broker_url, given.subscribers)
         try:
             print_machine(bench.looking, bench.broker)
             bench.publish(given.rounds)
-            bench.read(given.packets)
         finally:
             bench.close()
 
@@ -90,17 +88,6 @@ class Bench:
                 f"  to {size:6} each: {median(rates):7.0f} packets a second, {ratio} of the time of one to {sizes[0]};"
                 f" client {client:4.0f} us, Postgres {store:4.0f} us; a call {self._call_s[size]:.3f} s", flush=True,
             )  # fmt: skip
-
-    def read(self, packets: int) -> None:
-        """Have a client read all of a port."""
-        port = self._app.sidejob.enqueue(self._task).input("many")
-        for first in range(0, packets, BATCH):
-            port.write_many(range(first, first + BATCH))
-        began = time.perf_counter()
-        found = port.read_many(packets)
-        took_s = time.perf_counter() - began
-        assert found == list(range(packets)), "each packet is read once, in order"
-        print(f"\na client has read {packets} packets in {took_s:.2f} s")
 
     def _publish(self, size: int) -> float:
         """Publish to all in groups of this size, and return the packets a second."""

@@ -274,6 +274,8 @@ UNWRITTEN: dict[str, Case] = {
         [durable(s).s().set(transaction="default")]
     ),
     "one task id twice in `send_many`": lambda s: s.sidejob.send_many([durable(s).s().set(task_id="one")] * 2),
+    "an item of `enqueue_many` that `enqueue` would refuse": lambda s: s.sidejob.enqueue_many([{"task": "no.such"}]),
+    "`write_many` with a text or a mapping": lambda s: s.job.input("a").write_many("abc"),
     "an item of `enqueue_many` that is not a job": lambda s: s.sidejob.enqueue_many([s.stage.idle.s(), "x"]),  # type: ignore[list-item]
     "an invalid `created_by=`": lambda s: s.stage.job(created_by="x" * 300),
     "`exchange=` and `routing_key=` lead to no queue": lambda s: s.stage.job(routing_key="nowhere"),

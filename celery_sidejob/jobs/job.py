@@ -795,18 +795,35 @@ def find_by_task_id(runtime: Runtime, task_id: str) -> Job | None:
 
 def enqueue(runtime: Runtime, task: Any, args: Any = (), kwargs: Any = None, **options: Any) -> Job:
     """Make one job, in one transaction or as part of the run's unit; nothing of it is left behind after an error."""
-    transaction = options.pop("transaction", None)
-    return enqueue_many(runtime, [{"task": task, "args": args, "kwargs": kwargs, **options}], transaction)[0]
+    transaction = _borrowed(runtime, options.pop("transaction", None))
+    new = _draft(runtime, {"task": task, "args": args, "kwargs": kwargs, **options}, transaction)
+    return _create(runtime, [new], transaction)[0]
 
 
 def enqueue_many(runtime: Runtime, items: Iterable[Mapping[str, Any]], transaction: Any = None) -> list[Job]:
     """Make jobs, all or none: in the run's unit, the caller's transaction or one of ours.
 
-    An item is the arguments of `draft`.
+    An item is the arguments of `draft`. An item that is refused is named by its place.
     """
-    if transaction is not None:
-        transaction = runtime.connections.borrow(transaction)
-    drafts = [draft(runtime, **{**item, "parent": _id_of(item.get("parent"))}, executor=transaction) for item in items]
+    transaction, drafts = _borrowed(runtime, transaction), []
+    for n, item in enumerate(items):
+        try:
+            drafts.append(_draft(runtime, item, transaction))
+        except (ValueError, TypeError, LookupError) as error:
+            error.args = (f"items[{n}] of enqueue_many(): {error}",)
+            raise
+    return _create(runtime, drafts, transaction)
+
+
+def _borrowed(runtime: Runtime, transaction: Any) -> Any:
+    return None if transaction is None else runtime.connections.borrow(transaction)
+
+
+def _draft(runtime: Runtime, item: Mapping[str, Any], transaction: Any) -> NewJob:
+    return draft(runtime, **{**item, "parent": _id_of(item.get("parent"))}, executor=transaction)
+
+
+def _create(runtime: Runtime, drafts: Sequence[NewJob], transaction: Any) -> list[Job]:
     try:
         made = create(runtime, drafts, transaction)
     except DuplicateError as error:

@@ -47,6 +47,9 @@ _FREE = """(p.taken_by IS NULL OR NOT EXISTS (
 
 _MINE = "(p.taken_by = %(job_id)s::bigint AND p.taken_run = %(run_no)s::bigint)"
 
+_UNSEEN = "p.id NOT IN (SELECT unnest(%(seen)s::bigint[]))"
+"""That a packet is none of those `seen`: Postgres hashes them, and would compare `<> ALL` with each of them."""
+
 _PORT = "o.job_id = %(owner_id)s::bigint AND o.direction = %(direction)s::text AND o.name = %(name)s::text"
 """The one row `o` of `ports` that a `PortKey` names."""
 
@@ -62,7 +65,7 @@ _READ_AHEAD = Statement(
 SELECT o.id AS port_id, p.{_COLUMNS.format("p")}, {_IF_EMPTY.format("p")}
 FROM {{ports}} o LEFT JOIN LATERAL (
   SELECT p.* FROM {{packets}} p
-  WHERE p.port_id = o.id AND NOT p.id = ANY(%(seen)s::bigint[]) AND ({_FREE} OR {_MINE})
+  WHERE p.port_id = o.id AND {_UNSEEN} AND ({_FREE} OR {_MINE})
   ORDER BY p.id LIMIT %(limit)s) p ON true
 WHERE {_PORT} ORDER BY p.id""",
     frequent=True,
@@ -114,7 +117,7 @@ free AS (
   SELECT p.ctid AS place FROM {{packets}} p
   WHERE p.port_id = (SELECT id FROM o) AND (
     {_FREE} AND NOT (p.taken_by IS NOT DISTINCT FROM %(job_id)s AND p.taken_run IS NOT DISTINCT FROM %(run_no)s)
-    OR %(again)s AND {_MINE} AND NOT p.id = ANY(%(seen)s::bigint[]))
+    OR %(again)s AND {_MINE} AND {_UNSEEN})
   ORDER BY p.id LIMIT %(limit)s FOR UPDATE OF p SKIP LOCKED),
 taken AS (
   UPDATE {{packets}} q SET taken_by = %(job_id)s, taken_run = %(run_no)s
@@ -228,6 +231,34 @@ def pop(executor: Transaction, port: PortKey, *, limit: int) -> Sequence[Any]:
     return executor.run(_POP_MANY, **_named(port), limit=limit)
 
 
+_PUT_BACK = Statement("""
+WITH back AS (
+  INSERT INTO {packets} (id, port_id, value, context, options, written_at, limited) OVERRIDING SYSTEM VALUE
+  SELECT r.id, o.id, r.value::json, r.context::json, r.options::json, r.written_at,
+    CASE WHEN o.packet_limit > 0 THEN true END
+  FROM json_to_recordset(%(rows)s::json)
+      AS r(id bigint, port_id bigint, value text, context text, options text, written_at timestamptz)
+    JOIN {ports} o ON o.id = r.port_id
+  RETURNING port_id)
+SELECT DISTINCT CASE o.direction WHEN 'in' THEN o.job_id ELSE j.parent_id END AS reader
+FROM {ports} o JOIN {jobs} j ON j.id = o.job_id WHERE o.id IN (SELECT port_id FROM back)""")
+
+
+def put_back(executor: Transaction, popped: Sequence[Any]) -> set[int]:
+    """Write packets again that were popped, each at its old place, if their port is still there.
+
+    Returns the port's natural reader, which may have found it empty meanwhile.
+    """
+    records = [
+        {
+            "id": row.id, "port_id": row.port_id, "value": row.value, "context": row.context, "options": row.options,
+            "written_at": row.written_at.isoformat(),
+        }
+        for row in popped
+    ]  # fmt: skip
+    return {row.reader for row in executor.run(_PUT_BACK, rows=json.dumps(records))} - {None}
+
+
 _MOVE = Statement(f"""
 WITH free AS (
   SELECT p.ctid AS place FROM {{packets}} p WHERE p.port_id = %(source)s AND {_FREE}
@@ -252,7 +283,7 @@ def move(executor: Transaction, source: int, targets: Sequence[int]) -> Sequence
 
 _COUNT = Statement(f"""
 SELECT (SELECT count(*) FROM {{packets}} p
-  WHERE p.port_id = o.id AND NOT p.id = ANY(%(seen)s::bigint[]) AND ({_FREE} OR {_MINE})) AS packets
+  WHERE p.port_id = o.id AND {_UNSEEN} AND ({_FREE} OR {_MINE})) AS packets
 FROM {{ports}} o WHERE {_PORT}""")
 
 

@@ -50,8 +50,11 @@ class ReadAhead:
         """Whether this unit has configured ports: packets at hand may be of one that it takes away."""
 
     def next(self, unit: Unit, key: PortKey, *, many: bool) -> Any | None:
-        """Read the next stored packet of a port as part of a unit, and return its row; None if there is none."""
-        kept = self._fill(unit, key, READ_AHEAD if many else 1)
+        """Read the next stored packet of a port as part of a unit, and return its row; None if there is none.
+
+        `many`: more will be read.
+        """
+        kept = self._fill(unit, key, self._page(key) if many else 1)
         if not kept.ahead:
             return None
         row = kept.ahead.popleft()
@@ -110,6 +113,11 @@ class ReadAhead:
         kept = self._buffers.get(key)
         return kept.seen if kept is not None else []
 
+    def _page(self, key: PortKey) -> int:
+        """Return how many packets are read ahead: as many as the unit has read, for each look passes over those."""
+        kept = self._buffers.get(key)
+        return READ_AHEAD if kept is None else max(READ_AHEAD, len(kept.read))
+
     def _fill(self, unit: Unit, key: PortKey, most: int | None = 1) -> _Buffer:
         """Fill the buffer of a port if it is empty, with `most` packets (None: all) or a few more.
 
@@ -123,7 +131,7 @@ class ReadAhead:
             own = key[:2] == (self._hold.job_id, "in")
             takes = not own or self._hold.row.takes
             if own and most is not None:
-                most = max(most, READ_AHEAD)
+                most = max(most, self._page(key))
             if not takes:
                 rows: Sequence[Any] = packets.read_ahead(self._connections, key, seen=kept.seen, limit=most)
             else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -227,6 +228,26 @@ def test_enqueue_many_is_all_or_nothing(stage: Stage) -> None:
         with pytest.raises(error):
             stage.sidejob.enqueue_many(items)
         assert stage.row_counts() == before
+
+
+@pytest.mark.parametrize(
+    ("bad", "error", "message"),
+    [
+        ({"task": "no.such"}, UnknownTaskError, "No sidejob task 'no.such' is registered"),
+        ({"task": "stage.call", "args": (float("nan"),)}, InvalidValueError, "args[0]: nan is not a JSON value"),
+        ({"task": "stage.idle", "args": (1,)}, TypeError, "stage.idle: too many positional arguments"),
+        (
+            {"task": "stage.idle", "parent": 7, "child_name": "x"},
+            JobNotFoundError,
+            "There is no job 7 to be the parent",
+        ),
+    ],
+)
+def test_an_item_that_is_refused_is_named_by_its_place(
+    stage: Stage, bad: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=re.escape(f"items[2] of enqueue_many(): {message}")):
+        stage.sidejob.enqueue_many([{"task": "stage.idle"}, stage.idle.s(), bad])
 
 
 def test_enqueue_many_draws_ids_and_inserts_once_per_batch(stage: Stage) -> None:
