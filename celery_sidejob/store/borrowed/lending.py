@@ -53,11 +53,27 @@ def _adapt(transaction: Any, schema: str) -> Borrowed:
     adapted = (library.adapt(transaction, schema) for library in _libraries())
     borrowed: Borrowed | None = next((one for one in adapted if one is not None), None)
     if borrowed is None:
-        raise TypeError(
-            "transaction= takes a SQLAlchemy Connection or Session, a psycopg Connection, or a Django connection or "
-            f"its alias (not asynchronous ones), not {type(transaction).__name__}."
-        )
+        raise _refused(transaction)
     return borrowed
+
+
+def _refused(transaction: Any) -> TypeError:
+    name = type(transaction).__name__
+    call = "lambda s: task.enqueue(..., transaction=s)"
+    if type(transaction).__module__.startswith("sqlalchemy.ext.asyncio"):
+        return TypeError(
+            f"transaction= cannot be SQLAlchemy's {name}, which is asynchronous: give its synchronous half, as in "
+            f"`await session.run_sync({call})`."
+        )
+    if isinstance(transaction, psycopg.AsyncConnection):
+        return TypeError(
+            "transaction= cannot be psycopg's AsyncConnection. Give a Connection in a thread of its own, or use "
+            f"SQLAlchemy's AsyncSession, and `await session.run_sync({call})`."
+        )
+    return TypeError(
+        "transaction= takes a SQLAlchemy Connection or Session, a psycopg Connection, or a Django connection or its "
+        f"alias, not {name}."
+    )
 
 
 def _libraries() -> Iterator[Any]:

@@ -80,7 +80,7 @@ class _SQLAlchemyTransaction(Borrowed):
         self._owner.rollback()
 
     def _driver(self) -> Any:
-        return self._connection().connection.dbapi_connection
+        return self._connection().connection.driver_connection  # an asynchronous one too, as the caller sees it
 
     def _execute(self, text: str, parameters: dict[str, Any] | None = None) -> Sequence[Any]:
         # If the caller streams results, our statement would become a server-side cursor, which cannot write.
@@ -95,7 +95,7 @@ _broken: WeakSet[Any] = WeakSet()
 
 
 def _connection_broke(connection: Any, *_: Any) -> None:
-    _broken.add(connection)
+    _broken.add(getattr(connection, "driver_connection", connection))  # in SQLAlchemy's adapter if it is asynchronous
 
 
 class _Pending:
