@@ -1,4 +1,4 @@
-"""The two shops of the examples, as people run them: migrated, served, worked for, and killed."""
+"""The shops of the examples, as people run them: migrated, served, worked for, and killed."""
 
 from __future__ import annotations
 
@@ -98,9 +98,9 @@ class Shop:
             found: str = answer.read().decode()
             return found
 
-    def place(self, **lines: int) -> int:
+    def place(self, *, path: str = "/orders/", **lines: int) -> int:
         """Place an order, and return its number."""
-        placed = self.request("POST", "/orders/", {"email": "ada@example.com", "lines": lines})
+        placed = self.request("POST", path, {"email": "ada@example.com", "lines": lines})
         number: int = placed["order"]
         return number
 
@@ -176,6 +176,19 @@ class FlaskShop(Shop):
 
     celery_app = "make_celery"
     product, line, stock_move, invoice = "product", "line", "stock_move", "invoice"
+
+
+class FastApiShop(Shop):
+    """`examples/fastapi_shop`, where orders are placed in turns by its two kinds of endpoints."""
+
+    celery_app = "orders.worker"
+    product, line, stock_move, invoice = "product", "line", "stock_move", "invoice"
+    _asynchronous = False
+
+    def place(self, *, path: str = "", **lines: int) -> int:
+        """Place an order, and return its number."""
+        self._asynchronous = not self._asynchronous
+        return super().place(path=path or ("/async/orders/" if self._asynchronous else "/orders/"), **lines)
 
 
 class PostgresShop(Shop):

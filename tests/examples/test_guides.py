@@ -15,8 +15,8 @@ from celery_sidejob.cli import sidejob
 from tests.tools.workers import ROOT
 
 GUIDES = {
-    "django": "django_shop", "flask": "flask_shop", "kubernetes": "kubernetes", "ports": "ports",
-    "situations": "situations", "units": "units",
+    "django": "django_shop", "flask": "flask_shop", "fastapi": "fastapi_shop", "kubernetes": "kubernetes",
+    "ports": "ports", "situations": "situations", "units": "units",
 }  # fmt: skip
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
