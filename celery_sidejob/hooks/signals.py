@@ -47,8 +47,8 @@ SIGNALS: dict[type[events.Event], Signal] = {
 TEXTS: dict[type[events.Event], str] = {
     events.JobBuried: "Job %(job_id)d (%(task)s) was entered in the dead set: %(reason)s",
     events.JobParked:
-        "Job %(job_id)d is parked: no worker of queue %(queue)s knows its task %(task)s. Start one that imports the "
-        "task, or terminate the job",
+        "Job %(job_id)d is parked: no worker of queue %(queue)s knows its task %(task)s. Nothing is lost: it waits in "
+        "the store, and goes on when a worker starts that imports the task. Start one, or terminate the job",
     events.RunLost: "Run %(run_no)d of job %(job_id)d (%(task)s) was lost with its worker: %(why)s",
     events.TaskBuried: "Task %(task_id)s (%(task)s) was entered in the dead set: %(reason)s",
     events.TaskLost: "Task %(task_id)s (%(task)s) was lost with its worker: %(why)s",

@@ -62,17 +62,20 @@ _SEND_AGAIN = Statement(f"""
 UPDATE {{messages}} SET published_at = NULL, suspected_at = now(),
   next_check_at = now() + least(check_interval, {_LONGEST}) / 6::double precision,
   check_interval = least(check_interval * 2::double precision, {_LONGEST})
-WHERE job_id = %(job_id)s::bigint AND for_run = %(for_run)s::bigint AND locked_by IS NULL AND due_at <= now()""")
+WHERE job_id = %(job_id)s::bigint AND for_run = %(for_run)s::bigint AND locked_by IS NULL AND due_at <= now()
+RETURNING extract(epoch FROM next_check_at - now())::double precision AS wait_s""")
 
 
-def send_again(executor: Transaction, job_id: int, *, for_run: int, lost_after_s: float) -> None:
+def send_again(executor: Transaction, job_id: int, *, for_run: int, lost_after_s: float) -> float | None:
     """Have the message of a run sent again that is still owed: the worker that got it does not know the task.
 
+    Returns in how many seconds; None if the run is not owed now.
     First after a sixth of the time after which a message counts as missing, then after twice as long each time, up to
     that time. A worker that takes all messages of a long queue so does not keep the sweeper busy. A mark that this
     message was published comes too late (`publishing.mark_published`).
     """
-    executor.run(_SEND_AGAIN, job_id=job_id, for_run=for_run, lost_after_s=lost_after_s)
+    row = first(executor.run(_SEND_AGAIN, job_id=job_id, for_run=for_run, lost_after_s=lost_after_s))
+    return None if row is None else float(row.wait_s)
 
 
 RELEASED_TOGETHER = 5_000

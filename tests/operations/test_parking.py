@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
@@ -84,7 +85,9 @@ def test_the_sweeper_publishes_what_was_released_at_once(stage: Stage) -> None:
     assert stage.run(job) == "completed"
 
 
-def test_it_is_not_parked_where_a_live_worker_knows_it_and_its_message_is_sent_again_soon(stage: Stage) -> None:
+def test_it_is_not_parked_where_a_live_worker_knows_it_and_its_message_is_sent_again_soon(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
     announce(stage, worker=stage.worker_id)
     job = stage.job()
     stage.sql("UPDATE messages SET published_at = now(), next_check_at = now() + check_interval")
@@ -95,6 +98,11 @@ def test_it_is_not_parked_where_a_live_worker_knows_it_and_its_message_is_sent_a
     mark_published(stage.runtime.connections, JOBS, [(job.id, for_run)], again=False)  # of a client, a second later
     for seconds in (5, 10, 20, 30, 30):
         assert seconds - 1 < stage.sql(wait)[0][0] < seconds + 1
+        assert re.search(
+            rf"Job {job.id} \(stage.idle\) is not run here: .* Nothing is lost: its message is sent again in {seconds} "
+            r"seconds, .* start this worker with the code of the task",
+            caplog.messages[-1],
+        )
         receive(stage, job)
 
     stage.declare_dead(stage.worker_id)
@@ -103,7 +111,8 @@ def test_it_is_not_parked_where_a_live_worker_knows_it_and_its_message_is_sent_a
 
 
 @pytest.mark.parametrize("why", ["its run has begun", "the message is of an earlier run", "it is gone", "not due"])
-def test_a_stale_message_parks_nothing(stage: Stage, why: str) -> None:
+def test_a_stale_message_parks_nothing(stage: Stage, why: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="celery_sidejob")
     job = stage.job()
     for_run = due_run(stage, job)
     if why == "its run has begun":
@@ -120,6 +129,7 @@ def test_a_stale_message_parks_nothing(stage: Stage, why: str) -> None:
     before = stage.everything()
     parking.park(stage.runtime, job.id, for_run=for_run, task=TASK)
     assert stage.everything() == before
+    assert f"A message of job {job.id} (stage.idle) is dropped: " in caplog.messages[-1]
     if why == "its run has begun":
         stage.perform(stage.holds[job.id])
 
@@ -168,7 +178,8 @@ def test_it_is_told_once(stage: Stage, caplog: pytest.LogCaptureFixture) -> None
         receive(stage, job, for_run=for_run)
     said = [record.message for record in caplog.records if "is parked" in record.message]
     assert len(said) == 1
-    assert f"Job {job.id} is parked: no worker of queue celery knows its task stage.idle" in said[0]
+    assert f"Job {job.id} is parked: no worker of queue celery knows its task stage.idle. Nothing is lost: " in said[0]
+    assert said[0].endswith("goes on when a worker starts that imports the task. Start one, or terminate the job")
 
 
 def test_no_turn_of_the_sweeper_reads_or_writes_it(stage: Stage) -> None:
