@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from ..model.changes import Change, Connect, Direction, PortKey, SetChannels, Se
 from ..model.checks import check_number, is_seconds, shown
 from ..model.errors import IllegalMoveError, InvalidChannelError, InvalidPortError, InvalidValueError, PortFullError
 from ..model.port import NO_DATA, WILDCARD, check_port_name, port_not_found
-from ..operations.limits import put_back, read_packets, read_packets_with
+from ..operations.limits import read_packets, read_packets_with
 from ..operations.unit_of_work import carry_out
 from ..store import packets, ports
 from ..store.statement import Reader, first
@@ -24,9 +23,6 @@ from ..unit.open_unit import active, submit
 from ..unit.read_ahead import FIRST_PAUSE_S, LONGEST_PAUSE_S, READ_AHEAD
 from .log_entries import are_received, is_unlogged, note, options_for
 from .scopes import current_context, current_port_scope
-
-LONGEST_PAGE, PAGE_S = 1000, 0.05
-"""How many packets a client's loop reads at most in one transaction, and how long it may take for that many."""
 
 if TYPE_CHECKING:
     from .job import Job
@@ -180,43 +176,11 @@ class Port:
     def __iter__(self) -> Iterator[Any]:
         """Read values until the port is empty; never the default.
 
-        A client reads each in a transaction of its own, and several in one while its loop is fast (`PAGE_S`). A loop
-        that is left, by `break` or by an error, puts back at their places those that it did not come to.
+        A client reads each in a transaction of its own, so that one that dies loses only the value in its hands.
+        `read_many` is faster.
         """
-        if active() is None:
-            yield from self._in_pages()
-            return
         while (found := self._next(many=True)[0]) is not None:
             yield values.decode(found.value)
-
-    def _in_pages(self) -> Iterator[Any]:
-        """Read as a client: one packet, and then twice as many each time, as long as the loop is fast.
-
-        If the process is killed, the packets of the page that it has not come to are lost.
-        """
-        most, pid = 1, os.getpid()
-        while True:
-            try:
-                rows, read = read_packets(self._runtime, self._key, limit=most)
-            except InvalidValueError:
-                if most == 1:
-                    raise
-                most = 1  # those before the packet that cannot be decoded
-                continue
-            if not read:
-                if not rows:
-                    self._row()
-                return
-            done, since = 0, time.monotonic()
-            try:
-                for row, value in zip(rows, read, strict=True):
-                    done += 1
-                    self._note_read(row.value, row.options, None)
-                    yield value
-            finally:
-                if rows[done:] and os.getpid() == pid:  # a process that the loop has forked has read nothing
-                    put_back(self._runtime, rows[done:])
-            most = min(2 * most, LONGEST_PAGE) if time.monotonic() - since < PAGE_S else 1
 
     def peek(self, limit: int = READ_AHEAD) -> list[Packet]:
         """Return the next packets without reading them."""

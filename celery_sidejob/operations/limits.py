@@ -54,18 +54,6 @@ def read_packets(runtime: Runtime, key: PortKey, *, limit: int) -> tuple[Sequenc
     return popped, values
 
 
-def put_back(runtime: Runtime, popped: Sequence[Any]) -> None:
-    """Put packets back that a client has read and made no use of, also beyond a limit, and ask their reader to run."""
-
-    def work(executor: Transaction) -> set[int]:
-        readers = packets.put_back(executor, popped)
-        if readers:
-            asks.note(executor, readers, "run")
-        return readers
-
-    apply_noted_asks(runtime, runtime.connections.transact("put back", work))
-
-
 def read_packets_with(
     runtime: Runtime, key: PortKey, transaction: Any, *, limit: int
 ) -> tuple[Sequence[Any], list[Any], Transaction]:

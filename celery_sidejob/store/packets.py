@@ -231,34 +231,6 @@ def pop(executor: Transaction, port: PortKey, *, limit: int) -> Sequence[Any]:
     return executor.run(_POP_MANY, **_named(port), limit=limit)
 
 
-_PUT_BACK = Statement("""
-WITH back AS (
-  INSERT INTO {packets} (id, port_id, value, context, options, written_at, limited) OVERRIDING SYSTEM VALUE
-  SELECT r.id, o.id, r.value::json, r.context::json, r.options::json, r.written_at,
-    CASE WHEN o.packet_limit > 0 THEN true END
-  FROM json_to_recordset(%(rows)s::json)
-      AS r(id bigint, port_id bigint, value text, context text, options text, written_at timestamptz)
-    JOIN {ports} o ON o.id = r.port_id
-  RETURNING port_id)
-SELECT DISTINCT CASE o.direction WHEN 'in' THEN o.job_id ELSE j.parent_id END AS reader
-FROM {ports} o JOIN {jobs} j ON j.id = o.job_id WHERE o.id IN (SELECT port_id FROM back)""")
-
-
-def put_back(executor: Transaction, popped: Sequence[Any]) -> set[int]:
-    """Write packets again that were popped, each at its old place, if their port is still there.
-
-    Returns the port's natural reader, which may have found it empty meanwhile.
-    """
-    records = [
-        {
-            "id": row.id, "port_id": row.port_id, "value": row.value, "context": row.context, "options": row.options,
-            "written_at": row.written_at.isoformat(),
-        }
-        for row in popped
-    ]  # fmt: skip
-    return {row.reader for row in executor.run(_PUT_BACK, rows=json.dumps(records))} - {None}
-
-
 _MOVE = Statement(f"""
 WITH free AS (
   SELECT p.ctid AS place FROM {{packets}} p WHERE p.port_id = %(source)s AND {_FREE}

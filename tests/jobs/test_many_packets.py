@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import psycopg
 import pytest
 
 from celery_sidejob import IllegalMoveError, InvalidValueError, Job, LeaseLostError, PortNotFoundError, RunningJob
-from celery_sidejob.jobs import port as port_of
 from celery_sidejob.store.connection.own_executor import OwnExecutor
 from tests.tools.in_process import Stage
 
@@ -203,7 +200,7 @@ def test_a_context_is_no_larger_than_a_value_may_be(stage: Stage, resting: Job) 
     assert len(resting.input("a")) == 0
 
 
-@pytest.mark.parametrize("how", ["a client", "a run", "a run, of another job's port"])
+@pytest.mark.parametrize("how", ["a run", "a run, of another job's port"])
 def test_iterating_takes_few_statements(stage: Stage, resting: Job, statements: list[str], how: str) -> None:
     def reads(job: Job) -> None:
         statements.clear()
@@ -212,9 +209,7 @@ def test_iterating_takes_few_statements(stage: Stage, resting: Job, statements: 
 
     job = stage.job(reads) if how == "a run" else resting
     job.input("x").write_many(range(20_000))
-    if how == "a client":
-        reads(resting)
-    elif how == "a run":
+    if how == "a run":
         assert stage.run(job) == "completed"
     else:
         stage.inside(lambda job: reads(stage.sidejob.get(resting.id)))
@@ -229,63 +224,6 @@ def test_a_run_that_reads_one_by_one_takes_few_statements(stage: Stage, statemen
     job = stage.job(reads)
     job.input("a").write_many(range(20_000))
     assert stage.run(job) == "completed"
-
-
-def test_a_client_that_takes_its_time_reads_packets_one_by_one(
-    resting: Job, statements: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(port_of, "PAGE_S", 0.0)
-    resting.input("a").write_many(range(9))
-    statements.clear()
-    for number, value in enumerate(resting.input("a")):
-        assert (number, len(statements)) == (value, number + 1)
-
-
-class Left(Exception):
-    """An error that ends a loop."""
-
-
-@pytest.mark.parametrize("how", ["break", "an error"])
-def test_a_loop_that_is_left_puts_back_those_that_it_has_not_come_to(stage: Stage, resting: Job, how: str) -> None:
-    parent, port = stage.inside(lambda job: None), resting.output("x")
-    parent.adopt(resting, "kid")
-    stage.drain()
-    with stage.sidejob.context(a=1), stage.sidejob.port_options(notify=False):
-        port.write_many(range(100))
-    before = port.peek()
-
-    with suppress(Left):
-        for value in port:
-            if value == 10:
-                if how == "an error":
-                    raise Left
-                break
-    assert port.peek() == before[11:]
-    assert stage.run(parent) == "completed", "it may have found nothing meanwhile, and is asked"
-
-
-def test_a_process_that_a_loop_forks_puts_nothing_back(resting: Job) -> None:
-    port = resting.input("a")
-    port.write_many(range(100))
-    read = []
-    for value in port:
-        read.append(value)
-        if value == 10 and (child := os.fork()) == 0:
-            break
-    if child == 0:
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-    assert read == list(range(100))
-    assert port.read_many(9) == []
-
-
-def test_a_loop_comes_to_the_packets_before_one_that_it_cannot_decode(stage: Stage, resting: Job) -> None:
-    port, read = resting.input("a"), list[Any]()
-    port.write_many(range(10))
-    stage.sql("""UPDATE packets SET value = '{"__type__":"later","__value__":1}' WHERE value::text = '5'""")
-    with pytest.raises(InvalidValueError, match="cannot be decoded"):
-        read.extend(port)
-    assert (read, len(port)) == ([0, 1, 2, 3, 4], 5)
 
 
 def test_reading_several_leaves_the_context_as_it_is(stage: Stage) -> None:
