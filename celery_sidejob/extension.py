@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import date, datetime, timedelta
@@ -313,75 +314,102 @@ class SideJob:
         older_than: timedelta | float | None = None,
         waiting_for: str | None = None,
         schedule: Any = None,
+        since: datetime | timedelta | float | None = None,
+        before: int | Job | None = None,
+        newest_first: bool = False,
     ) -> list[Job]:
-        """Return up to `limit` jobs that match, by id, after the id `after`.
+        """Return up to `limit` jobs that match, by id, after the id `after` and before the id `before`.
 
-        `older_than`: a timedelta or seconds; jobs that were made longer ago. Running jobs, up to 10,000
-        children of one job, the jobs of a tag, the open job that has the key `unique`, and up to 1,000 jobs of
-        that age, are found by an index. Failed jobs, and the queued jobs of one queue, are looked at one by
-        one, for other filters all jobs, until `limit` match: a million takes a second. The queued jobs of a
+        They are the oldest of them, the oldest first; with `newest_first` the newest, the newest first.
+
+        `older_than`: a timedelta or seconds; jobs that were made longer ago. `since`: jobs that were made at this
+        datetime or later, or no longer ago than this timedelta or these seconds. Running jobs, up to 10,000 children of
+        one job, the jobs of a tag, the open job that has the key `unique`, up to 1,000 jobs of that age, and up to
+        1,000 jobs made since then, are found by an index. Failed jobs, and the queued jobs of one queue, are looked at
+        one by one, for other filters all jobs, until `limit` match: a million takes a second. The queued jobs of a
         queue take a second too beside a million timers. `waiting_for`: a reason for which jobs do not run now,
         one of those of `Job.waiting_for`; each job is asked, page by page. `schedule`: a schedule, or its name.
         """
-        if waiting_for is not None:
-            filters = {"status": status, "task": task, "queue": queue, "created_by": created_by, "parent": parent,
-                       "unique": unique, "tag": tag, "older_than": older_than, "after": after,
-                       "schedule": schedule}  # fmt: skip
-            check_number("limit", limit, least=1, of="jobs")
-            return list(itertools.islice(self._waiting(waiting_for, filters), limit))
-        statuses = None if status is None else [str(one) for one in sorted(statuses_of(status))]
         check_number("limit", limit, least=1, of="jobs")
-        task = getattr(task, "name", task)
-        schedule = getattr(schedule, "name", schedule)
-        check_texts(task=task, queue=queue, created_by=created_by, unique=unique, tag=tag, schedule=schedule)
+        given = {"status": status, "task": task, "queue": queue, "created_by": created_by, "parent": parent,
+                 "unique": unique, "tag": tag, "older_than": older_than, "schedule": schedule, "since": since,
+                 "after": after, "before": before}  # fmt: skip
+        if waiting_for is not None:
+            return list(itertools.islice(self._waiting(waiting_for, {**given, "newest_first": newest_first}), limit))
+        which = self._filters(**given)
+        rows = job_lists.page(self.runtime.connections, which, limit=limit, newest_first=newest_first)
+        return [Job(row.id, runtime=self.runtime, row=row) for row in rows]
+
+    def _filters(  # noqa: PLR0913 - each is a filter
+        self, *, status: Any = None, task: Any = None, parent: Any = None, older_than: Any = None, since: Any = None,
+        schedule: Any = None, after: Any = None, before: Any = None, **texts: str | None,
+    ) -> job_lists.Filters:  # fmt: skip
+        """Check the filters of `jobs`, and return them as the store takes them."""
+        texts |= {"task": getattr(task, "name", task), "schedule": getattr(schedule, "name", schedule)}
+        check_texts(**texts)
         older_s = in_seconds(older_than)
         if older_s is not None and not is_seconds(older_s):
             raise InvalidValueError(
                 f"older_than is a timedelta or a number of seconds, at least 0, not {shown(older_than)}."
             )
-        after = after.id if isinstance(after, Job) else 0 if after is None else after
-        if not is_number(after, least=-MOST):
-            raise InvalidValueError(f"after is a job or its id, not {shown(after)}.")
-        rows = job_lists.page(
-            self.runtime.connections,
-            statuses=statuses,
-            task=task,
-            queue=queue,
-            created_by=created_by,
+        since_at, since_s = self._since(since)
+        return job_lists.Filters(
+            statuses=None if status is None else [str(one) for one in sorted(statuses_of(status))],
             parent_id=None if parent is None else self.get(parent).id,
-            unique=unique,
-            tag=tag,
             older_s=older_s,
-            schedule=schedule,
-            after=after,
-            limit=limit,
+            since=since_at,
+            since_s=since_s,
+            after=_id_of("after", after, 0),
+            before=_id_of("before", before, MOST),
+            **texts,
         )
-        return [Job(row.id, runtime=self.runtime, row=row) for row in rows]
+
+    def _since(self, since: Any) -> tuple[datetime | None, float | None]:
+        """Return a moment, or an age in seconds."""
+        if isinstance(since, datetime):
+            return self.runtime.tasks.localize(since), None
+        age_s = in_seconds(since)
+        if age_s is not None and not is_seconds(age_s):
+            raise InvalidValueError(
+                f"since is a datetime, or a timedelta or a number of seconds, at least 0, not {shown(since)}."
+            )
+        return None, age_s
 
     def iter_jobs(self, *, page: int = 500, **filters: Any) -> Iterator[Job]:
         """Iterate over all jobs that match, a page at a time; the filters are those of `jobs`."""
-        after = filters.pop("after", None)
         if "limit" in filters:
             raise TypeError("iter_jobs() takes no limit: it iterates over all that match, page by page.")
-        while found := self.jobs(**filters, limit=page, after=after):
-            yield from found
-            after = found[-1]
+        return itertools.chain.from_iterable(self._pages(page, filters))
+
+    def _pages(self, size: int, filters: dict[str, Any]) -> Iterator[list[Job]]:
+        """Yield the jobs that match, a page at a time."""
+        end = "before" if filters.get("newest_first") else "after"
+        while found := self.jobs(**filters, limit=size):
+            yield found
+            filters = {**filters, end: found[-1]}
 
     def _waiting(self, reason: str, filters: dict[str, Any]) -> Iterator[Job]:
         """Iterate over the jobs that wait for this reason; without a status among the filters those that may wait."""
         if reason not in REASONS:
             raise InvalidValueError(f"waiting_for is one of {', '.join(REASONS)}; not {shown(reason)}.")
-        inspection, filters["status"] = Inspection(self.runtime), filters["status"] or MAY_WAIT
-        while found := self.jobs(**filters, limit=PAGE):
+        inspection = Inspection(self.runtime)
+        for found in self._pages(PAGE, {**filters, "status": filters["status"] or MAY_WAIT}):
             reasons = inspection.waiting_for(found)
             yield from (job for job in found if reason in reasons.get(job.id, ()))
-            filters["after"] = found[-1]
 
-    def count_jobs(self, by: str = "status") -> dict[str, int]:
-        """Count jobs by ``status``, ``task``, ``queue`` or ``created_by``; reads all jobs, a million in a second."""
+    def count_jobs(self, by: str = "status", **filters: Any) -> dict[str, int]:
+        """Count jobs by ``status``, ``task``, ``queue`` or ``created_by``; the filters are those of `jobs`.
+
+        Reads all jobs that match, and without a filter all jobs, a million in a second.
+        """
         if not isinstance(by, str) or by not in job_lists.COUNTED_BY:
             raise InvalidValueError(f"Jobs are counted by {', '.join(job_lists.COUNTED_BY)}; not by {by!r}.")
-        return job_lists.count(self.runtime.connections, by)
+        if filters.get("waiting_for") is not None:
+            return dict(Counter(getattr(job, by) for job in self.iter_jobs(**filters)))
+        filters = {name: value for name, value in filters.items() if value is not None}
+        if not filters:
+            return job_lists.count(self.runtime.connections, by)
+        return job_lists.count_matching(self.runtime.connections, self._filters(**filters), by)
 
     def tags(self, limit: int = 25) -> list[tuple[str, int]]:
         """Return the tags that most jobs have, each with how many have it, the most common first."""
@@ -594,6 +622,14 @@ class SideJob:
         schedule = app.conf.beat_schedule
         if settings.database_url is not None and beat.ENTRY not in schedule:
             schedule[beat.ENTRY] = beat.entry(app, settings.poll_interval, settings.poll_queue)
+
+
+def _id_of(name: str, job: int | Job | None, otherwise: int) -> int:
+    """Return the id that a job or its id stands for."""
+    job_id = job.id if isinstance(job, Job) else otherwise if job is None else job
+    if not is_number(job_id, least=-MOST):
+        raise InvalidValueError(f"{name} is a job or its id, not {shown(job_id)}.")
+    return job_id
 
 
 def _further_stores(settings: Settings, pause_s: float) -> Iterator[Store]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import date
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from .jobs.history import entry_of
 from .jobs.job import Job
@@ -39,6 +39,7 @@ from .store import (
     ports,
     progress,
     queues,
+    registry,
     room,
     served,
     state,
@@ -175,6 +176,31 @@ class Inspection:
         return self._runtime.connections.transact(
             "inspect", lambda executor: waiting.reasons(executor, self._runtime, ids)
         )
+
+    def lasted(self, jobs: Iterable[Job]) -> dict[int, float]:
+        """Return how many seconds the last run of each job took, by its id; one statement, as `waiting_for`.
+
+        A job is missing if its run goes on or was lost, or if `sidejob_history` does not keep that run.
+        """
+        return history.lasted(self._runtime.connections, [job.id for job in jobs])
+
+    def names(self, of: Literal["task", "queue"]) -> set[str]:
+        """Return the tasks or queues that the store knows without a look at the jobs.
+
+        They are registered or served by workers, managed, in the statistics, or (tasks) in the dead set.
+        """
+
+        def work(executor: Transaction) -> set[str]:
+            rows = [*registry.names(executor), *tallies.names(executor)]
+            if of == "task":
+                return {row.task for row in rows} | {*dead.tasks(executor)}
+            return {row.queue for row in rows} | {*served.workers_of_queues(executor, ()), *queues.names(executor)}
+
+        return self._runtime.connections.transact("inspect", work)
+
+    def knows_task(self, task: str) -> bool:
+        """Tell whether a job has this task; to find out that none has, all jobs are read, a million in a second."""
+        return job_lists.knows_task(self._runtime.connections, task)
 
     def task(self, task_id: str) -> dict[str, Any] | None:
         """Return everything about a durable task that waits or runs; None if there is no such task.

@@ -285,13 +285,14 @@ UNWRITTEN: dict[str, Case] = {
     "`JobFailed` with a group that cannot be kept": lambda s: JobFailed(""),
     "`log` of a job without a message": lambda s: s.job.log(""),
     "`jobs` with an age that is not a time": lambda s: s.sidejob.jobs(older_than=-1),
+    "`jobs` since something that is not a time": lambda s: s.sidejob.jobs(since="2h"),  # type: ignore[arg-type]
     "`tags=` that is not a list": lambda s: s.stage.job(tags="a"),
     "a tag that cannot be kept": lambda s: s.job.tag(["a", "b"]),  # type: ignore[arg-type]
     "`statistics` of a day that is none": lambda s: s.sidejob.statistics(day="monday"),
     "`purge` of the dead set without a condition": lambda s: s.sidejob.dead.purge(),
     "a number of entries, jobs or packets that is not a number": lambda s: s.sidejob.dead.list(limit=0),
     "a filter or a name that no row can contain": lambda s: s.sidejob.jobs(queue="a\x00b"),
-    "`after=` of `jobs` is neither a job nor its id": lambda s: s.sidejob.jobs(after="x"),  # type: ignore[arg-type]
+    "`after=` or `before=` of `jobs` is neither a job nor its id": lambda s: s.sidejob.jobs(before="x"),  # type: ignore[arg-type]
     "a string that is not an id of the dead set": lambda s: s.sidejob.dead.get(True),
     "one of Celery's options has a wrong type, such as `link=5`": lambda s: s.stage.job(link=5),
     "`expires=` of a job is not a time": lambda s: s.stage.job(expires="soon"),

@@ -11,8 +11,9 @@ from ..jobs.job import Job
 from ..model.status import Status
 from ..operations.shutdown import end_without_shutdown
 from ..operations.waiting import is_parked
-from .command import Failed, Seconds, answering, job_argument, job_named, load_modules
+from .command import Failed, answering, job_argument, job_named, load_modules
 from .output import Output, printable, status
+from .times import Seconds
 
 LONGEST_WAIT_S = 1e9
 PARKED = (

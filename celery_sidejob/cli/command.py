@@ -7,7 +7,6 @@ obeys.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -15,9 +14,12 @@ import click
 
 from ..inspection import Inspection
 from ..jobs.job import Job
-from ..model.checks import MOST
+from ..model.checks import LONGEST_S, MOST, did_you_mean
 from ..model.errors import SideJobError
+from ..model.status import Status
+from ..operations.waiting import REASONS
 from .output import Output, one_line, printable
+from .times import Seconds, Since
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -29,24 +31,43 @@ queue_option = click.option("--queue", metavar="NAME", help="Only entries of thi
 limit_option = click.option(
     "--limit", type=click.IntRange(1, MOST), default=100, show_default=True, help="Show at most this many."
 )
+_FILTERS = (
+    click.option(
+        "--status", type=click.Choice([str(one) for one in Status]), multiple=True,
+        help="Only jobs with this status; may be repeated.",
+    ),
+    click.option("--task", metavar="NAME", help="Only jobs of this task."),
+    click.option("--queue", metavar="NAME", help="Only jobs of this queue."),
+    click.option("--created-by", metavar="WHO", help="Only jobs that this one made, such as job:7."),
+    click.option("--unique", metavar="KEY", help="Only the open job that has this unique key."),
+    click.option("--tag", metavar="TAG", help="Only jobs that have this tag."),
+    click.option(
+        "--since", metavar="TIME", type=Since(),
+        help="Only jobs made since this time (2026-11-28T10:30), or no longer ago than this (2h).",
+    ),
+    click.option(
+        "--older-than", metavar="DURATION", type=Seconds(LONGEST_S),
+        help="Only jobs that are older than this: seconds, or 5min, 2h, 3d.",
+    ),
+    click.option("--waiting-for", type=click.Choice(REASONS), help="Only jobs that do not run now for this reason."),
+)  # fmt: skip
 NAMED = 10
 """How many names are suggested at most if none matches."""
 PATIENCE_S = 60.0
 """How long a command waits for one transaction: for a locked row, or for a store that is silent."""
 
 
-class Seconds(click.FloatRange):
-    """A number of seconds from 0 to `longest`; refuses "nan", which passes every comparison."""
+def job_filters(parent: str = "--parent") -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Give a command the options by which jobs are chosen, named as the parameters of `sidejob.jobs`.
 
-    def __init__(self, longest: float) -> None:
-        super().__init__(0, longest)
+    `parent` is the name of the option for the children of one job.
+    """
+    of_parent = click.option(parent, "parent", metavar="ID_OR_ALIAS", help="Only the children of this job.")
 
-    def convert(self, value: Any, param: Any, context: Any) -> float:
-        """Check it, and return it as a number."""
-        number: float = super().convert(value, param, context)
-        if math.isnan(number):
-            self.fail(f"{value!r} is no number of seconds.", param, context)
-        return number
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        return functools.reduce(lambda made, option: option(made), reversed((*_FILTERS, of_parent)), function)
+
+    return decorate
 
 
 class Failed(click.ClickException):
@@ -112,12 +133,12 @@ def load_modules(sidejob: Any) -> None:
     sidejob.app.loader.import_default_modules()
 
 
-def nothing_matches(what: str, names: Sequence[str]) -> str:
-    """Say that nothing matches, and which names would."""
+def nothing_matches(what: str, names: Sequence[str], given: str) -> str:
+    """Say that nothing matches the given name, and which names would."""
     if not names:
         return f"Nothing matches: {what} is empty."
     shown = ", ".join(map(repr, names[:NAMED]))
-    return f"Nothing matches. There are: {shown}{', …' if len(names) > NAMED else '.'}"
+    return f"Nothing matches.{did_you_mean(given, names)} There are: {shown}{', …' if len(names) > NAMED else '.'}"
 
 
 def with_app(text: str) -> str:

@@ -13,9 +13,9 @@ from ..deadset import DeadEntry
 from ..model.checks import LONGEST_S, MOST
 from ..model.errors import SideJobError
 from ..model.plural import counted
+from . import names
 from .command import (
     Failed,
-    Seconds,
     answering,
     limit_option,
     load_modules,
@@ -24,6 +24,7 @@ from .command import (
     task_option,
 )
 from .output import Output, facts, table
+from .times import Seconds
 
 
 class EntryId(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
@@ -75,6 +76,8 @@ def list_entries(sidejob: Any, output: Output, /, limit: int, **chosen: Any) -> 
     rows = ((one.id, one.died_at, one.reason, one.task, one.job_id or one.task_id, one.error) for one in found)
     more = f"There may be more: --after {found[-1].id}" if len(found) == limit else None
     output.answer_with_list(map(_document, found), COLUMNS, rows, more=more)
+    if not found and not chosen.pop("after"):
+        _suggest(sidejob, output, **chosen)
 
 
 @dead.command()
@@ -189,12 +192,16 @@ def _document(entry: DeadEntry) -> dict[str, Any]:
     return asdict(entry)
 
 
-def _suggest(sidejob: Any, output: Output, **chosen: str | None) -> None:
+def _suggest(sidejob: Any, output: Output, *, group: str | None, task: str | None, queue: str | None) -> None:
     """If nothing matches, suggest names that would."""
-    if sidejob.dead.list(**chosen, limit=1):
+    if sidejob.dead.list(group=group, task=task, queue=queue, limit=1):
         return  # entries match, but somebody else has retried or locked them
-    there = list(sidejob.dead.groups()) if chosen["group"] is not None else sidejob.dead.tasks()
-    output.note(nothing_matches("the dead set", there))
+    if group is not None:
+        output.note(nothing_matches("the dead set", list(sidejob.dead.groups()), group))
+    elif task is not None:
+        output.note(nothing_matches("the dead set", sidejob.dead.tasks(), task))
+    else:
+        names.hint(sidejob, output, queue=queue)
 
 
 def _report(output: Output, what: str, number: int) -> None:

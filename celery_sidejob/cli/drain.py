@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,11 +12,12 @@ import click
 from rich.text import Text
 
 from ..inspection import Inspection
-from ..model.checks import did_you_mean
 from ..model.errors import StoreUnavailableError
 from ..model.plural import counted
-from .command import Failed, Seconds, answering, load_modules
+from . import names
+from .command import Failed, answering
 from .output import Output, moment, printable
+from .times import Seconds
 
 LOOK_S = 0.5
 LONGEST_S = 1e9
@@ -43,8 +43,8 @@ def drain(sidejob: Any, output: Output, queue: str | None, timeout: float | None
     Ends with 0 when it is done, with 1 when the time is up, with 2 if nobody knows the queue.
     """
     inspection = Inspection(sidejob.runtime)
-    if queue is not None:
-        _check_queue(sidejob, output, inspection, queue)
+    if queue is not None and (said := names.unknown(sidejob, output, "queue", queue)):
+        raise Failed(said, code=2)  # "nothing is left" would be misread as "all is done"
     horizon_s = sidejob.settings.timer_horizon if horizon is None else horizon
     left = _wait(partial(inspection.pending, queue, horizon_s=horizon_s), output, timeout)
     done = not left["queues"]
@@ -70,30 +70,6 @@ def _wait(pending: Callable[[], dict[str, Any]], output: Output, timeout: float 
             if now != said:
                 output.note(said := now)
         time.sleep(max(0.0, min(LOOK_S, deadline - time.monotonic())))
-
-
-def _check_queue(sidejob: Any, output: Output, inspection: Inspection, queue: str) -> None:
-    """Refuse an unknown queue: "nothing is left" would be misread as "all is done"."""
-    load_modules(sidejob)
-    known = {*sidejob.app.amqp.queues, *_queues_of_tasks(sidejob.app)}
-    if queue in known:
-        return
-    with output.progress(f"Looking for the queue {printable(queue)} in all jobs"):
-        is_known = inspection.knows_queue(queue)
-    if not is_known:
-        raise Failed(
-            f"Nobody knows a queue {queue!r}: nothing is in it, no worker serves it, and the app has none of that name."
-            f"{did_you_mean(queue, known)}", code=2,
-        )  # fmt: skip
-
-
-def _queues_of_tasks(app: Any) -> Iterator[str]:
-    for task in app.tasks.values():
-        queue = getattr(task, "queue", None)
-        with suppress(Exception):  # a router of the app's own may need the arguments
-            queue = queue or app.amqp.router.route({}, task.name, task_type=task).get("queue")
-        if queue is not None:
-            yield str(getattr(queue, "name", queue))
 
 
 def _undone(left: dict[str, Any]) -> str:

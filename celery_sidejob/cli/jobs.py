@@ -9,42 +9,56 @@ from rich.text import Text
 
 from ..inspection import Inspection
 from ..jobs.job import Job
-from ..model.checks import LONGEST_S, MOST
+from ..model.checks import MOST
 from ..model.status import Status
-from ..operations.waiting import REASONS
-from .command import Seconds, answering, limit_option, queue_option, task_option
-from .output import Output, status
+from . import names
+from .command import answering, job_filters, limit_option
+from .output import Output, lasting, printable, status
 
-COLUMNS = ("Job", "Status", "Task", "Queue", "Parent", "Created", "Last run")
-statuses = click.Choice([str(one) for one in Status])
+COLUMNS = ("Job", "Status", "Task", "Queue", "Parent", "Created", "Last run", "Took")
+LONGEST_ERROR = 60
+"""Characters of a job's error in the list; `show` and --json have all of them."""
+bound = click.IntRange(0, MOST)
 
 
 @click.command()
-@click.option("--status", type=statuses, multiple=True, help="Only jobs with this status; may be repeated.")
-@task_option
-@queue_option
-@click.option("--parent", metavar="ID_OR_ALIAS", help="Only the children of this job.")
-@click.option("--unique", metavar="KEY", help="Only the open job that has this unique key.")
-@click.option("--tag", metavar="TAG", help="Only jobs that have this tag.")
-@click.option("--older-than", metavar="SECONDS", type=Seconds(LONGEST_S), help="Only jobs that are older than this.")
-@click.option("--waiting-for", type=click.Choice(REASONS), help="Only jobs that do not run now for this reason.")
+@job_filters()
 @limit_option
-@click.option("--after", metavar="ID", type=click.IntRange(0, MOST), default=0, help="Only jobs after this id.")
+@click.option("--oldest-first", is_flag=True, help="Show the oldest jobs first; so does --after.")
+@click.option("--before", metavar="ID", type=bound, help="Only jobs before this id.")
+@click.option("--after", metavar="ID", type=bound, help="Only jobs after this id, the oldest first.")
 @answering
-def jobs(sidejob: Any, output: Output, /, limit: int, **chosen: Any) -> None:
-    """List jobs by their ids, oldest first, with what a job waits for (`waiting_for`) beside its status.
+def jobs(
+    sidejob: Any, output: Output, /, limit: int, oldest_first: bool, before: int | None, after: int | None,
+    **chosen: Any,
+) -> None:  # fmt: skip
+    """List jobs by their ids, newest first.
 
-    Running jobs, up to 10,000 children of a job, the jobs of a tag and the job of a key are found at once. To find
-    failed jobs, or the queued jobs of one queue, the command looks at them one by one; for other filters, at all jobs,
-    until enough match: a million takes a second.
+    Beside its status stands what a job waits for (`waiting_for`), or with what error it failed. "Took" is how long the
+    last run took, if that has ended and the job's history has it.
+
+    Running jobs, up to 10,000 children of a job, the jobs of a tag, the job of a key and up to 1,000 jobs made --since
+    then are found at once. To find failed jobs, or the queued jobs of one queue, the command looks at them one by one;
+    for other filters, at all jobs, until enough match: a million takes a second.
     """
+    newest_first = not oldest_first and after is None
+    filters = {**chosen, "status": chosen["status"] or None}
     with output.progress("Looking through the jobs"):
-        found: list[Job] = sidejob.jobs(limit=limit, **{**chosen, "status": chosen["status"] or None})
-        waiting_for = Inspection(sidejob.runtime).waiting_for(found)
-    more = f"There may be more: --after {found[-1].id}" if len(found) == limit else None
-    documents = ({**job.info, "waiting_for": waiting_for.get(job.id, [])} for job in found)
-    rows = (_row(job, waiting_for.get(job.id, [])) for job in found)
+        found: list[Job] = sidejob.jobs(limit=limit, before=before, after=after, newest_first=newest_first, **filters)
+        inspection = Inspection(sidejob.runtime)
+        waiting_for, lasted = inspection.waiting_for(found), inspection.lasted(found)
+    more = (
+        f"There may be more: {'--before' if newest_first else '--after'} {found[-1].id}"
+        if len(found) == limit
+        else None
+    )
+    documents = (
+        {**job.info, "waiting_for": waiting_for.get(job.id, []), "lasted_s": lasted.get(job.id)} for job in found
+    )
+    rows = (_row(job, waiting_for.get(job.id, []), lasted.get(job.id)) for job in found)
     output.answer_with_list(documents, COLUMNS, rows, more=more)
+    if not found:
+        names.hint(sidejob, output, task=chosen["task"], queue=chosen["queue"])
 
 
 def parent_of(info: dict[str, Any]) -> str:
@@ -52,6 +66,17 @@ def parent_of(info: dict[str, Any]) -> str:
     return "" if info["parent"] is None else f"{info['parent']} / {info['child_name']}"
 
 
-def _row(job: Job, waiting_for: list[str]) -> tuple[Any, ...]:
-    shown = Text.assemble(status(job.status), f": {', '.join(waiting_for)}" if waiting_for else "")
-    return job.id, shown, job.task, job.queue, parent_of(job.info), job.created_at, job.ran_at
+def _row(job: Job, waiting_for: list[str], lasted_s: float | None) -> tuple[Any, ...]:
+    info = job.info
+    why = ", ".join(waiting_for) or (_error(info["error"]) if job.status == Status.FAILED else "")
+    shown = Text.assemble(status(job.status), f": {why}" if why else "")
+    took = None if lasted_s is None else lasting(lasted_s)
+    return job.id, shown, job.task, job.queue, parent_of(info), job.created_at, job.ran_at, took
+
+
+def _error(error: dict[str, Any] | None) -> str:
+    """Return the error of a failed job, shortened and on one line."""
+    if error is None:
+        return ""
+    text = printable(f"{error['type']}: {error['message']}")
+    return text if len(text) <= LONGEST_ERROR else f"{text[: LONGEST_ERROR - 1]}…"

@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..model.status import Status
+from .fitting import FittingTable
 
 STYLES: dict[str, str] = {
     Status.QUEUED: "cyan",
@@ -118,13 +119,12 @@ class Output:
 
 def table(*columns: str, title: str | None = None, rows: Iterable[Iterable[Any]] = ()) -> Table:
     """Return a table; `text` renders cells that are not texts."""
-    made = Table(*columns, title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_edge=False)
-    for column, name in zip(made.columns, columns, strict=True):
+    made = FittingTable(
+        *columns, title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_edge=False,
+        collapse_padding=True,
+    )  # fmt: skip
+    for column in made.columns:
         column.overflow = "fold"
-        if name == "Job":
-            column.no_wrap = True
-        elif name == "Status":
-            column.min_width = max(map(len, Status))  # what a job waits for may go to the next line
     for row in rows:
         made.add_row(*(cell if isinstance(cell, Text) else text(cell) for cell in row))
     return made
@@ -163,6 +163,21 @@ def at_least(count: int, more: bool) -> str:
 def moment(at: datetime) -> str:
     """Return a time as people read it, in the time zone of their machine."""
     return f"{at.astimezone():%Y-%m-%d %H:%M:%S}"
+
+
+def duration(seconds: float | None) -> str:
+    """Return a duration as people read it."""
+    if seconds is None:
+        return ""
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+def lasting(seconds: float) -> str:
+    """Return how long something took, a short time in milliseconds."""
+    return f"{seconds * 1000:.3g} ms" if seconds < 1 else duration(seconds)
 
 
 def status(name: str) -> Text:

@@ -9,6 +9,7 @@ import click
 from rich.text import Text
 
 from ..jobs.queue import Queue
+from . import names
 from .command import answering
 from .output import Output, moment, printable, table_if_any
 
@@ -38,10 +39,13 @@ def queues(sidejob: Any, output: Output) -> None:
 def pause(sidejob: Any, output: Output, queue: str, reason: str | None) -> None:
     """Begin no further run of a queue, on any worker, until `resume`; runs in progress go on."""
     paused = sidejob.queue(queue)
+    said = names.unknown(sidejob, output, "queue", queue)  # asked before: what is paused is known
     paused.pause(reason)
     output.answer(
         _about(paused), Text(f"Queue {printable(queue)} is paused. Runs in progress: {paused.counts.running}.")
     )
+    if said:
+        output.note(said)
 
 
 @click.command()
@@ -54,6 +58,8 @@ def resume(sidejob: Any, output: Output, queue: str) -> None:
     resumed.resume()
     said = "goes on" if was_paused else "was not paused"
     output.answer(_about(resumed), Text(f"Queue {printable(queue)} {said}. Waiting: {resumed.counts.waiting}."))
+    if not was_paused:
+        names.hint(sidejob, output, queue=queue)
 
 
 @click.command()
@@ -64,6 +70,8 @@ def unmanage(sidejob: Any, output: Output, queue: str) -> None:
     was_managed = sidejob.queue(queue).unmanage()
     said = "is not managed any more" if was_managed else "was not managed"
     output.answer({"name": queue, "was_managed": was_managed}, Text(f"Queue {printable(queue)} {said}."))
+    if not was_managed:
+        names.hint(sidejob, output, queue=queue)
 
 
 def _about(queue: Queue) -> dict[str, Any]:

@@ -117,7 +117,7 @@ def import_entries(sidejob: Any, output: Output, names: Sequence[str]) -> None:
     entries = entries_of(sidejob.app)
     for name in names:
         if name not in entries:
-            raise Failed(nothing_matches("beat_schedule", sorted(entries)))
+            raise Failed(nothing_matches("beat_schedule", sorted(entries), name))
     done = [_imported(sidejob, name, entry) for name, entry in entries.items() if not names or name in names]
     imported = [each["name"] for each in done if each["problem"] is None]
     rows = [(each["name"], each["times"] or "", each["problem"] or "imported") for each in done]

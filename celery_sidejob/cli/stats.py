@@ -15,7 +15,7 @@ from ..model.measures import TIMED
 from ..model.statistics import Durations, day_of
 from ..model.status import Status
 from .command import Failed, answering
-from .output import Output, printable, status, table_if_any
+from .output import Output, duration, lasting, printable, status, table_if_any
 
 WAITING = ("scheduled", "delayed", "parked", "unpublished")
 ALARM = "bold red"
@@ -84,10 +84,7 @@ def _spread(durations: Durations) -> tuple[str, str]:
     """Return the mean and the deviation as people read them, short ones in milliseconds."""
     if not durations.count:
         return "", ""
-    mean, std = (
-        f"{seconds * 1000:.3g} ms" if seconds < 1 else duration(seconds) for seconds in (durations.mean, durations.std)
-    )
-    return mean, std
+    return lasting(durations.mean), lasting(durations.std)
 
 
 def _expose(sidejob: Any) -> None:
@@ -163,13 +160,3 @@ def _totals(found: dict[str, Any]) -> Iterator[RenderableType]:
 def _life(worker: dict[str, Any]) -> Text:
     life = life_of(worker)
     return Text(f"silent for {duration(worker['silent_s'])}" if life == "silent" else life, LIFE_STYLES[life])
-
-
-def duration(seconds: float | None) -> str:
-    """Return a duration as people read it."""
-    if seconds is None:
-        return ""
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.1f} s"

@@ -87,13 +87,16 @@ def dead_list() -> None:
 def list_dead(app: Any, output: Output, queue: str | None, limit: int) -> None:
     """List messages, oldest first; with --queue it reads the list until enough match."""
     with _channel(app) as channel, output.progress("Reading the dead list"):
-        chosen = (one for one in list_of(channel) if queue in (None, one.queue))
+        seen: set[str] = set()
+        chosen = (one for one in _noting(list_of(channel), seen) if queue in (None, one.queue))
         found = list(islice(chosen, limit + 1))
     documents = [_document(one) for one in found[:limit]]
     rows = ([document[key] for key in COLUMNS.values()] for document in documents)
     output.answer_with_list(
         documents, list(COLUMNS), rows, more="There are more: --limit." if len(found) > limit else None
     )
+    if queue is not None and not found:
+        output.note(nothing_matches("the dead list", sorted(seen), queue))
 
 
 @dead_list.command("retry")
@@ -147,8 +150,15 @@ def _decide(
                 count += 1
                 add(1)
     if queue is not None and not chosen:
-        output.note(nothing_matches("the dead list", sorted({one.queue for one in found})))
+        output.note(nothing_matches("the dead list", sorted({one.queue for one in found}), queue))
     output.answer({what: count}, Text(f"{counted(count, 'message', 'messages')} {what}."))
+
+
+def _noting(dead: DeadList[Any], queues: set[str]) -> Iterator[DeadMessage]:
+    """Yield the messages, and note the queues that they are of."""
+    for one in dead:
+        queues.add(one.queue)
+        yield one
 
 
 def _document(dead: DeadMessage) -> dict[str, Any]:

@@ -7,7 +7,7 @@ the first run has a place of its own. An entry of the log removes the oldest one
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .statement import Reader, Statement, Transaction
@@ -70,3 +70,20 @@ ORDER BY 1, 2, 7""")
 def read(executor: Reader, job_id: int) -> Sequence[Any]:
     """Read a job's history, oldest first; nothing if there is no such job."""
     return executor.run(_READ, job_id=job_id)
+
+
+_LASTED = Statement("""
+SELECT j.id, extract(epoch FROM h.ended_at - h.began_at)::double precision AS lasted_s
+FROM unnest(%(job_ids)s::bigint[]) AS i(id) CROSS JOIN LATERAL (
+    SELECT x.id, x.ran_at FROM {jobs} x WHERE x.id = i.id OFFSET 0) j
+  CROSS JOIN LATERAL (
+    SELECT r.began_at, r.ended_at FROM {run_history} r
+    WHERE r.job_id = i.id AND r.began_at = j.ran_at AND r.how <> 'lost' OFFSET 0) h""")
+
+
+def lasted(executor: Reader, job_ids: Iterable[int]) -> dict[int, float]:
+    """Read how long the last run of each job took.
+
+    A job is missing if that run goes on or is not in the history, or if it was lost: nobody knows when it stopped.
+    """
+    return {row.id: row.lasted_s for row in executor.run(_LASTED, job_ids=list(job_ids))}

@@ -2,54 +2,96 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
+from ..model.checks import MOST
 from .jobs import HANDLE
 from .statement import Reader, Statement
 
 SMALL = 10_000
 """Up to this many children of a job, or timers, count as few."""
 FEW = 1000
-"""Up to this many jobs that are old enough count as few: they are counted for each page of them."""
+"""Up to this many jobs that are old enough, or young enough, count as few: they are counted for each page of them."""
 
-_OTHERS = """
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """What jobs in a list have in common; None for anything."""
+
+    statuses: Sequence[str] | None = None
+    task: str | None = None
+    queue: str | None = None
+    created_by: str | None = None
+    parent_id: int | None = None
+    unique: str | None = None
+    tag: str | None = None
+    older_s: float | None = None
+    since: datetime | None = None
+    since_s: float | None = None
+    """The age of jobs made `since`, where that is no moment."""
+    schedule: str | None = None
+    after: int = 0
+    before: int = MOST
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The parameters of the statements."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+_SINCE = "coalesce(%(since)s::timestamptz, now() - make_interval(secs => %(since_s)s::double precision))"
+"""The time from which on the jobs were made, as SQL; NULL for all."""
+_OTHERS = f"""
   AND (%(task)s::text IS NULL OR j.task = %(task)s) AND (%(queue)s::text IS NULL OR j.queue = %(queue)s)
   AND (%(created_by)s::text IS NULL OR j.created_by = %(created_by)s)
   AND (%(schedule)s::text IS NULL OR j.schedule = %(schedule)s)
   AND (%(parent_id)s::bigint IS NULL OR j.parent_id = %(parent_id)s)
-  AND (%(older_s)s::double precision IS NULL OR j.created_at < now() - make_interval(secs => %(older_s)s))"""
+  AND (%(older_s)s::double precision IS NULL OR j.created_at < now() - make_interval(secs => %(older_s)s))
+  AND (j.created_at >= {_SINCE}) IS NOT FALSE"""
 _TAGGED = """
   AND (%(tag)s::text IS NULL
     OR (SELECT g.job_id FROM {tags} g WHERE g.tag = %(tag)s AND g.job_id = j.id LIMIT 1) IS NOT NULL)"""
 _STATUSES = "(%(statuses)s::text[] IS NULL OR j.status = ANY(%(statuses)s::text[]))"
 
+
+def _in_order(text: str) -> Mapping[str, Statement]:
+    """Return a statement with the oldest jobs first, and with the newest: its text has `@order` for ASC or DESC."""
+    return {name: Statement(text.replace("@order", order)) for name, order in (("oldest", "ASC"), ("newest", "DESC"))}
+
+
 # Postgres expects hardly any job to match, and would start parallel workers to read all: that takes longer than a page.
 # A condition that only the leader may look at prevents them.
-_LIST = Statement(f"""
-SELECT {HANDLE} FROM {{jobs}} j WHERE j.id > %(after)s AND {_STATUSES}{_OTHERS} AND pg_backend_pid() IS NOT NULL
-ORDER BY j.id LIMIT %(limit)s""")
+_LIST = _in_order(f"""
+SELECT {HANDLE} FROM {{jobs}} j
+WHERE j.id > %(after)s AND j.id < %(before)s AND {_STATUSES}{_OTHERS} AND pg_backend_pid() IS NOT NULL
+ORDER BY j.id @order LIMIT %(limit)s""")
 
 
-def _among(ids: str) -> Statement:
+def _among(ids: str) -> Mapping[str, Statement]:
     """Find jobs among some ids, which are few."""
-    return Statement(f"""
+    return _in_order(f"""
 WITH few AS MATERIALIZED ({ids})
-SELECT {HANDLE} FROM (SELECT DISTINCT job_id FROM few WHERE job_id > %(after)s ORDER BY job_id) f CROSS JOIN LATERAL (
-  SELECT * FROM {{jobs}} x WHERE x.id = f.job_id OFFSET 0) j
-WHERE {_STATUSES}{_OTHERS}{_TAGGED} ORDER BY f.job_id LIMIT %(limit)s""")
+SELECT {HANDLE} FROM (
+  SELECT DISTINCT job_id FROM few WHERE job_id > %(after)s AND job_id < %(before)s ORDER BY job_id @order) f
+  CROSS JOIN LATERAL (SELECT * FROM {{jobs}} x WHERE x.id = f.job_id OFFSET 0) j
+WHERE {_STATUSES}{_OTHERS}{_TAGGED} ORDER BY f.job_id @order LIMIT %(limit)s""")
 
 
-def _along(*orders: str) -> Statement:
+def _along(*orders: str) -> Mapping[str, Statement]:
     """Find jobs by walking along ids in their order, until there are enough: each is read by an index."""
     ids = "\n    UNION ALL ".join(
-        f"SELECT job_id FROM ({order} ORDER BY job_id) o{n}" for n, order in enumerate(orders)
+        f"SELECT job_id FROM ({order} AND job_id > %(after)s AND job_id < %(before)s ORDER BY job_id @order) o{n}"
+        for n, order in enumerate(orders)
     )
-    return Statement(f"""
+    return _in_order(f"""
 SELECT {HANDLE} FROM (
-  SELECT DISTINCT job_id FROM ({ids}) c ORDER BY job_id) c CROSS JOIN LATERAL (
+  SELECT DISTINCT job_id FROM ({ids}) c ORDER BY job_id @order) c CROSS JOIN LATERAL (
   SELECT * FROM {{jobs}} x WHERE x.id = c.job_id OFFSET 0) j
-WHERE {_STATUSES}{_OTHERS} ORDER BY c.job_id LIMIT %(limit)s""")
+WHERE {_STATUSES}{_OTHERS} ORDER BY c.job_id @order LIMIT %(limit)s""")
 
 
 _LIST_RUNNING = _among("SELECT job_id FROM {messages} WHERE locked_by IS NOT NULL AND job_id IS NOT NULL")
@@ -59,56 +101,68 @@ _OLD = """
   SELECT id AS job_id FROM {jobs} WHERE created_at < now() - make_interval(secs => %(older_s)s) ORDER BY created_at
   LIMIT """
 _LIST_OLD = _among(f"{_OLD}{FEW}")
-_LIST_QUEUED = Statement(f"""
+_YOUNG = f"""
+  SELECT id AS job_id FROM {{jobs}} WHERE created_at >= {_SINCE} ORDER BY created_at DESC
+  LIMIT """
+_LIST_YOUNG = _among(f"{_YOUNG}{FEW}")
+_LIST_QUEUED = _in_order(f"""
 SELECT {HANDLE} FROM {{jobs}} j
-WHERE j.id > %(after)s AND j.id IN (
+WHERE j.id > %(after)s AND j.id < %(before)s AND j.id IN (
     SELECT m.job_id FROM {{messages}} m WHERE m.queue = %(queue)s UNION SELECT t.job_id FROM {{timers}} t)
-  AND {_STATUSES}{_OTHERS} ORDER BY j.id LIMIT %(limit)s""")
+  AND {_STATUSES}{_OTHERS} ORDER BY j.id @order LIMIT %(limit)s""")
 _LIST_QUEUED_ALONG = _along(
-    "SELECT job_id FROM {messages} WHERE queue = %(queue)s AND job_id > %(after)s",
-    "SELECT job_id FROM {timers} WHERE job_id > %(after)s",
+    "SELECT job_id FROM {messages} WHERE queue = %(queue)s", "SELECT job_id FROM {timers} WHERE true"
 )
-_LIST_FAILED = _along("SELECT job_id FROM {dead} WHERE job_id > %(after)s")
-_LIST_TAGGED = _along("SELECT job_id FROM {tags} WHERE tag = %(tag)s::text AND job_id > %(after)s")
+_LIST_FAILED = _along("SELECT job_id FROM {dead} WHERE true")
+_LIST_TAGGED = _along("SELECT job_id FROM {tags} WHERE tag = %(tag)s::text")
 _IS_LARGE_FAMILY = Statement(f"""
 SELECT count(*) > {SMALL} AS large FROM (
   SELECT FROM {{jobs}} WHERE parent_id = %(parent_id)s ORDER BY parent_id, name LIMIT {SMALL} + 1) few""")
 _ARE_MANY_OLD = Statement(f"SELECT count(*) > {FEW} AS many FROM ({_OLD}{FEW} + 1) few")
+_ARE_MANY_YOUNG = Statement(f"SELECT count(*) > {FEW} AS many FROM ({_YOUNG}{FEW} + 1) few")
 _ARE_MANY_TIMERS = Statement(f"""
 SELECT count(*) > {SMALL} AS many FROM (SELECT FROM {{timers}} ORDER BY due_at LIMIT {SMALL} + 1) few""")
 
 
-def page(
-    executor: Reader, *, statuses: list[str] | None, task: str | None, queue: str | None, created_by: str | None,
-    parent_id: int | None, unique: str | None, after: int, limit: int, tag: str | None = None,
-    older_s: float | None = None, schedule: str | None = None,
-) -> Sequence[Any]:  # fmt: skip
-    """Read the next `limit` jobs that match, by id.
+def page(executor: Reader, which: Filters, *, limit: int, newest_first: bool = False) -> Sequence[Any]:
+    """Read the next `limit` jobs that match, by id, the oldest or the newest first.
 
-    Running jobs, the children of one job, the open job of a unique key and up to `FEW` jobs that are old enough are
-    found by an index. For failed jobs and the queued jobs of one queue, the query walks along their entries; for others
-    along all jobs, until enough match. If there are very many timers, it reads all of them and the whole queue.
+    Running jobs, the children of one job, the open job of a unique key and up to `FEW` jobs that are old enough or
+    young enough are found by an index. For failed jobs and the queued jobs of one queue, the query walks along their
+    entries; for others along all jobs, until enough match. If there are very many timers, it reads all of them and the
+    whole queue.
     """
-    how = _LIST
-    wanted = set(statuses or ())
-    if unique is not None:
-        how = _LIST_OF_KEY
-    elif tag is not None and wanted != {"running"}:
-        how = _LIST_TAGGED
-    elif parent_id is not None and tag is None and not executor.run(_IS_LARGE_FAMILY, parent_id=parent_id)[0].large:
-        how = _LIST_OF_PARENT
-    elif wanted == {"running"}:
-        how = _LIST_RUNNING
-    elif wanted == {"queued"} and queue is not None:
-        how = _LIST_QUEUED if executor.run(_ARE_MANY_TIMERS)[0].many else _LIST_QUEUED_ALONG
-    elif wanted == {"failed"}:
-        how = _LIST_FAILED
-    elif older_s is not None and not executor.run(_ARE_MANY_OLD, older_s=older_s)[0].many:
-        how = _LIST_OLD
-    return executor.run(
-        how, statuses=statuses, task=task, queue=queue, created_by=created_by, parent_id=parent_id,
-        unique=unique, tag=tag, older_s=older_s, schedule=schedule, after=after, limit=limit,
-    )  # fmt: skip
+    statement = _way_to(executor, which)["newest" if newest_first else "oldest"]
+    return executor.run(statement, **which.parameters, limit=limit)
+
+
+def _way_to(executor: Reader, which: Filters) -> Mapping[str, Statement]:
+    wanted = set(which.statuses or ())
+    if which.unique is not None:
+        return _LIST_OF_KEY
+    if which.tag is not None and wanted != {"running"}:
+        return _LIST_TAGGED
+    if which.parent_id is not None and which.tag is None and not _is_large(executor, which.parent_id):
+        return _LIST_OF_PARENT
+    if wanted == {"running"}:
+        return _LIST_RUNNING
+    if wanted == {"queued"} and which.queue is not None:
+        return _LIST_QUEUED if executor.run(_ARE_MANY_TIMERS)[0].many else _LIST_QUEUED_ALONG
+    if wanted == {"failed"}:
+        return _LIST_FAILED
+    if which.older_s is not None and not executor.run(_ARE_MANY_OLD, older_s=which.older_s)[0].many:
+        return _LIST_OLD
+    if (which.since or which.since_s) is not None and not _are_many_young(executor, which):
+        return _LIST_YOUNG
+    return _LIST
+
+
+def _is_large(executor: Reader, parent_id: int) -> bool:
+    return bool(executor.run(_IS_LARGE_FAMILY, parent_id=parent_id)[0].large)
+
+
+def _are_many_young(executor: Reader, which: Filters) -> bool:
+    return bool(executor.run(_ARE_MANY_YOUNG, since=which.since, since_s=which.since_s)[0].many)
 
 
 _COUNT = {
@@ -122,6 +176,17 @@ def count(executor: Reader, by: str) -> dict[str, int]:
     return {row.key: row.jobs for row in executor.run(_COUNT[by])}
 
 
+def count_matching(executor: Reader, which: Filters, by: str) -> dict[str, int]:
+    """Count the jobs that match by one of their columns; finds them as `page` does, and reads them all."""
+    statement = _counting(_way_to(executor, which)["oldest"], by)
+    return {row.key: row.jobs for row in executor.run(statement, **which.parameters, limit=MOST)}
+
+
+@lru_cache
+def _counting(listing: Statement, by: str) -> Statement:
+    return Statement(f"SELECT c.{by} AS key, count(*) AS jobs FROM ({listing.text}) c GROUP BY 1 ORDER BY 1")
+
+
 COUNTED_BY = tuple(_COUNT)
 
 
@@ -130,6 +195,14 @@ SELECT EXISTS (SELECT FROM {messages} WHERE queue = %(queue)s)
   OR EXISTS (SELECT FROM {registry} WHERE queue = %(queue)s)
   OR EXISTS (SELECT FROM {dead} WHERE queue = %(queue)s) OR EXISTS (SELECT FROM {jobs} WHERE queue = %(queue)s)
   AS found""")
+
+
+_KNOWS_TASK = Statement("SELECT EXISTS (SELECT FROM {jobs} WHERE task = %(task)s) AS found")
+
+
+def knows_task(executor: Reader, task: str) -> bool:
+    """Tell whether any job has this task; reads all jobs if none has."""
+    return bool(executor.run(_KNOWS_TASK, task=task)[0].found)
 
 
 def knows_queue(executor: Reader, queue: str) -> bool:

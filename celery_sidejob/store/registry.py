@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .statement import Autocommit, Reader, Statement, Transaction, first
@@ -38,6 +38,14 @@ SELECT task, queue, options::text AS options FROM {registry} WHERE task = %(task
 def served(executor: Reader, task: str) -> Any | None:
     """Read how a task was last served, for a client that does not have its code."""
     return first(executor.run(_SERVED, task=task))
+
+
+_NAMES = Statement("SELECT task, queue FROM {registry}")
+
+
+def names(executor: Reader) -> Sequence[Any]:
+    """Read each (task, queue) that workers have registered."""
+    return executor.run(_NAMES)
 
 
 UNSERVED_DAYS = 180

@@ -6,8 +6,9 @@ is that of the store's clock, in UTC, when it is stored. Days are forgotten; tot
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
+from typing import Any
 
 from ..model.statistics import Amount, Measure, Tally
 from .statement import Reader, Statement, Transaction
@@ -60,6 +61,14 @@ def read(
             Tally(row.queue, row.task, Measure(row.measure), row.bucket),
             Amount(row.number, int(row.total_us), int(row.squares_us)),
         )
+
+
+_NAMES = Statement("SELECT DISTINCT t.task, t.queue FROM {tallies} t WHERE t.day = %(ever)s::date")
+
+
+def names(executor: Reader) -> Sequence[Any]:
+    """Read each (task, queue) of which there are totals."""
+    return executor.run(_NAMES, ever=EVER)
 
 
 _FORGET = Statement(f"""

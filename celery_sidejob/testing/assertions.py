@@ -99,10 +99,7 @@ def _enqueued(
     name = getattr(task, "name", task)
     connections = owner.runtime.connections
     reader = connections if transaction is None else connections.borrow(transaction)
-    rows = job_lists.page(
-        reader, statuses=[str(Status.QUEUED)], task=None, queue=None, created_by=None, parent_id=None, unique=None,
-        after=0, limit=MOST,
-    )  # fmt: skip
+    rows = job_lists.page(reader, job_lists.Filters(statuses=[str(Status.QUEUED)]), limit=MOST)
     jobs: list[Job | Waiting] = [Job(row.id, runtime=owner.runtime, row=row) for row in rows]
     there = jobs + [_waiting(owner.app, row) for row in undone(reader, MOST)]
     wanted = None if args is None else list(args)

@@ -77,9 +77,16 @@ READS_ALL = {
     "dead._GROUPS": "counts",
     **{f"job_lists._COUNT[{column}]": "counts" for column in job_lists._COUNT},
     "job_lists._KNOWS_QUEUE": "a person's question: reads all where nothing is found",
-    "job_lists._LIST_QUEUED": "a person's question: reads the queue and the timers",
-    "job_lists._LIST_QUEUED_ALONG": "a person's question: walks along the queue's messages until `limit` match",
-    "job_lists._LIST_OF_PARENT": "of what is known to be small",
+    "job_lists._KNOWS_TASK": "a person's question: reads all where nothing is found",
+    **{
+        f"job_lists.{name}[{order}]": why
+        for name, why in {
+            "_LIST_QUEUED": "a person's question: reads the queue and the timers",
+            "_LIST_QUEUED_ALONG": "a person's question: walks along the queue's messages until `limit` match",
+            "_LIST_OF_PARENT": "of what is known to be small",
+        }.items()
+        for order in ("oldest", "newest")
+    },
     "depths._IS_ANY_SOON": "a question before `drain` ends: reads the queue",
     "room._UNREAD": "reads up to a bound who waits for room; see below",
     "tags._COUNTS": "reads what the sweeper has not counted yet",
@@ -223,8 +230,8 @@ def test_no_workers_are_started_for_a_page_of_jobs(large_store: psycopg.Connecti
     with large_store.transaction(force_rollback=True):
         large_store.execute("SET LOCAL parallel_setup_cost = 0; SET LOCAL min_parallel_table_scan_size = 0;"
                             "SET LOCAL min_parallel_index_scan_size = 0")  # fmt: skip
-        plan = plan_of(large_store, job_lists._LIST)
-    assert "Gather" not in json.dumps(plan)
+        plans = [plan_of(large_store, statement) for statement in job_lists._LIST.values()]
+    assert "Gather" not in json.dumps(plans)
 
 
 def test_the_exceptions_are_still_there() -> None:
@@ -564,21 +571,32 @@ BOUNDED: dict[str, tuple[Statement, dict[str, Any], int]] = {
         {"after": 0, "failure_group": "E7", "task": None, "queue": None, "reason": None, "limit": 100},
         1000,
     ),
-    "jobs of a tag": (
-        job_lists._LIST_TAGGED,
-        {
-            **{"tag": "common", "after": 1, "statuses": None, "task": None, "queue": None, "created_by": None},
-            **{"parent_id": None, "unique": None, "older_s": None, "schedule": None, "limit": 100},
-        },
-        2000,
+    **{
+        f"jobs of a tag, {order} first": (
+            statement,
+            {**job_lists.Filters(tag="common", after=1).parameters, "limit": 100},
+            2000,
+        )
+        for order, statement in job_lists._LIST_TAGGED.items()
+    },
+    **{
+        f"jobs that are {age}, {order} first": (
+            statement,
+            {**job_lists.Filters(older_s=0.0, since_s=1e6, after=1).parameters, "limit": 100},
+            10 * job_lists.FEW,
+        )
+        for age, listing in (("old", job_lists._LIST_OLD), ("young", job_lists._LIST_YOUNG))
+        for order, statement in listing.items()
+    },
+    "whether many jobs are young": (
+        job_lists._ARE_MANY_YOUNG,
+        {"since": None, "since_s": 1e6},
+        3 * job_lists.FEW,
     ),
-    "jobs that are old": (
-        job_lists._LIST_OLD,
-        {
-            **{"after": 1, "statuses": None, "task": None, "queue": None, "created_by": None, "parent_id": None},
-            **{"tag": None, "unique": None, "older_s": 0.0, "schedule": None, "limit": 100},
-        },
-        10 * job_lists.FEW,
+    "the newest of all jobs": (
+        job_lists._LIST["newest"],
+        {**job_lists.Filters().parameters, "limit": 100},
+        2000,
     ),
     "whether many jobs are old": (job_lists._ARE_MANY_OLD, {"older_s": 0.0}, 3 * job_lists.FEW),
     "tracked jobs": (tracked._LIST, {"limit": 100}, 2000),
