@@ -21,11 +21,13 @@ from .model.errors import JobNotFoundError, SchemaError, StoreUnavailableError
 from .model.loss import Loss
 from .model.progress import Progress
 from .model.statistics import Amount, Statistics, Tally, statistics_of
+from .model.status import Status
 from .operations import waiting
 from .operations.runtime import Runtime
 from .services.sweep.duties import TOTALS
 from .store import (
     aliases,
+    askings,
     asks,
     counters,
     dead,
@@ -161,7 +163,9 @@ class Inspection:
         The document has the job's `info`, aliases, state, ports, the first `CHILDREN` children, the message of its
         present or next run, timers, who waits for room on which port (`waiting_for_room`: the job itself, or others on
         its ports), the first `CHILDREN` of those that it depends on, and of those that depend on it (`dependencies`,
-        `dependents`), and its entry in the dead set. Packets of a port, and children, are counted up to
+        `dependents`), the value that its last asking has returned (`result`, None also while another is open), and its
+        entry in the dead set. `queue_served`: whether a live worker serves the job's queue; None if a worker has not
+        said yet which queues it serves. Packets of a port, and children, are counted up to
         10,000; `more_packets` and `more_children` say whether there are more.
         """
 
@@ -410,7 +414,7 @@ class Inspection:
         if not shown or not found:
             raise JobNotFoundError(f"There is no job {job_id}: it was deleted, or never committed.")
         node, *children = shown
-        message = doorbells.of_job(executor, job_id)
+        message, served_now = doorbells.of_job(executor, job_id), self._served(executor)
         hide = self._runtime.settings.redacted
         return {
             **Job(job_id, runtime=self._runtime, row=found[0]).info,
@@ -430,8 +434,15 @@ class Inspection:
             "waiting_for": waiting.reasons(executor, self._runtime, [job_id]).get(job_id, []),
             "timers": [row._asdict() for row in asks.pending_timers(executor, job_id, limit=CHILDREN)],
             "waiting_for_room": [row._asdict() for row in room.waiting(executor, job_id, limit=CHILDREN)],
+            "queue_served": None if served_now is None else found[0].queue in served_now,
+            "result": hide(self._result(executor, found[0].task_id)),
             "dead": self._dead(dead.of_job(executor, job_id)),
         }
+
+    def _result(self, executor: Transaction, task_id: str | None) -> Any:
+        """Return the value with which an asking has completed."""
+        row = None if task_id is None else askings.outcome(executor, task_id)
+        return values.decode(row.result) if row is not None and row.outcome == Status.COMPLETED else None
 
     def _dead(self, row: Any | None) -> dict[str, Any] | None:
         if row is None:

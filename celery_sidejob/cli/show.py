@@ -11,6 +11,7 @@ from rich.text import Text
 from ..inspection import Inspection
 from ..model.columns import SHOWN
 from ..model.errors import JobNotFoundError
+from ..model.status import Status
 from .command import answering
 from .dead import show_entry
 from .jobs import parent_of
@@ -27,8 +28,11 @@ NOTHING = (
 
 @click.command()
 @click.argument("which", metavar="ID_OR_ALIAS_OR_TASK_ID")
+@click.option(
+    "--history", "everything", is_flag=True, help=f"Show a job's whole history, not its last {NEWEST} entries."
+)
 @answering
-def show(sidejob: Any, output: Output, which: str) -> None:
+def show(sidejob: Any, output: Output, which: str, everything: bool) -> None:
     """Show everything about one job, by its id, an alias or a task id, or about a durable task by its task id.
 
     A durable task is shown while it waits or runs, and while it is in the dead set.
@@ -49,7 +53,8 @@ def show(sidejob: Any, output: Output, which: str) -> None:
     details = inspection.details(job)
     head = Text.assemble((f"Job {details['id']}", "bold"), f"  {printable(details['task'])}  ")
     sections = (
-        _facts(details), _state(details), _ports(details), _room(details), _children(details), _history(details),
+        _facts(details), _state(details), _ports(details), _room(details), _children(details),
+        _history(details["history"], everything),
         *_trouble(details),
     )  # fmt: skip
     output.answer(details, head + status(details["status"]), *sections)
@@ -59,7 +64,7 @@ def _facts(details: dict[str, Any]) -> RenderableType:
     message = details["message"]
     return facts(
         {
-            "queue": details["queue"],
+            "queue": _queue(details),
             "priority": details["priority"],
             "arguments": shortened(details["args"]),
             "keywords": shortened(details["kwargs"]) if details["kwargs"] else None,
@@ -70,6 +75,7 @@ def _facts(details: dict[str, Any]) -> RenderableType:
             "created": details["created_at"],
             **{key.replace("_", " "): details[key] for key, column in SHOWN.items() if column.check is not None},
             "last run": details["ran_at"],
+            "result": None if details["result"] is None else shortened(details["result"]),
             "ended": None if details["in_run"] else details["ended_at"],
             "task id": details["task_id"],
             "unique key": details["unique"],
@@ -85,6 +91,13 @@ def _facts(details: dict[str, Any]) -> RenderableType:
             "timers": ", ".join(f"{timer['ask']} at {moment(timer['due_at'])}" for timer in details["timers"]),
         }
     )
+
+
+def _queue(details: dict[str, Any]) -> str:
+    """Return the job's queue, and whether nobody is there to begin a run that is owed."""
+    waits = details["status"] in (Status.QUEUED, Status.TERMINATING) and not details["in_run"]
+    nobody = waits and details["queue_served"] is False
+    return f"{details['queue']}: no live worker serves it" if nobody else details["queue"]
 
 
 def _message(message: dict[str, Any]) -> str:
@@ -128,7 +141,8 @@ def _room(details: dict[str, Any]) -> RenderableType | None:
     return table_if_any("Job", "Waits for room on", "Needs", "Packets", "Limit", title="Waiting for room", rows=rows)
 
 
-def _history(details: dict[str, Any]) -> RenderableType | None:
+def _history(entries: list[dict[str, Any]], everything: bool) -> RenderableType | None:
+    shown = entries if everything else entries[-NEWEST:]
     rows = [
         (
             entry["at"],
@@ -137,9 +151,10 @@ def _history(details: dict[str, Any]) -> RenderableType | None:
             entry["worker"],
             shortened(entry["detail"]) if entry["detail"] else None,
         )
-        for entry in details["history"][-NEWEST:]
+        for entry in shown
     ]
-    return table_if_any("At", "What", "Run", "Worker", "", title="History", rows=rows)
+    left_out = f" (the last {len(shown)} of {len(entries)} entries: --history)" if len(shown) < len(entries) else ""
+    return table_if_any("At", "What", "Run", "Worker", "", title=f"History{left_out}", rows=rows)
 
 
 def _children(details: dict[str, Any]) -> RenderableType | None:
