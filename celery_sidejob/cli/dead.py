@@ -23,7 +23,7 @@ from .command import (
     queue_option,
     task_option,
 )
-from .output import Output, facts, table
+from .output import Output, facts, in_short, table
 from .times import Seconds
 
 
@@ -49,7 +49,8 @@ class EntryOrTask(EntryId):
 
 
 entry_argument = click.argument("entry_id", metavar="ID_OR_TASK_ID", type=EntryOrTask())
-COLUMNS = ("Entry", "Died", "Reason", "Task", "Job or task id", "Error")
+COLUMNS = ("Entry", "Died", "Task", "Job", "Error")
+ALL_COLUMNS = ("Entry", "Died", "Reason", "Queue", "Task", "Job", "Task id", "Error")
 group_option = click.option("--group", metavar="GROUP", help="Only entries of this group, as `dead groups` shows it.")
 
 
@@ -64,18 +65,22 @@ def dead() -> None:
 @queue_option
 @limit_option
 @click.option("--after", metavar="ID", type=EntryId(), default=0, help="Only entries after this id.")
+@click.option("--wide", is_flag=True, help="Show task ids, reasons and queues too, and whole errors.")
 @answering
-def list_entries(sidejob: Any, output: Output, /, limit: int, **chosen: Any) -> None:
+def list_entries(sidejob: Any, output: Output, /, limit: int, wide: bool, **chosen: Any) -> None:
     """List entries, oldest first; those of a group newest first.
+
+    The list fits a terminal of 80 columns. An entry without a job is a durable task: `dead show` and --wide have its
+    task id.
 
     With --queue, or with --task and --group, the command reads entries one by one until enough match: a million takes
     a second.
     """
     with output.progress("Looking through the dead set"):
         found: list[DeadEntry] = sidejob.dead.list(limit=limit, **chosen)
-    rows = ((one.id, one.died_at, one.reason, one.task, one.job_id or one.task_id, one.error) for one in found)
+    rows = map(_wide_row if wide else _row, found)
     more = f"There may be more: --after {found[-1].id}" if len(found) == limit else None
-    output.answer_with_list(map(_document, found), COLUMNS, rows, more=more)
+    output.answer_with_list(map(_document, found), ALL_COLUMNS if wide else COLUMNS, rows, more=more)
     if not found and not chosen.pop("after"):
         _suggest(sidejob, output, **chosen)
 
@@ -186,6 +191,16 @@ def _entry_of(sidejob: Any, given: int | str) -> int | str:
 
 def _is_entry_id(given: str) -> bool:
     return given.rpartition(":")[2].isdecimal()
+
+
+def _row(entry: DeadEntry) -> tuple[Any, ...]:
+    return entry.id, entry.died_at, entry.task, entry.job_id, in_short(entry.error)
+
+
+def _wide_row(entry: DeadEntry) -> tuple[Any, ...]:
+    return (
+        entry.id, entry.died_at, entry.reason, entry.queue, entry.task, entry.job_id, entry.task_id, entry.error,
+    )  # fmt: skip
 
 
 def _document(entry: DeadEntry) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from rich.table import Column, Table
 
 from ..model.status import Status
 
-UNBROKEN = frozenset({"Job", "Entry", "Took"})
+UNBROKEN = frozenset({"Job", "Entry", "Task id", "Took"})
 """The columns whose values are never broken into lines."""
 LEAST = {
     "Status": max(map(len, Status)) + 1,  # what a job waits for may go to the next line

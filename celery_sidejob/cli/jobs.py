@@ -13,11 +13,9 @@ from ..model.checks import MOST
 from ..model.status import Status
 from . import names
 from .command import answering, job_filters, limit_option
-from .output import Output, lasting, printable, status
+from .output import Output, in_short, lasting, status
 
 COLUMNS = ("Job", "Status", "Task", "Queue", "Parent", "Created", "Last run", "Took")
-LONGEST_ERROR = 60
-"""Characters of a job's error in the list; `show` and --json have all of them."""
 bound = click.IntRange(0, MOST)
 
 
@@ -75,8 +73,5 @@ def _row(job: Job, waiting_for: list[str], lasted_s: float | None) -> tuple[Any,
 
 
 def _error(error: dict[str, Any] | None) -> str:
-    """Return the error of a failed job, shortened and on one line."""
-    if error is None:
-        return ""
-    text = printable(f"{error['type']}: {error['message']}")
-    return text if len(text) <= LONGEST_ERROR else f"{text[: LONGEST_ERROR - 1]}…"
+    """Return the error of a failed job."""
+    return "" if error is None else in_short(f"{error['type']}: {error['message']}")

@@ -31,6 +31,8 @@ STYLES: dict[str, str] = {
 }
 LONGEST_VALUE = 200
 """Characters of a value in a table; `--json` has all of them."""
+LONGEST_ERROR = 60
+"""Characters of an error in a list; `--json` has all of them."""
 PROGRESS_AFTER_S = 0.3
 """Shorter work shows no progress."""
 
@@ -189,6 +191,12 @@ def shortened(value: Any) -> str:
     """Return a value as JSON, cut where it is long."""
     shown = printable(json.dumps(value, default=_plain, ensure_ascii=False))
     return shown if len(shown) <= LONGEST_VALUE else shown[: LONGEST_VALUE - 1] + "…"
+
+
+def in_short(error: str) -> str:
+    """Return an error for a list, on one line and cut where it is long."""
+    shown = printable(error)
+    return shown if len(shown) <= LONGEST_ERROR else f"{shown[: LONGEST_ERROR - 1]}…"
 
 
 def printable(value: str, *, keep: str = "") -> str:

@@ -56,9 +56,12 @@ def test_only_jobs_among_the_entries_are_failed_jobs(stage: Stage, failed: Job) 
 
 
 def test_entries_are_shown(failed: Job, command: Command) -> None:
-    listed = command("list")
-    assert any("stage.call" in line and "ValueError: no money" in line for line in listed.lines)
-    assert any("mail t1 WorkerLostError: gone" in line for line in listed.lines)
+    listed, wide = command("list"), command("list", "--wide")
+    assert listed.lines[0] == "Entry Died Task Job Error"
+    assert wide.lines[0] == "Entry Died Reason Queue Task Job Task id Error"
+    assert listed.lines[1].endswith(f"stage.call {failed.id} ValueError: no money")
+    assert listed.lines[2].endswith("mail WorkerLostError: gone")
+    assert wide.lines[2].endswith("lost q mail t1 WorkerLostError: gone")
     found = command("list", "--task", "mail", "--limit", 2, "--json").document
     assert [(entry["task_id"], entry["job_id"], entry["group"]) for entry in found] == [
         ("t1", None, "WorkerLostError"), ("t2", None, "WorkerLostError"),
@@ -69,6 +72,32 @@ def test_entries_are_shown(failed: Job, command: Command) -> None:
     shown = command("show", found[0]["id"])
     assert "task id t1" in shown.lines
     assert "the way" in shown.lines
+
+
+def test_the_list_fits_a_terminal_of_80_columns(
+    stage: Stage, failed: Job, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.sql("SELECT setval('dead_id_seq', 123456)")
+    stage.sql(
+        "INSERT INTO dead (task_id, task, queue, reason, error, payload, body) SELECT "
+        "'0f0ec1e0-4c5b-4f0a-9d51-6f3a2f0e7c11', 'shop.orders.mail_the_customer', 'q', 'lost', %s, payload, body "
+        "FROM dead WHERE task_id = 't1'",
+        "WorkerLostError: " + "far away " * 20,
+    )
+    monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal
+    monkeypatch.setenv("COLUMNS", "80")
+
+    said = command("list")
+    assert max(map(len, said.out.splitlines())) == 80, "it is a terminal"
+    assert [line.split()[0] for line in said.lines if "2" in line.split()[1]] == [
+        str(entry.id) for entry in stage.sidejob.dead
+    ], "no id is broken or cut"
+    assert len(said.lines) < 2 * len(stage.sidejob.dead) + 2, "an entry takes few lines"
+    assert "123457" in said.out
+    assert f" {failed.id} " in said.out
+    assert "mail_the" in said.out
+    monkeypatch.setenv("COLUMNS", "160")
+    assert "0f0ec1e0-4c5b-4f0a-9d51-6f3a2f0e7c11" in command("list", "--wide").out
 
 
 def test_of_an_entry_is_shown_what_there_was(stage: Stage, failed: Job, command: Command) -> None:
