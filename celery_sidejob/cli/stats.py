@@ -19,6 +19,10 @@ from .output import Output, duration, lasting, printable, status, table_if_any
 
 WAITING = ("scheduled", "delayed", "parked", "unpublished")
 ALARM = "bold red"
+DEVIATION = (
+    "± is the standard deviation: how far single runs usually are from the mean before it. If it is larger than the "
+    "mean, a few runs took far longer than the others."
+)
 LIFE_STYLES = {"alive": "green", "suspected": "yellow", "silent": "yellow", "dead": "red", "stopped": ""}
 
 
@@ -77,7 +81,9 @@ def _show_day(sidejob: Any, output: Output, given: str) -> None:
         "Queue", "Task", "Runs", "Mean", "±", "Waited", "±", "Failed", "Retried", "Lost", "Dead now", rows=rows
     )
     document = {"day": None if day is None else day.isoformat(), "tasks": [one.as_document() for one in found]}
-    output.answer(document, shown or Text("Nothing is known of runs then."))
+    output.answer(
+        document, shown or Text("Nothing is known of runs then."), Text(DEVIATION, "bright_black") if shown else None
+    )
 
 
 def _spread(durations: Durations) -> tuple[str, str]:

@@ -306,7 +306,9 @@ def test_the_command_shows_a_day(counted: Stage) -> None:
     (shown,) = ask(counted.app, "stats", "--day", "today", "--json").document["tasks"]
     assert (shown["queue"], shown["task"], shown["runs"]["count"], shown["failed_now"]) == (QUEUE, "stage.idle", 1, 0)
     assert [300.0, 1] in shown["waits"]["histogram"]
-    (line,) = [line for line in ask(counted.app, "stats", "--day", "all").lines if "stage.idle" in line]
+    lines = ask(counted.app, "stats", "--day", "all").lines
+    (line,) = [line for line in lines if "stage.idle" in line]
+    assert lines[-1].startswith("± is the standard deviation: how far single runs usually are from the mean")
     assert " 90.0 s " in line or " 91.0 s " in line or "90." in line
     assert ask(counted.app, "stats", "--day", "2020-01-01").lines == ["Nothing is known of runs then."]
     refused = ask(counted.app, "stats", "--day", "monday").err
