@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from .jobs.history import entry_of
 from .jobs.job import Job
+from .jobs.port import Port
 from .model import measures, values
 from .model.durable import headers_of
 from .model.errors import JobNotFoundError, SchemaError, StoreUnavailableError
@@ -260,6 +261,38 @@ class Inspection:
         told = progress.of_jobs(self._runtime.connections, [row.id for row in found])
         hide = self._runtime.settings.redacted
         return [_node(row, _progress(told.get(row.id), hide)) for row in found]
+
+    def not_terminated(self, job: Job) -> Any | None:
+        """Return (id, status) of one among a job and everything below it that is not terminated; None if all are."""
+        return trees.other(self._runtime.connections, job.id, Status.TERMINATED)
+
+    def count_below(self, job: Job) -> tuple[int, bool]:
+        """Count the jobs below a job, up to 10,000, and tell whether there are more."""
+        found = len(trees.subtree(self._runtime.connections, [job.id], most=trees.TOO_MANY + 1)) - 1
+        return min(found, trees.COUNTED), found > trees.COUNTED
+
+    def packets(self, port: Port, limit: int) -> list[dict[str, Any]]:
+        """Return the next packets of a port without reading them."""
+        hide = self._runtime.settings.redacted
+        return [
+            {**asdict(packet), "value": hide(packet.value), "context": hide(packet.context)}
+            for packet in port.peek(limit)
+        ]
+
+    def standing(self, job: Job) -> dict[str, Any]:
+        """Return a job's `info`, its progress and what it waits for."""
+
+        def work(executor: Transaction) -> dict[str, Any]:
+            found = jobs.find(executor, [job.id])
+            if not found:
+                raise JobNotFoundError(f"There is no job {job.id}: it was deleted, or never committed.")
+            return {
+                **Job(job.id, runtime=self._runtime, row=found[0]).info,
+                "progress": _progress(progress.read(executor, job.id), self._runtime.settings.redacted),
+                "waiting_for": waiting.reasons(executor, self._runtime, [job.id]).get(job.id, []),
+            }
+
+        return self._runtime.connections.transact("inspect", work)
 
     def statistics(self, queue: str | None, task: str | None, day: date | None) -> Statistics:
         """Return what the runs of a task in a queue have taken, added up; None for one of them means all."""

@@ -7,6 +7,7 @@ obeys.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -28,6 +29,7 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON d
 job_argument = click.argument("job_id", metavar="ID_OR_ALIAS")
 task_option = click.option("--task", metavar="NAME", help="Only entries of this task.")
 queue_option = click.option("--queue", metavar="NAME", help="Only entries of this queue.")
+yes_option = click.option("--yes", is_flag=True, help="Do not ask first.")
 limit_option = click.option(
     "--limit", type=click.IntRange(1, MOST), default=100, show_default=True, help="Show at most this many."
 )
@@ -131,6 +133,21 @@ def job_named(sidejob: Any, which: str) -> Job:
 def load_modules(sidejob: Any) -> None:
     """Import the app's modules, as its workers do: for signal receivers, and for the tasks of continuations."""
     sidejob.app.loader.import_default_modules()
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask whether to go on, unless `yes`; fail, before anything is changed, if not or if nobody can answer."""
+    if yes:
+        return
+    if not is_asked():
+        raise Failed(f"Nothing was changed. {question} There is no terminal to ask on: say --yes.")
+    if not click.confirm(with_app(question), err=True):
+        raise Failed("Nothing was changed.")
+
+
+def is_asked() -> bool:
+    """Tell whether somebody is there to answer a question."""
+    return sys.stdin.isatty()
 
 
 def nothing_matches(what: str, names: Sequence[str], given: str) -> str:

@@ -10,11 +10,14 @@ import click
 from .asking import run, terminate
 from .database import db
 from .dead import dead
+from .delete import delete
 from .doctor import doctor
 from .drain import drain
+from .enqueue import enqueue
 from .finding import tag, tags, track, tracked, untag, untrack
 from .jobs import jobs
 from .poll import poll
+from .ports import peek, write
 from .queues import pause, queues, resume, unmanage
 from .schedules import schedules
 from .show import show
@@ -22,6 +25,7 @@ from .stats import stats
 from .tasks import revoke
 from .transport import transport
 from .tree import tree
+from .watch import watch
 from .workers import workers
 
 
@@ -31,7 +35,7 @@ def sidejob() -> None:
 
 
 for _command in (
-    jobs, show, tree, run, terminate, revoke, queues, pause, resume, unmanage, schedules, tags, tag, untag, tracked,
-    track, untrack, workers, poll, stats, doctor, drain, dead, db, transport,
+    jobs, show, tree, watch, enqueue, write, peek, run, terminate, delete, revoke, queues, pause, resume, unmanage,
+    schedules, tags, tag, untag, tracked, track, untrack, workers, poll, stats, doctor, drain, dead, db, transport,
 ):  # fmt: skip
     sidejob.add_command(_command)

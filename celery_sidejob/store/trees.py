@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from .statement import Reader, Statement
+from .statement import Reader, Statement, first
 
 _BELOW = """
 WITH RECURSIVE tree AS (
@@ -36,6 +36,14 @@ SELECT EXISTS (SELECT FROM {{jobs}} WHERE id = ANY(%(ids)s::bigint[]))
 def rest(executor: Reader, job_id: int, status: str) -> bool:
     """Tell whether a job and everything below it have this status; False without a job. Stops at another status."""
     return bool(executor.run(_REST, ids=[job_id], status=str(status))[0].rest)
+
+
+_OTHER = Statement(f"{_BELOW} SELECT id, status FROM tree WHERE status <> %(status)s LIMIT 1")
+
+
+def other(executor: Reader, job_id: int, status: str) -> Any | None:
+    """Read (id, status) of one among a job and everything below it that has another status than this; stops there."""
+    return first(executor.run(_OTHER, ids=[job_id], status=str(status)))
 
 
 _LEVELS = Statement(f"""{_BELOW}

@@ -528,6 +528,7 @@ ROOT = MANY + 60
 BOUNDED: dict[str, tuple[Statement, dict[str, Any], int]] = {
     "below another": (trees._SUBTREE, {"ids": [OTHER], "most": None}, 20),
     "the first below that is not terminated": (trees._REST, {"ids": [1], "status": "terminated"}, 20),
+    "one below that is not terminated": (trees._OTHER, {"ids": [1], "status": "terminated"}, 20),
     "a page of those who are terminated": (
         tree_terminations._FIND,
         {"ids": [1], "roots": [1], "itself": [False], "after": ["kid2"], "most": 100},

@@ -1,0 +1,90 @@
+"""`write` and `peek`: packets of a job's port."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import click
+from rich.text import Text
+
+from ..inspection import Inspection
+from ..jobs.job import Job
+from ..jobs.port import Port
+from ..model.checks import MOST
+from ..model.plural import counted
+from .command import answering, job_argument, job_named, load_modules
+from .json_values import parsed
+from .output import Output, moment, printable, shortened
+
+port_argument = click.argument("name", metavar="PORT")
+output_option = click.option(
+    "--output", "is_output", is_flag=True, help="The output port of this name, instead of the input port."
+)
+COLUMNS = ("Written", "Value", "Context")
+
+
+@click.command(context_settings={"ignore_unknown_options": True})  # -5 is a value
+@job_argument
+@port_argument
+@click.argument("given", metavar="VALUE...", nargs=-1, required=True)
+@output_option
+@answering
+def write(
+    sidejob: Any, output: Output, job_id: str, name: str, given: Sequence[str], is_output: bool
+) -> None:  # fmt: skip
+    """Write values to a job's port: all of them, in order, or none. The job is asked to run, as by `port.write`.
+
+    Each VALUE is JSON: 5, '"a text"', '{"page": 7}'. A single - reads them from the standard input, one in a line.
+    """
+    values = list(_values(sys.stdin if list(given) == ["-"] else None, given))
+    load_modules(sidejob)
+    port = _port(job_named(sidejob, job_id), name, is_output)
+    port.write_many(values)
+    number = counted(len(values), "value", "values")
+    said = f"Wrote {number} to {port.direction}put port {printable(port.name)} of job {port.job.id}."
+    output.answer({**_about(port), "written": len(values)}, Text(said))
+
+
+@click.command()
+@job_argument
+@port_argument
+@output_option
+@click.option(
+    "--limit", type=click.IntRange(1, MOST), default=25, show_default=True, help="Show at most so many packets."
+)
+@answering
+def peek(sidejob: Any, output: Output, job_id: str, name: str, is_output: bool, limit: int) -> None:
+    """Show the next packets of a job's port, the oldest first. They stay on the port."""
+    port = _port(job_named(sidejob, job_id), name, is_output)
+    found = Inspection(sidejob.runtime).packets(port, limit)
+    rows = (
+        (
+            None if one["written_at"] is None else moment(one["written_at"]),
+            shortened(one["value"]),
+            shortened(one["context"]) if one["context"] else None,
+        )
+        for one in found
+    )
+    output.answer_with_list(found, COLUMNS, rows, more="There may be more: --limit." if len(found) == limit else None)
+
+
+def _port(job: Job, name: str, is_output: bool) -> Port:
+    return job.output(name) if is_output else job.input(name)
+
+
+def _about(port: Port) -> dict[str, Any]:
+    return {"job": port.job.id, "port": port.name, "direction": port.direction}
+
+
+def _values(lines: Iterable[str] | None, given: Sequence[str]) -> Iterator[Any]:
+    """Read each value; a usage error names one that is no JSON by its place."""
+    where = "VALUE" if lines is None else "line"
+    for number, text in enumerate(given if lines is None else lines, 1):
+        if lines is not None and not text.strip():
+            continue
+        try:
+            yield parsed(text.strip())
+        except ValueError as error:
+            raise click.UsageError(f"{where} {number}: {error}") from error

@@ -1,0 +1,108 @@
+"""Packets that are written and looked at by command."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from celery.bin.base import CLIContext
+from click.testing import CliRunner
+
+from celery_sidejob.cli import sidejob as group
+from tests.cli.test_commands import APART, Command, Said, ask, command
+from tests.tools.in_process import Stage
+
+__all__ = ["command"]
+
+
+def piped(stage: Stage, text: str, *words: object) -> Said:
+    """Give a command a text on its standard input."""
+    context = CLIContext(app=stage.app, no_color=True, workdir=None)
+    done = CliRunner(**APART).invoke(group, [str(word) for word in words], obj=context, input=text)
+    return Said(done.exit_code, done.stdout, done.stderr)
+
+
+def test_values_are_written(stage: Stage, command: Command) -> None:
+    job = stage.job(inports=["numbers"], outports=["numbers"], aliases=["sums"])
+    stage.run(job)
+
+    assert command("write", "sums", "numbers", -5, '"a text"', '{"page": 7}', "null").lines == [
+        f"Wrote 4 values to input port numbers of job {job.id}."
+    ]
+    assert list(job.input("numbers")) == [-5, "a text", {"page": 7}, None]
+    assert job.refresh().status == "queued", "its packet asks it to run"
+    assert command("write", job.id, "numbers", 1, "--output", "--json").document == {
+        "job": job.id, "port": "numbers", "direction": "out", "written": 1,
+    }  # fmt: skip
+    assert list(job.output("numbers")) == [1]
+
+
+def test_values_are_read_from_the_standard_input(stage: Stage) -> None:
+    job = stage.job(inports=["numbers"])
+    said = piped(stage, '1\n\n{"a": [2]}\n"three"', "write", job.id, "numbers", "-")
+    assert said.lines == [f"Wrote 3 values to input port numbers of job {job.id}."]
+    assert list(job.input("numbers")) == [1, {"a": [2]}, "three"]
+
+    said = piped(stage, "1\ntwo\n3", "write", job.id, "numbers", "-")
+    assert said.code == 2
+    assert (
+        "line 2: 'two' is no JSON value: Expecting value: line 1 column 1 (char 0). A text has quotes: \"two\"."
+        in said.err
+    )
+    assert len(job.input("numbers")) == 0, "all or none"
+    assert piped(stage, "", "write", job.id, "numbers", "-", "--json").document["written"] == 0
+
+
+def test_what_cannot_be_written(stage: Stage, command: Command) -> None:
+    job = stage.job(inports={"numbers": {"limit": 2}})
+    assert "VALUE 2: 'x' is no JSON value" in command("write", job.id, "numbers", 1, "x", code=2).err
+    assert "'--ouput' is no JSON value" in command("write", job.id, "numbers", 1, "--ouput", code=2).err
+    assert "input port 'numbers'" in command("write", job.id, "numbers", 1, 2, 3, code=1).err, "it is full"
+    assert "There is no job 'nobody'" in command("write", "nobody", "numbers", 1, code=1).err
+    assert len(job.input("numbers")) == 0
+
+
+def test_packets_are_looked_at_and_stay(stage: Stage, command: Command) -> None:
+    job = stage.job(inports=["numbers"])
+    with stage.sidejob.context(customer="Ann"):
+        job.input("numbers").write({"n": 1})
+    job.input("numbers").write_many(["two\nlines", 3])
+
+    said = command("peek", job.id, "numbers", "--limit", 2)
+    assert said.lines[0] == "Written Value Context"
+    assert said.lines[1].endswith('{"n": 1} {"customer": "Ann"}')
+    assert said.lines[2].endswith('"two\\nlines"')
+    assert said.err == "There may be more: --limit.\n"
+    found = command("peek", job.id, "numbers", "--json").document
+    assert [packet["value"] for packet in found] == [{"n": 1}, "two\nlines", 3]
+    assert found[0]["context"] == {"customer": "Ann"}
+    assert len(job.input("numbers")) == 3
+    assert command("peek", job.id, "numbers").err == ""
+
+
+@pytest.mark.parametrize("verb", ["write", "peek"])
+def test_a_port_that_is_not_there(stage: Stage, verb: str) -> None:
+    job = stage.sidejob.enqueue(stage.task(_idle, name="stage.ported", inports=["a"], outports=["b"]))
+    value = ["1"] if verb == "write" else []
+    for words in (("c",), ("b",), ("a", "--output")):
+        said = ask(stage.app, verb, job.id, words[0], *value, *words[1:])
+        assert said.code == 1
+        assert f"Error: Job {job.id} has no {'out' if words[1:] else 'in'}put port '{words[0]}'" in said.err
+
+
+def test_what_is_redacted_is_not_shown(database_url: str) -> None:
+    stage = Stage(database_url, sidejob_redact=lambda value: json.loads(json.dumps(value).replace("secret", "***")))
+    try:
+        job = stage.job(inports=["in"])
+        with stage.sidejob.context(token="secret"):
+            job.input("in").write({"password": "secret"})
+        for words in ((), ("--json",)):
+            said = ask(stage.app, "peek", job.id, "in", *words)
+            assert "secret" not in said.out
+            assert said.out.count("***") == 2
+    finally:
+        stage.close()
+
+
+def _idle(job: object) -> None:
+    pass
