@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from .jobs.job import Job
 from .model.checks import check_number, check_texts, in_seconds, is_keepable, is_seconds, shown
 from .model.durable import headers_of
-from .model.errors import InvalidValueError, JobNotFoundError, StoreUnavailableError
+from .model.errors import InvalidValueError, JobNotFoundError, SideJobError, StoreUnavailableError
 from .model.loss import Loss
 from .model.retention import Retention
 from .model.status import Status
@@ -32,6 +32,7 @@ from .store.statement import Transaction
 
 T = TypeVar("T")
 Progress = Callable[[int], object]
+Skipped = Callable[[int | str, SideJobError], object]
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -133,6 +134,14 @@ class DeadSet:
             counts.update(found)
         return dict(sorted(counts.items(), key=lambda one: (-one[1], one[0])))
 
+    def count(
+        self, *, group: str | None = None, task: str | None = None, queue: str | None = None, reason: str | None = None
+    ) -> int:
+        """Count the entries that match; looks at all, a million in a second."""
+        check_texts(group=group, task=task, queue=queue, reason=reason)
+        count = partial(dead.count_matching, failure_group=group, task=task, queue=queue, reason=reason)
+        return sum(self._of_each(lambda store: [self._ask(store, count)]))
+
     def get(self, entry_id: int | str) -> DeadEntry:
         """Return one entry; raises JobNotFoundError if it does not exist."""
         store, number = self._place_of(entry_id)
@@ -169,12 +178,14 @@ class DeadSet:
     def retry_all(
         self, *, group: str | None = None, task: str | None = None, queue: str | None = None,
         reason: str | None = None, limit: int | None = None, progress: Progress | None = None,
+        skipped: Skipped | None = None,
     ) -> int:  # fmt: skip
         """Try all entries that match again in the order in which they failed, at most `limit`; returns how many left.
 
         Messages of durable tasks go a page at a time, each in one statement. An entry that was buried after this was
         called is left alone, so that a task that fails again is not tried for ever. `progress` is called with the
-        number of entries that leave, as they do.
+        number of entries that leave, as they do; `skipped` with the id of each entry that cannot leave, and the error
+        that says why.
         """
         check_texts(group=group, task=task, queue=queue, reason=reason)
         if limit is not None:
@@ -183,7 +194,8 @@ class DeadSet:
 
         def retry(store: Store) -> Iterator[int]:
             nonlocal left
-            for number in self._retry_in(store, left, failure_group=group, task=task, queue=queue, reason=reason):
+            which = {"failure_group": group, "task": task, "queue": queue, "reason": reason}
+            for number in self._retry_in(store, left, skipped, **which):
                 left -= number
                 yield number
 
@@ -268,7 +280,9 @@ class DeadSet:
             raise InvalidValueError(f"{shown(entry_id)} is no id of the dead set: a number, or a store's name:number.")
         return self._stores.named(name) if name else self._stores[0], int(number)
 
-    def _retry_in(self, store: Store, limit: float, **which: str | None) -> Iterator[int]:
+    def _retry_in(
+        self, store: Store, limit: float, skipped: Skipped | None, **which: str | None
+    ) -> Iterator[int]:  # fmt: skip
         """Yield how many entries left the dead set, page by page."""
         retried, after, last = 0, 0, self._ask(store, dead.last_id)
         while after < last and retried < limit:
@@ -283,11 +297,31 @@ class DeadSet:
                 revived = self._revive(store, messages)
                 retried += revived
                 yield revived
+                if revived < len(messages) and skipped is not None:
+                    self._tell_of_stuck(store, messages, skipped)
             for row in rows:
-                if row.job_id is not None:
-                    self._force(row.job_id)
+                if row.job_id is not None and self._forced(store, row, skipped):
                     retried += 1
                     yield 1
+
+    def _tell_of_stuck(self, store: Store, numbers: Sequence[int], skipped: Skipped) -> None:
+        """Tell of those of these messages that are still in the dead set."""
+        for row in self._ask(store, partial(dead.there, entry_ids=numbers)):
+            entry_id = burials.entry_id_of(self._stores.label_of(store), row.id)
+            skipped(entry_id, burials.not_revived(entry_id, row.task_id))
+
+    def _forced(self, store: Store, row: Any, skipped: Skipped | None) -> bool:
+        """Force the job of an entry to run; False if it refuses, which keeps no other from it."""
+        try:
+            self._force(row.job_id)
+        except StoreUnavailableError:
+            raise
+        except SideJobError as error:
+            logger.warning("Entry %s of the dead set was not retried: %s", row.id, error)
+            if skipped is not None:
+                skipped(burials.entry_id_of(self._stores.label_of(store), row.id), error)
+            return False
+        return True
 
     def _purge_in(self, store: Store, retention: Retention, reason: str | None) -> Iterator[int]:
         """Yield for each old entry whether it was removed."""

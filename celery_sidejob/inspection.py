@@ -7,9 +7,10 @@ tracebacks, as in `Job.info`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import date
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -204,7 +205,10 @@ class Inspection:
         return self._runtime.connections.transact("inspect", work)
 
     def knows_task(self, task: str) -> bool:
-        """Tell whether a job has this task; to find out that none has, all jobs are read, a million in a second."""
+        """Tell whether a job, or a durable task that waits or runs, is of this task.
+
+        To find out that none is, all jobs are read, a million in a second.
+        """
         return job_lists.knows_task(self._runtime.connections, task)
 
     def task(self, task_id: str) -> dict[str, Any] | None:
@@ -226,6 +230,29 @@ class Inspection:
         if failure is not None:
             raise failure
         return None
+
+    def count_tasks(self, **which: Any) -> Counter[str]:
+        """Count the durable tasks in all stores that wait or run and were not revoked, by status.
+
+        `task`, `queue` and `statuses` choose them; None for all. Reads all that waits.
+        """
+        counts: Counter[str] = Counter()
+        for store in self._runtime.stores:
+            read = partial(kept.count, **which)
+            counts.update(store.connections.read(read, within_s=self._runtime.stores.look_s(store)))
+        return counts
+
+    def tasks(self, *, page: int, **which: Any) -> Iterator[list[str]]:
+        """Iterate over the task ids of the same, a page at a time."""
+        for store in self._runtime.stores:
+            after = ""
+            while True:
+                read = partial(kept.page, after=after, limit=page, **which)
+                found = store.connections.read(read, within_s=self._runtime.stores.look_s(store))
+                if not found:
+                    break
+                yield found
+                after = found[-1]
 
     def _task(self, row: Any, store: str | None) -> dict[str, Any]:
         headers, hide = headers_of(row.publication), self._runtime.settings.redacted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import click
@@ -11,8 +12,9 @@ from ..jobs.job import Job
 from ..model.status import Status
 from ..operations.shutdown import end_without_shutdown
 from ..operations.waiting import is_parked
-from .command import Failed, answering, job_argument, job_named, load_modules
+from .command import Failed, answering, job_filters, job_named, job_or_filters, load_modules, yes_option
 from .output import Output, printable, status
+from .selection import act_on_each, is_chosen
 from .times import Seconds
 
 LONGEST_WAIT_S = 1e9
@@ -23,18 +25,34 @@ PARKED = (
 
 
 @click.command()
-@job_argument
+@job_or_filters
+@job_filters(parent="--child-of")
 @click.option("--force", is_flag=True, help="Also if the job is failed, terminating or terminated; ends a backoff.")
-@click.option("--parent", is_flag=True, help="Ask the job's parent instead.")
-@click.option("--countdown", metavar="SECONDS", type=Seconds(LONGEST_WAIT_S), help="Run it after so many seconds.")
+@click.option("--parent", "of_parent", is_flag=True, help="Ask the job's parent instead.")
+@click.option(
+    "--countdown", metavar="DURATION", type=Seconds(LONGEST_WAIT_S), help="Run it after so long: 90, 5min, 2h."
+)
+@yes_option
 @answering
-def run(sidejob: Any, output: Output, job_id: str, force: bool, parent: bool, countdown: float | None) -> None:
-    """Ask for a run of a job: one that begins after this command."""
+def run(
+    sidejob: Any, output: Output, /, job_id: str | None, force: bool, of_parent: bool, countdown: float | None,
+    yes: bool, **chosen: Any,
+) -> None:  # fmt: skip
+    """Ask for a run of a job: one that begins after this command.
+
+    With filters the command asks all jobs that match, after a question that says how many there are. Failed jobs are
+    tried again so: --status failed --force.
+    """
+    by_filters = is_chosen(job_id, chosen)
     load_modules(sidejob)
-    job = job_named(sidejob, job_id)
-    asked = job.run(force=force, parent=parent, countdown=countdown)
+    if by_filters:
+        act = partial(_ask, force=force, of_parent=of_parent, countdown=countdown)
+        act_on_each(sidejob, output, chosen, act, verb="Run", done="Asked to run", yes=yes)
+        return
+    job = job_named(sidejob, str(job_id))
+    asked = job.run(force=force, parent=of_parent, countdown=countdown)
     if asked is None:
-        reason, refused = _refusal(job, parent)
+        reason, refused = _refusal(job, of_parent)
         output.answer({**_job(refused), "asked": False, "reason": reason})
         raise Failed(reason)
     when = f" in {countdown:g} s" if countdown else ""
@@ -43,17 +61,30 @@ def run(sidejob: Any, output: Output, job_id: str, force: bool, parent: bool, co
 
 
 @click.command()
-@job_argument
+@job_or_filters
+@job_filters()
 @click.option("--recursive", is_flag=True, help="Also all jobs below it.")
 @click.option(
     "--without-shutdown", is_flag=True, help="Do not wait for a worker: skip the task's shutdown function. "
     "For a task whose code is gone, or whose queue nobody serves.",
 )  # fmt: skip
+@yes_option
 @answering
-def terminate(sidejob: Any, output: Output, job_id: str, recursive: bool, without_shutdown: bool) -> None:
-    """Ask for a job's shutdown; a run in progress finishes first."""
+def terminate(
+    sidejob: Any, output: Output, /, job_id: str | None, recursive: bool, without_shutdown: bool, yes: bool,
+    **chosen: Any,
+) -> None:  # fmt: skip
+    """Ask for a job's shutdown; a run in progress finishes first.
+
+    With filters the command does so with all jobs that match, after a question that says how many there are.
+    """
+    by_filters = is_chosen(job_id, chosen)
     load_modules(sidejob)
-    job = job_named(sidejob, job_id).terminate(recursive=recursive)
+    if by_filters:
+        act = partial(_terminate, sidejob, recursive=recursive, without_shutdown=without_shutdown)
+        act_on_each(sidejob, output, chosen, act, verb="Terminate", done="Asked for the shutdown", yes=yes)
+        return
+    job = job_named(sidejob, str(job_id)).terminate(recursive=recursive)
     if without_shutdown:
         done = end_without_shutdown(sidejob.runtime, job.id, recursive=recursive)
         job = job.refresh()
@@ -66,6 +97,26 @@ def terminate(sidejob: Any, output: Output, job_id: str, recursive: bool, withou
         f"Asked for the shutdown of {what}; the job is ", status(job.status), f".{PARKED if parked else ''}"
     )
     output.answer({**_job(job), "recursive": recursive, "parked": parked}, said)
+
+
+def _ask(job: Job, *, force: bool, of_parent: bool, countdown: float | None) -> str | None:
+    """Ask one of many jobs to run; returns why not."""
+    if job.run(force=force, parent=of_parent, countdown=countdown) is not None:
+        return None
+    refused = job.refresh().parent if of_parent else job.refresh()
+    if refused is None:
+        return "no parent"
+    return f"{'parent ' if of_parent else ''}{refused.status}: --force asks it too"
+
+
+def _terminate(sidejob: Any, job: Job, *, recursive: bool, without_shutdown: bool) -> str | None:
+    """Ask for the shutdown of one of many jobs; returns why that was not needed, or is not done at once."""
+    if job.status == Status.TERMINATED and not recursive:
+        return "terminated already"
+    job.terminate(recursive=recursive)
+    if not without_shutdown or end_without_shutdown(sidejob.runtime, job.id, recursive=recursive):
+        return None
+    return "a run is in progress, and the shutdown follows it"
 
 
 def _job(job: Job | None) -> dict[str, Any]:

@@ -27,6 +27,7 @@ R = TypeVar("R")
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead, for programs.")
 job_argument = click.argument("job_id", metavar="ID_OR_ALIAS")
+job_or_filters = click.argument("job_id", metavar="[ID_OR_ALIAS]", required=False)
 task_option = click.option("--task", metavar="NAME", help="Only entries of this task.")
 queue_option = click.option("--queue", metavar="NAME", help="Only entries of this queue.")
 yes_option = click.option("--yes", is_flag=True, help="Do not ask first.")
@@ -53,6 +54,8 @@ _FILTERS = (
     ),
     click.option("--waiting-for", type=click.Choice(REASONS), help="Only jobs that do not run now for this reason."),
 )  # fmt: skip
+INTERRUPTED = 130
+"""The exit code of a command that Ctrl-C has ended, as shells have it."""
 NAMED = 10
 """How many names are suggested at most if none matches."""
 PATIENCE_S = 60.0

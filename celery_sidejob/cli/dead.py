@@ -17,13 +17,16 @@ from . import names
 from .command import (
     Failed,
     answering,
+    confirm,
     limit_option,
     load_modules,
     nothing_matches,
     queue_option,
     task_option,
+    yes_option,
 )
 from .output import Output, facts, in_short, table
+from .selection import Summary
 from .times import Seconds
 
 
@@ -109,23 +112,38 @@ def show(sidejob: Any, output: Output, entry_id: int | str) -> None:
 @task_option
 @queue_option
 @click.option("--limit", type=click.IntRange(1, MOST), help="At most so many.")
+@yes_option
 @answering
 def retry(
-    sidejob: Any, output: Output, /, given: Sequence[int | str], everything: bool, limit: int | None,
+    sidejob: Any, output: Output, /, given: Sequence[int | str], everything: bool, limit: int | None, yes: bool,
     **chosen: str | None,
 ) -> None:  # fmt: skip
-    """Try entries again: by id, by group, by task, by queue, or all, in the order in which they failed."""
+    """Try entries again: by id, or by group, task or queue, or all, in the order in which they failed.
+
+    Unless entries are named by their ids, a question comes first that says how many there are. To choose failed jobs by
+    other filters, such as --tag or --since, use `run --status failed --force`.
+    """
     if [bool(given), everything, any(value is not None for value in chosen.values())].count(True) != 1:
         raise Failed("Name entries by their IDs, or choose by --group, --task or --queue, or all with --all.", code=2)
     load_modules(sidejob)
     if given:
         _each(sidejob, output, given, sidejob.dead.retry, "retried")
         return
+    with output.progress("Counting entries"):
+        matched = sidejob.dead.count(**chosen)
+    number = matched if limit is None else min(limit, matched)
+    if number:
+        confirm(f"Retry {counted(number, 'entry', 'entries')} of the dead set?", yes=yes)
+    summary = Summary()
     with output.progress("Retrying entries") as add:
-        retried = sidejob.dead.retry_all(limit=limit, progress=add, **chosen)
-    if not retried and not everything:
+        summary.done = sidejob.dead.retry_all(
+            limit=limit, progress=add, skipped=lambda _, error: summary.refuse(error), **chosen
+        )
+    if not matched and not everything:
         _suggest(sidejob, output, **chosen)
-    _report(output, "retried", retried)
+    said = f"{counted(summary.done, 'entry', 'entries')} retried.{summary.skips}"
+    output.answer({"retried": summary.done, "skipped": dict(summary.skipped)}, Text(said))
+    summary.note_errors(output)
 
 
 @dead.command()

@@ -12,7 +12,7 @@ from .command import load_modules
 from .output import Output, printable
 
 NOBODY = {
-    "task": "no job has it, no worker has registered it, and the app has none of that name",
+    "task": "no job and no waiting task has it, no worker has registered it, and the app has none of that name",
     "queue": "nothing is in it, no worker serves it, and the app has none of that name",
 }
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import click
 from rich.text import Text
 
 from ..hooks import control
+from ..inspection import Inspection
+from ..model.plural import counted
 from ..operations import revocation
-from .command import Failed, answering
+from ..operations.revocation import RevokedInAll
+from ..store.kept import STATUSES
+from . import names
+from .command import Failed, answering, confirm, yes_option
 from .output import Output, facts, printable, status
+from .selection import PAGE, Summary
 
 
 def show_task(output: Output, task: dict[str, Any]) -> None:
@@ -37,31 +44,93 @@ def show_task(output: Output, task: dict[str, Any]) -> None:
 
 
 @click.command()
-@click.argument("task_ids", metavar="TASK_ID...", nargs=-1, required=True)
+@click.argument("task_ids", metavar="[TASK_ID]...", nargs=-1)
+@click.option("--task", metavar="NAME", help="Durable tasks of this name.")
+@click.option("--queue", metavar="NAME", help="Durable tasks of this queue.")
+@click.option(
+    "--status", "statuses", type=click.Choice(STATUSES), multiple=True,
+    help="Durable tasks with this status; may be repeated.",
+)  # fmt: skip
+@yes_option
 @answering
-def revoke(sidejob: Any, output: Output, task_ids: tuple[str, ...]) -> None:
+def revoke(
+    sidejob: Any, output: Output, task_ids: tuple[str, ...], task: str | None, queue: str | None,
+    statuses: tuple[str, ...], yes: bool,
+) -> None:  # fmt: skip
     """Revoke durable tasks: a waiting task does not run; a running one goes on and does not begin again.
 
-    The store keeps the revocation, and the workers are told of it, as by Celery. Ends with 1 if one of the tasks
+    They are named by their ids, or chosen by --task, --queue and --status: then a question comes first that says how
+    many there are. Tasks that are called meanwhile may be among them.
+
+    The store keeps the revocation, and the workers are told of it, as by Celery. Ends with 1 if one of the named tasks
     neither waits nor runs.
     """
+    which = {"task": task, "queue": queue, "statuses": list(statuses) or None}
+    by_filters = any(value is not None for value in which.values())
+    if by_filters == bool(task_ids):
+        raise click.UsageError("Name tasks by their ids, or choose them by --task, --queue and --status.")
+    if by_filters:
+        _revoke_matching(sidejob, output, which, yes)
+    else:
+        _revoke_named(sidejob, output, task_ids)
+
+
+def _revoke_named(sidejob: Any, output: Output, task_ids: Sequence[str]) -> None:
     found = revocation.revoke_in_all(sidejob.runtime, task_ids)
-    try:
-        sidejob.app.control.tell_of_revocation(task_ids)
-    except Exception as error:  # whatever a transport raises
-        kept = "It is kept, but" if found.waiting or found.running else "Nothing is kept, and"
-        output.note(f"{kept} the workers could not be told: {type(error).__name__}: {error}")
+    _told(sidejob, output, task_ids, found)
     unknown = [task_id for task_id in task_ids if task_id not in (*found.waiting, *found.running)]
     lines = [f"{printable(task_id)} does not run." for task_id in found.waiting]
     lines += [f"{printable(task_id)} runs; it goes on, and does not begin again." for task_id in found.running]
     document = {"waiting": found.waiting, "running": found.running, "unknown": unknown}
     output.answer(document, Text("\n".join(lines)) if lines else None)
-    if unknown and found.unavailable is not None:
-        raise Failed(control.NOT_KEPT.format(error=found.unavailable))
-    if unknown and found.unfit is not None:
-        raise Failed(control.NOT_KEPT_THERE.format(error=found.unfit))
     if unknown:
+        _check_stores(found)
         raise Failed(
             f"No durable task that waits or runs, and was not revoked before: {', '.join(unknown)}. A job is ended by "
             "`celery -A <app> sidejob terminate`."
         )
+
+
+def _revoke_matching(sidejob: Any, output: Output, which: dict[str, Any], yes: bool) -> None:
+    inspection = Inspection(sidejob.runtime)
+    with output.progress("Counting the tasks"):
+        counts = inspection.count_tasks(**which)
+    if counts:
+        kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(counts.items()))
+        confirm(f"Revoke {counted(counts.total(), 'task', 'tasks')} ({kinds})?", yes=yes)
+    summary, running, told = Summary(), 0, True
+    with output.progress("Revoking tasks") as add:
+        for ids in inspection.tasks(page=PAGE, **which):
+            found = revocation.revoke_in_all(sidejob.runtime, ids)
+            told = told and _told(sidejob, output, ids, found)  # a broker that is away is asked once
+            _check_stores(found)
+            number = len(found.waiting) + len(found.running)
+            summary.done += number
+            summary.skip("ended meanwhile", len(ids) - number)
+            running += len(found.running)
+            add(number)
+    goes_on = f" Running tasks, which go on and do not begin again: {running}." if running else ""
+    said = f"Revoked: {counted(summary.done, 'task', 'tasks')}.{goes_on}{summary.skips}"
+    document = {"matched": counts.total(), "done": summary.done, "running": running, "skipped": dict(summary.skipped)}
+    output.answer(document, Text(said if counts else "No task matches."))
+    if not counts:
+        names.hint(sidejob, output, task=which["task"], queue=which["queue"])
+
+
+def _told(sidejob: Any, output: Output, task_ids: Sequence[str], found: RevokedInAll) -> bool:
+    """Tell the workers of a revocation; note it if they cannot be told."""
+    try:
+        sidejob.app.control.tell_of_revocation(task_ids)
+    except Exception as error:  # whatever a transport raises
+        kept = "It is kept, but" if found.waiting or found.running else "Nothing is kept, and"
+        output.note(f"{kept} the workers could not be told: {type(error).__name__}: {error}")
+        return False
+    return True
+
+
+def _check_stores(found: RevokedInAll) -> None:
+    """Fail if a store that may have one of the tasks has not kept its revocation."""
+    if found.unavailable is not None:
+        raise Failed(control.NOT_KEPT.format(error=found.unavailable))
+    if found.unfit is not None:
+        raise Failed(control.NOT_KEPT_THERE.format(error=found.unfit))

@@ -14,12 +14,10 @@ from ..inspection import Inspection
 from ..jobs.job import Job
 from ..model.errors import StoreUnavailableError
 from ..model.status import FINISHED, Status
-from .command import Failed, answering, job_argument, job_named
+from .command import INTERRUPTED, Failed, answering, job_argument, job_named
 from .output import Output, printable, status
 
 LOOK_S = 0.5
-INTERRUPTED = 130
-"""The exit code of a command that Ctrl-C has ended, as shells have it."""
 
 
 @click.command()

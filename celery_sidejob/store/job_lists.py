@@ -197,11 +197,13 @@ SELECT EXISTS (SELECT FROM {messages} WHERE queue = %(queue)s)
   AS found""")
 
 
-_KNOWS_TASK = Statement("SELECT EXISTS (SELECT FROM {jobs} WHERE task = %(task)s) AS found")
+_KNOWS_TASK = Statement("""
+SELECT EXISTS (SELECT FROM {messages} WHERE task = %(task)s) OR EXISTS (SELECT FROM {jobs} WHERE task = %(task)s)
+  AS found""")
 
 
 def knows_task(executor: Reader, task: str) -> bool:
-    """Tell whether any job has this task; reads all jobs if none has."""
+    """Tell whether any job, or durable task that waits or runs, has this task; reads all if none has."""
     return bool(executor.run(_KNOWS_TASK, task=task)[0].found)
 
 

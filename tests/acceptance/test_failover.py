@@ -241,7 +241,7 @@ def test_commands_do_not_wait_without_end_for_a_further_store_that_is_frozen(
         assert "passed over. Store 1 of sidejob_failover_urls: " in listed
         assert str(urlsplit(own_postgres.url).password) not in listed
         assert "error: store 1. " in site.command("doctor", code=2)
-        assert "1 entry retried." in site.command("dead", "retry", "--all")
+        assert "1 entry retried." in site.command("dead", "retry", "--all", "--yes")
 
     assert site.command("dead", "list").count("mail") == 1
     site.close()

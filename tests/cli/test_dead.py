@@ -139,11 +139,13 @@ def test_entries_are_retried(stage: Stage, failed: Job, command: Command) -> Non
 
     assert command("retry", entry.id).lines == ["1 entry retried."]
     assert str(failed.refresh().status) == "queued"
-    assert command("retry", "--group", "WorkerLostError", "--limit", 2, "--json").document == {"retried": 2}
+    assert command("retry", "--group", "WorkerLostError", "--limit", 2, "--yes", "--json").document == {
+        "retried": 2, "skipped": {},
+    }  # fmt: skip
     assert stage.sql("SELECT task_id, generation FROM messages WHERE body IS NOT NULL ORDER BY 1") == [
         ("t1", 2), ("t2", 2),
     ]  # fmt: skip
-    assert command("retry", "--all").lines == ["1 entry retried."]
+    assert command("retry", "--all", "--yes").lines == ["1 entry retried."]
     said = command("retry", "--task", "mial")
     assert (said.lines, said.err) == (["0 entries retried."], "Nothing matches: the dead set is empty.\n")
 
@@ -172,7 +174,7 @@ def test_where_nothing_matches_is_said_what_there_is(failed: Job, command: Comma
     assert said.lines == ["0 entries retried."]
     assert said.err == "Nothing matches. There are: 'mail', 'stage.call'.\n"
     said = command("retry", "--group", "mail", "--json")
-    assert said.document == {"retried": 0}
+    assert said.document == {"retried": 0, "skipped": {}}
     assert said.err == "Nothing matches. There are: 'WorkerLostError', 'ValueError'.\n"
 
 

@@ -148,7 +148,10 @@ def test_what_is_no_filter_is_refused(stage: Stage) -> None:
 
 # -- names that are misspelt -----------------------------------------------------------------------------------------
 
-NO_TASK = "Nobody knows a task {!r}: no job has it, no worker has registered it, and the app has none of that name.{}\n"
+NO_TASK = (
+    "Nobody knows a task {!r}: no job and no waiting task has it, no worker has registered it, and the app has none of "
+    "that name.{}\n"
+)
 NO_QUEUE = "Nobody knows a queue {!r}: nothing is in it, no worker serves it, and the app has none of that name.{}\n"
 
 

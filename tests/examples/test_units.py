@@ -85,7 +85,7 @@ def test_an_error_leaves_its_turn_on_the_port(units: Units) -> None:
     assert units.sql("SELECT value FROM sidejob.packets ORDER BY id") == [(-3,), (4,)]
     assert turns(worker) == [5, 1, 2, -3]
 
-    units.celery("sidejob", "dead", "retry", "--all")
+    units.celery("sidejob", "dead", "retry", "--all", "--yes")
     wait_until(
         lambda: turns(worker) == [5, 1, 2, -3, -3], message="the run to begin again with the number that it refused"
     )

@@ -85,7 +85,7 @@ def test_what_failed_in_a_queue_is_retried(stage: Stage) -> None:
     (here,) = fail(stage, no_stock, queue="here")
     (there,) = fail(stage, no_stock, queue="there")
 
-    assert ask(stage.app, "dead", "retry", "--queue", "there").lines == ["1 entry retried."]
+    assert ask(stage.app, "dead", "retry", "--queue", "there", "--yes").lines == ["1 entry retried."]
 
     assert [str(job.refresh().status) for job in (here, there)] == ["failed", "queued"]
 

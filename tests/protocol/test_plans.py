@@ -74,6 +74,8 @@ READS_ALL = {
     "batches._ALL": "lists",
     "batches._COUNTS": "counts",
     "dead._COUNT": "counts",
+    "dead._COUNT_MATCHING": "counts",
+    "kept._COUNT": "counts",
     "dead._GROUPS": "counts",
     **{f"job_lists._COUNT[{column}]": "counts" for column in job_lists._COUNT},
     "job_lists._KNOWS_QUEUE": "a person's question: reads all where nothing is found",

@@ -1,0 +1,123 @@
+"""The jobs that a command is given by filters, and what it does with each of them."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import click
+from rich.text import Text
+
+from ..jobs.job import Job
+from ..model.errors import JobNotFoundError, SideJobError, StoreUnavailableError
+from ..model.plural import counted
+from . import names
+from .command import INTERRUPTED, Failed, confirm
+from .output import Output, printable
+
+PAGE = 200
+"""Jobs that are read together."""
+Act = Callable[[Job], str | None]
+"""Does something with a job; returns why not, in a few words, if it does not apply to the job."""
+
+
+def is_chosen(job_id: str | None, chosen: Mapping[str, Any]) -> bool:
+    """Tell whether jobs are chosen by filters; a usage error unless there are either filters or one job."""
+    by_filters = any(value not in (None, ()) for value in chosen.values())
+    if by_filters and job_id is not None:
+        raise click.UsageError("Name one job, or choose jobs by filters such as --status and --task; not both.")
+    if not by_filters and job_id is None:
+        raise click.UsageError("Name a job, or choose jobs by filters such as --status and --task.")
+    return by_filters
+
+
+def act_on_each(
+    sidejob: Any, output: Output, chosen: Mapping[str, Any], act: Act, *, verb: str, done: str, yes: bool
+) -> None:
+    """Count the jobs that match, ask whether to `verb` them, act on each, and tell how many are `done`.
+
+    Jobs that are made after the count are left alone. They are read a page at a time, each is one transaction, and
+    what one of them refuses does not keep the others from it.
+    """
+    filters = {**chosen, "status": chosen["status"] or None, "before": _next_id(sidejob)}
+    with output.progress("Counting the jobs"):
+        statuses: dict[str, int] = sidejob.count_jobs(**filters)
+    matched = sum(statuses.values())
+    if matched:
+        kinds = ", ".join(f"{number} {status}" for status, number in statuses.items())
+        confirm(f"{verb} {counted(matched, 'job', 'jobs')} ({kinds})?", yes=yes)
+    summary = Summary()
+    with output.progress(done) as add:
+        stopped = _walk(sidejob.iter_jobs(page=PAGE, **filters), act, summary, add)
+    said = f"{done}: {counted(summary.done, 'job', 'jobs')}.{summary.skips}" if matched else "No job matches."
+    output.answer({"matched": matched, "done": summary.done, "skipped": dict(summary.skipped)}, Text(printable(said)))
+    summary.note_errors(output)
+    if not matched:
+        names.hint(sidejob, output, task=chosen["task"], queue=chosen["queue"])
+    if isinstance(stopped, KeyboardInterrupt):
+        sys.exit(INTERRUPTED)
+    if stopped is not None:
+        raise Failed(f"The rest was not looked at. {stopped}")
+
+
+class Summary:
+    """How many jobs or tasks something was done with, and how many were skipped, by the reason."""
+
+    def __init__(self) -> None:
+        self.done = 0
+        self.skipped: Counter[str] = Counter()
+        self._examples: dict[str, str] = {}
+
+    def skip(self, reason: str, number: int = 1) -> None:
+        """Count what was skipped for a reason."""
+        if number:
+            self.skipped[reason] += number
+
+    def refuse(self, error: SideJobError) -> None:
+        """Count an error; the first one of each kind is told in full."""
+        self.skip(type(error).__name__)
+        self._examples.setdefault(type(error).__name__, str(error))
+
+    @property
+    def skips(self) -> str:
+        """A sentence on what was skipped; empty if nothing was."""
+        if not self.skipped:
+            return ""
+        return f" Skipped: {', '.join(f'{number} ({reason})' for reason, number in self.skipped.most_common())}."
+
+    def note_errors(self, output: Output) -> None:
+        """Note one error of each kind in full."""
+        for kind, example in self._examples.items():
+            output.note(f"{kind}, for example: {example}")
+
+
+def _walk(
+    jobs: Any, act: Act, summary: Summary, add: Callable[[int], None]
+) -> StoreUnavailableError | KeyboardInterrupt | None:  # fmt: skip
+    """Act on each job; return what ended it before the last one."""
+    try:
+        for job in jobs:
+            try:
+                reason = act(job)
+            except StoreUnavailableError:
+                raise
+            except JobNotFoundError:
+                reason = "deleted meanwhile"
+            except SideJobError as error:
+                summary.refuse(error)
+                continue
+            if reason is None:
+                summary.done += 1
+                add(1)
+            else:
+                summary.skip(reason)
+    except (StoreUnavailableError, KeyboardInterrupt) as stopped:
+        return stopped
+    return None
+
+
+def _next_id(sidejob: Any) -> int:
+    """Return an id that is larger than those of all jobs there are now."""
+    return next((job.id + 1 for job in sidejob.jobs(limit=1, newest_first=True)), 0)
