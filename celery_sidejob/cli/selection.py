@@ -46,7 +46,7 @@ def act_on_each(
         statuses: dict[str, int] = sidejob.count_jobs(**filters)
     matched = sum(statuses.values())
     if matched:
-        kinds = ", ".join(f"{number} {status}" for status, number in statuses.items())
+        kinds = ", ".join(f"{number:,} {status}" for status, number in statuses.items())
         confirm(f"{verb} {counted(matched, 'job', 'jobs')} ({kinds})?", yes=yes)
     summary = Summary()
     with output.progress(done) as add:
@@ -85,7 +85,7 @@ class Summary:
         """A sentence on what was skipped; empty if nothing was."""
         if not self.skipped:
             return ""
-        return f" Skipped: {', '.join(f'{number} ({reason})' for reason, number in self.skipped.most_common())}."
+        return f" Skipped: {', '.join(f'{number:,} ({reason})' for reason, number in self.skipped.most_common())}."
 
     def note_errors(self, output: Output) -> None:
         """Note one error of each kind in full."""

@@ -96,7 +96,7 @@ def _revoke_matching(sidejob: Any, output: Output, which: dict[str, Any], yes: b
     with output.progress("Counting the tasks"):
         counts = inspection.count_tasks(**which)
     if counts:
-        kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(counts.items()))
+        kinds = ", ".join(f"{number:,} {kind}" for kind, number in sorted(counts.items()))
         confirm(f"Revoke {counted(counts.total(), 'task', 'tasks')} ({kinds})?", yes=yes)
     summary, running, told = Summary(), 0, True
     with output.progress("Revoking tasks") as add:

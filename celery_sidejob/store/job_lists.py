@@ -146,14 +146,14 @@ def _way_to(executor: Reader, which: Filters) -> Mapping[str, Statement]:
         return _LIST_OF_PARENT
     if wanted == {"running"}:
         return _LIST_RUNNING
+    if (which.since or which.since_s) is not None and not _are_many_young(executor, which):
+        return _LIST_YOUNG
     if wanted == {"queued"} and which.queue is not None:
         return _LIST_QUEUED if executor.run(_ARE_MANY_TIMERS)[0].many else _LIST_QUEUED_ALONG
     if wanted == {"failed"}:
         return _LIST_FAILED
     if which.older_s is not None and not executor.run(_ARE_MANY_OLD, older_s=which.older_s)[0].many:
         return _LIST_OLD
-    if (which.since or which.since_s) is not None and not _are_many_young(executor, which):
-        return _LIST_YOUNG
     return _LIST
 
 

@@ -972,6 +972,11 @@ sidejob.close()
     assert "it is failed" in celery.alone("run", payment, code=1).err
     assert celery("run", payment, "--force", "--json").document["asked"] is True
     worker.wait_for_log("entered in the dead set", count=2)
+    assert f"Job {payment} is failed: ValueError: no money: 7" in celery.alone("watch", payment, code=1).err
+    made = celery("enqueue", "shop.order", "--args", '["Bea"]', "--json").document["job"]
+    assert celery("watch", made).out.rstrip().endswith("completed")
+    celery("write", made, "items", 1, '"two"')
+    assert [packet["value"] for packet in celery("peek", made, "items", "--json").document] == [1, "two"]
     celery("tree", "order", "--svg", tmp_path / "graph.svg")
     assert (tmp_path / "graph.svg").read_text().count('class="job ') == 2
     assert celery("stats", "--json").document["dead"]["entries"] == 1
