@@ -160,13 +160,13 @@ def delete(sidejob: Any, output: Output, given: Sequence[int | str]) -> None:
 
 
 @dead.command()
-@click.option("--older-than", metavar="SECONDS", type=Seconds(LONGEST_S), help="Entries that are older than this.")
+@click.option("--older-than", metavar="DURATION", type=Seconds(LONGEST_S), help="Entries that are older: 86400, 1d.")
 @click.option("--keep", metavar="N", type=click.IntRange(0, MOST), help="All entries but the newest N.")
 @answering
 def purge(sidejob: Any, output: Output, older_than: float | None, keep: int | None) -> None:
     """Remove entries for good, by age or by number."""
     if older_than is None and keep is None:
-        raise Failed("Say what is to go: --older-than SECONDS, or --keep N.", code=2)
+        raise Failed("Say what is to go: --older-than DURATION, or --keep N.", code=2)
     with output.progress("Purging entries") as add:
         purged = sidejob.dead.purge(older_than=older_than, keep=keep, progress=add)
     _report(output, "purged", purged)

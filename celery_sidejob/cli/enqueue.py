@@ -11,6 +11,7 @@ from rich.text import Text
 from ..jobs.job import Job
 from ..model.checks import LONGEST_S
 from ..model.errors import DuplicateError
+from . import names
 from .command import Failed, answering, load_modules
 from .json_values import JsonValue
 from .output import Output, printable
@@ -42,6 +43,8 @@ def enqueue(
     if eta is not None and countdown is not None:
         raise click.UsageError("--eta and --countdown are two ways to say when; choose one.")
     load_modules(sidejob)
+    queue = given["queue"]
+    unknown = names.unknown(sidejob, output, "queue", queue) if queue is not None else None  # its job makes it known
     options = {"eta": eta, "countdown": countdown, **given}
     if given["unique"] is not None:
         options["on_duplicate"] = "refuse"  # and so it can be told
@@ -54,6 +57,8 @@ def enqueue(
         raise Failed(error) from error
     said = f"Made job {job.id} ({printable(job.task)}) in queue {printable(job.queue)}."
     output.answer({"job": job.id, "made": True, "task_id": job.task_id}, Text(said))
+    if unknown:
+        output.note(unknown)
 
 
 def _tell_of_open(output: Output, error: DuplicateError) -> None:

@@ -33,7 +33,8 @@ def watch(sidejob: Any, output: Output, job_id: str) -> None:
         found = _follow(Inspection(sidejob.runtime), job_named(sidejob, job_id), output)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
-    output.answer(found) if output.for_program else None
+    if output.for_program:
+        output.answer(found)
     if found["status"] != Status.COMPLETED:
         error = found["error"] if found["status"] == Status.FAILED else None
         raise Failed(

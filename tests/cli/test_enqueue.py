@@ -59,6 +59,16 @@ def test_no_job_is_made_beside_an_open_one(stage: Stage, command: Command) -> No
     assert stage.sidejob.jobs() == [job]
 
 
+def test_a_misspelt_queue_is_told_of_and_used(stage: Stage, command: Command) -> None:
+    stage.job(queue="letters")
+    stage.sidejob.queue("letters").configure(limit=3)
+    said = command("enqueue", "stage.idle", "--queue", "leters")
+    assert said.lines == ["Made job 2 (stage.idle) in queue leters."]
+    assert said.err.startswith("Nobody knows a queue 'leters': ")
+    assert said.err.endswith(" Did you mean 'letters'?\n")
+    assert command("enqueue", "stage.idle", "--queue", "letters").err == ""
+
+
 def test_what_cannot_be_made_is_one_line(stage: Stage, command: Command) -> None:
     assert "Did you mean 'stage.idle'?" in command("enqueue", "stage.ilde", code=1).err
     assert "stage.add: missing a required argument: 'a'" in command("enqueue", "stage.add", code=1).err

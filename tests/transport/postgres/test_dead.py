@@ -274,7 +274,8 @@ def test_a_person_sees_retries_and_deletes_them(connect: Connect, tables: Tables
     assert consuming.take(2) == ["next", 1]
     assert "delivery_count" not in consuming.messages[1].properties
     assert asked("retry", "task1").code == 1
-    assert asked("delete", "--queue", "queues").err == "Nothing matches. There are: 'queue'.\n"
+    for verb in ("list", "retry", "delete"):
+        assert asked(verb, "--queue", "queues").err == ("Nothing matches. Did you mean 'queue'? There are: 'queue'.\n")
     assert asked("delete", "--queue", "queue", "--json").document == {"deleted": 2}
     assert dead_count(tables) == 0
 
