@@ -175,7 +175,7 @@ class DeadSet:
             return self._runtime.tasks.result(str(entry.task_id))
         return self._force(entry.job_id)
 
-    def retry_all(
+    def retry_all(  # noqa: PLR0913 - what entries are chosen by, and who is told of them
         self, *, group: str | None = None, task: str | None = None, queue: str | None = None,
         reason: str | None = None, limit: int | None = None, progress: Progress | None = None,
         skipped: Skipped | None = None,

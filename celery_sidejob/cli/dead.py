@@ -56,6 +56,8 @@ COLUMNS = ("Entry", "Died", "Task", "Job", "Error")
 ALL_COLUMNS = ("Entry", "Died", "Reason", "Queue", "Task", "Job", "Task id", "Error")
 group_option = click.option("--group", metavar="GROUP", help="Only entries of this group, as `dead groups` shows it.")
 
+reason_option = click.option("--reason", metavar="REASON", help="Only entries with this reason, such as lost, revoked.")
+
 
 @click.group()
 def dead() -> None:
@@ -66,6 +68,7 @@ def dead() -> None:
 @group_option
 @task_option
 @queue_option
+@reason_option
 @limit_option
 @click.option("--after", metavar="ID", type=EntryId(), default=0, help="Only entries after this id.")
 @click.option("--wide", is_flag=True, help="Show task ids, reasons and queues too, and whole errors.")
@@ -76,8 +79,8 @@ def list_entries(sidejob: Any, output: Output, /, limit: int, wide: bool, **chos
     The list fits a terminal of 80 columns. An entry without a job is a durable task: `dead show` and --wide have its
     task id.
 
-    With --queue, or with --task and --group, the command reads entries one by one until enough match: a million takes
-    a second.
+    With --queue or --reason, or with --task and --group, the command reads entries one by one until enough match: a
+    million takes a second.
     """
     with output.progress("Looking through the dead set"):
         found: list[DeadEntry] = sidejob.dead.list(limit=limit, **chosen)
@@ -111,6 +114,7 @@ def show(sidejob: Any, output: Output, entry_id: int | str) -> None:
 @group_option
 @task_option
 @queue_option
+@reason_option
 @click.option("--limit", type=click.IntRange(1, MOST), help="At most so many.")
 @yes_option
 @answering
@@ -118,13 +122,15 @@ def retry(
     sidejob: Any, output: Output, /, given: Sequence[int | str], everything: bool, limit: int | None, yes: bool,
     **chosen: str | None,
 ) -> None:  # fmt: skip
-    """Try entries again: by id, or by group, task or queue, or all, in the order in which they failed.
+    """Try entries again: by id, or by group, task, queue or reason, or all, in the order in which they failed.
 
     Unless entries are named by their ids, a question comes first that says how many there are. To choose failed jobs by
     other filters, such as --tag or --since, use `run --status failed --force`.
     """
     if [bool(given), everything, any(value is not None for value in chosen.values())].count(True) != 1:
-        raise Failed("Name entries by their IDs, or choose by --group, --task or --queue, or all with --all.", code=2)
+        raise Failed(
+            "Name entries by their IDs, or choose by --group, --task, --queue or --reason, or all with --all.", code=2
+        )
     load_modules(sidejob)
     if given:
         _each(sidejob, output, given, sidejob.dead.retry, "retried")
@@ -162,13 +168,17 @@ def delete(sidejob: Any, output: Output, given: Sequence[int | str]) -> None:
 @dead.command()
 @click.option("--older-than", metavar="DURATION", type=Seconds(LONGEST_S), help="Entries that are older: 86400, 1d.")
 @click.option("--keep", metavar="N", type=click.IntRange(0, MOST), help="All entries but the newest N.")
+@reason_option
 @answering
-def purge(sidejob: Any, output: Output, older_than: float | None, keep: int | None) -> None:
-    """Remove entries for good, by age or by number."""
-    if older_than is None and keep is None:
-        raise Failed("Say what is to go: --older-than DURATION, or --keep N.", code=2)
+def purge(sidejob: Any, output: Output, older_than: float | None, keep: int | None, reason: str | None) -> None:
+    """Remove entries for good, by age, by number or by reason.
+
+    With --reason alone all entries with that reason go; with others, only those that are old or many enough.
+    """
+    if older_than is None and keep is None and reason is None:
+        raise Failed("Say what is to go: --older-than DURATION, --keep N or --reason REASON.", code=2)
     with output.progress("Purging entries") as add:
-        purged = sidejob.dead.purge(older_than=older_than, keep=keep, progress=add)
+        purged = sidejob.dead.purge(older_than=older_than, keep=keep, reason=reason, progress=add)
     _report(output, "purged", purged)
 
 
@@ -178,6 +188,8 @@ def show_entry(output: Output, entry: DeadEntry) -> None:
     shown = {name.replace("_", " "): value for name, value in document.items() if name != "traceback"}
     for name in ("retries", "losses", "history"):  # leave out zeros; a job's losses are in its error
         shown[name] = shown[name] or None
+    if entry.loss is not None:  # as a sentence, if that is not in the error already
+        shown["loss"] = None if entry.loss["why"] in entry.error else entry.loss["why"]
     output.answer(document, facts(shown), Text(entry.traceback or ""))
 
 
@@ -225,9 +237,11 @@ def _document(entry: DeadEntry) -> dict[str, Any]:
     return asdict(entry)
 
 
-def _suggest(sidejob: Any, output: Output, *, group: str | None, task: str | None, queue: str | None) -> None:
+def _suggest(
+    sidejob: Any, output: Output, *, group: str | None, task: str | None, queue: str | None, reason: str | None
+) -> None:
     """If nothing matches, suggest names that would."""
-    if sidejob.dead.list(group=group, task=task, queue=queue, limit=1):
+    if reason is not None or sidejob.dead.list(group=group, task=task, queue=queue, limit=1):
         return  # entries match, but somebody else has retried or locked them
     if group is not None:
         output.note(nothing_matches("the dead set", list(sidejob.dead.groups()), group))

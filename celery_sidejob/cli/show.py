@@ -149,12 +149,19 @@ def _history(entries: list[dict[str, Any]], everything: bool) -> RenderableType 
             entry["what"],
             entry["run_no"],
             entry["worker"],
-            shortened(entry["detail"]) if entry["detail"] else None,
+            _detail(entry["detail"]),
         )
         for entry in shown
     ]
     left_out = f" (the last {len(shown)} of {len(entries)} entries: --history)" if len(shown) < len(entries) else ""
     return table_if_any("At", "What", "Run", "Worker", "", title=f"History{left_out}", rows=rows)
+
+
+def _detail(detail: Any) -> Any:
+    """Return the detail of an entry as text: the sentence of a loss, anything else as JSON."""
+    if not detail:
+        return None
+    return detail["why"] if isinstance(detail, dict) and "why" in detail else shortened(detail)
 
 
 def _children(details: dict[str, Any]) -> RenderableType | None:

@@ -50,8 +50,8 @@ SENTENCES = {
     "host is down",
     LossKind.OVERDUE: "the run did not renew its own lease in time, and worker {worker} killed its process {process}",
     LossKind.DROPPED: "worker {worker} held the run and did not execute it",
-    LossKind.LEFT: "the body ended with {error}, which ends a process, on worker {worker}",
-    LossKind.STORE: "the run could not reach Postgres: {error}",
+    LossKind.LEFT: "the body ended with {cause}, which ends a process, on worker {worker}",
+    LossKind.STORE: "the run could not reach Postgres: {cause}",
     LossKind.UNKNOWN: "the worker died",
 }
 
@@ -71,7 +71,7 @@ class Loss:
     signal: str | None = None
     out_of_memory: bool | None = None
     silent_s: float | None = None
-    error: str | None = None
+    cause: str | None = None
 
     @classmethod
     def of_process(cls, worker: str, process: int, status: int | None, *, out_of_memory: bool | None) -> Loss:
@@ -90,6 +90,8 @@ class Loss:
     def of_json(cls, text: str) -> Loss:
         """Return the loss that was kept as this JSON text; of a newer version what this one knows."""
         kept = json.loads(text)
+        if not isinstance(kept, dict):
+            return cls()
         known = {one.name: kept[one.name] for one in fields(cls) if one.name in kept}
         kind = known.pop("kind", None)
         return cls(LossKind(kind) if kind in set(LossKind) else LossKind.UNKNOWN, **known)

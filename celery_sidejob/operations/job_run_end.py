@@ -136,17 +136,17 @@ def _write(  # noqa: PLR0913 - as above
 
 
 def _past(runtime: Runtime, hold: Hold, ending: Ending) -> claims.Past:
-    """Return what the history keeps of the end; of an error its class, its group and the beginning of its message."""
-    keeps, detail = runtime.settings.history, None
+    """Return what the history keeps of the end.
+
+    That is the facts of a loss; of an error its class, its group and the beginning of its message.
+    """
+    keeps, shown = runtime.settings.history, {} if ending.loss is None else dict(ending.loss.facts)
     if keeps and ending.error:
         error = json.loads(ending.error)
         group = error.get("group") or error["type"]
-        shown = {"error": error["type"], "group": group, "message": error["message"][:MOST_OF_MESSAGE]}
-        detail = json.dumps(shown)
-    elif keeps and ending.loss is not None:
-        detail = ending.loss.json
+        shown |= {"error": error["type"], "group": group, "message": error["message"][:MOST_OF_MESSAGE]}
     how = "terminated" if ending.gives_up == Status.TERMINATED else str(ending.how)
-    return {"how": how, "kind": hold.kind, "detail": detail, "history": keeps}
+    return {"how": how, "kind": hold.kind, "detail": json.dumps(shown) if shown else None, "history": keeps}
 
 
 def _follow_closing(

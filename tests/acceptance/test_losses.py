@@ -45,6 +45,7 @@ def buried(scene: Scene, kind: str) -> DeadEntry:
     if kind == "job":
         [lost] = [one for one in scene.sidejob.get(entry.job_id).history if one.what == "lost"]
         assert lost.detail["message"] in entry.error
+        assert dict(entry.loss).items() <= lost.detail.items()
     return entry
 
 
@@ -117,4 +118,4 @@ def test_a_body_that_leaves_is_told(scene: Scene, kind: str) -> None:
     call(scene, kind, "leave")
     loss = buried(scene, kind).loss
     assert loss is not None
-    assert facts_of(loss) == {"kind": "left", "error": "SystemExit(4)"}
+    assert facts_of(loss) == {"kind": "left", "cause": "SystemExit(4)"}

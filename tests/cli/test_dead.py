@@ -150,6 +150,29 @@ def test_entries_are_retried(stage: Stage, failed: Job, command: Command) -> Non
     assert (said.lines, said.err) == (["0 entries retried."], "Nothing matches: the dead set is empty.\n")
 
 
+def test_entries_are_chosen_by_their_reason(stage: Stage, failed: Job, command: Command) -> None:
+    stage.sql("UPDATE dead SET reason = 'revoked' WHERE task_id IN ('t1', 't2')")
+    assert [entry["task_id"] for entry in command("list", "--reason", "revoked", "--json").document] == ["t1", "t2"]
+    assert command("retry", "--reason", "revoked", "--limit", 1, "--yes").lines == ["1 entry retried."]
+    assert command("purge", "--reason", "revoked", "--older-than", "1d").lines == ["0 entries purged."]
+    assert command("purge", "--reason", "revoked").lines == ["1 entry purged."]
+    assert sorted(entry.reason for entry in stage.sidejob.dead) == ["failed", "lost"]
+
+
+def test_a_loss_is_shown_as_a_sentence_and_kept_as_facts(stage: Stage, failed: Job, command: Command) -> None:
+    loss = '{"kind": "killed", "signal": "SIGSEGV", "worker": "web-1:7:ab", "process": 8}'
+    why = "process 8 of worker web-1:7:ab was killed by SIGSEGV"
+    stage.sql("UPDATE dead SET payload = json_build_object('loss', %s::json) WHERE task_id = 't1'", loss)
+    assert f"loss {why}" in command("show", "t1").lines
+    shown = command("show", "t1", "--json").document["loss"]
+    assert (shown["why"], shown["host"], shown["signal"]) == (why, "web-1", "SIGSEGV")
+
+    stage.sql("UPDATE dead SET error = 'WorkerLostError: ' || %s WHERE task_id = 't1'", why)
+    assert not any(line.startswith("loss ") for line in command("show", "t1").lines), "the error says it"
+    stage.sql("UPDATE dead SET payload = json_build_object('loss', 'a riddle') WHERE task_id = 't1'")
+    assert command("show", "t1", "--json").document["loss"]["kind"] == "unknown"
+
+
 def test_several_entries_are_named(stage: Stage, failed: Job, command: Command) -> None:
     (job, first, *_) = stage.sidejob.dead
     assert "no entry of the task id 't9'" in command("retry", first.id, "t9", code=1).err

@@ -40,10 +40,10 @@ LOSSES = {
         Loss(LossKind.DROPPED, WORKER), "worker web-1:77:ab12 held the run and did not execute it",
     ),
     LossKind.LEFT: (
-        Loss(LossKind.LEFT, WORKER, error="SystemExit(4)"),
+        Loss(LossKind.LEFT, WORKER, cause="SystemExit(4)"),
         "the body ended with SystemExit(4), which ends a process, on worker web-1:77:ab12",
     ),
-    LossKind.STORE: (Loss(LossKind.STORE, error="it is away"), "the run could not reach Postgres: it is away"),
+    LossKind.STORE: (Loss(LossKind.STORE, cause="it is away"), "the run could not reach Postgres: it is away"),
     LossKind.UNKNOWN: (Loss(), "the worker died"),
 }  # fmt: skip
 

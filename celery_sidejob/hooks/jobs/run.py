@@ -165,13 +165,13 @@ def run_claimed(task: TaskBody, runtime: Runtime, hold: Hold, request: Context) 
         # A read of the body found no store, or the end could not be written for a whole lease. That is not the job's
         # failure: nothing of the uncommitted unit was applied, and the run begins again.
         logger.error("Run %d of job %d is given up: %s", hold.run_no, hold.job_id, error)
-        recovery.rescue_own(runtime, hold, Loss(LossKind.STORE, error=str(error)))
+        recovery.rescue_own(runtime, hold, Loss(LossKind.STORE, cause=str(error)))
         raise Ignore(str(error)) from None
     except BaseException as error:
         if not own_process.is_left(task.app, (hold.job_id, hold.run_no), error):
             raise
         logger.error("Run %d of job %d is lost: its body raised %r", hold.run_no, hold.job_id, error)
-        recovery.rescue_own(runtime, hold, Loss(LossKind.LEFT, own_process.ident(task.app), error=repr(error)))
+        recovery.rescue_own(runtime, hold, Loss(LossKind.LEFT, own_process.ident(task.app), cause=repr(error)))
         raise Ignore(f"job {hold.job_id}: its body left") from None
 
 

@@ -66,7 +66,7 @@ def lose(run: Run, error: BaseException, worker: str | None) -> NoReturn:
     """Count a run as lost whose body has left, by `sys.exit()` for one, while its process goes on."""
     logger.error("The run of task %s is lost: its body raised %r", run.key[0], error)
     run.is_lost = True
-    loss = Loss(LossKind.LEFT, worker, error=repr(error))
+    loss = Loss(LossKind.LEFT, worker, cause=repr(error))
     with suppress(StoreUnavailableError):  # otherwise the worker finds what it holds and does not run
         if durable_locks.has_lock(run.runtime, run):
             durable_locks.give_back(run.runtime, [run.key[0]], worker_id=run.worker_id, loss=loss)
