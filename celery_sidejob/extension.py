@@ -1,4 +1,4 @@
-"""`SideJob`: what a user makes once for an app."""
+"""`SideJob`: the one object that a user makes for an app."""
 
 from __future__ import annotations
 

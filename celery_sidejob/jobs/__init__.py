@@ -1,1 +1,1 @@
-"""Handles: what users hold of jobs and their ports, and what a body is given."""
+"""Handles of jobs and ports, for users, and the running job, for a task's body."""

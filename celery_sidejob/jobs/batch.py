@@ -1,4 +1,4 @@
-"""`Batch`: a named set of jobs and durable tasks, with its progress and what follows when all have ended."""
+"""`Batch`: a named set of jobs and durable tasks, its progress, and the work that follows when all have ended."""
 
 from __future__ import annotations
 

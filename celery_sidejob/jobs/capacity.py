@@ -1,4 +1,4 @@
-"""Capacity pools: at most so many works wait or run at once, and a call that finds no room is refused."""
+"""Capacity pools: a pool bounds how many jobs and tasks wait or run at once, and refuses calls beyond that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What callers give as jobs that a job is to wait for, and what a run sees of them before its commit."""
+"""The `depends_on` of calls: checks the jobs that a caller names, and shows them to a run before its commit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What has happened to a job, as its handle shows it."""
+"""A job's history, as its handle shows it."""
 
 from __future__ import annotations
 

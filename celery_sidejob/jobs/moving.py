@@ -1,4 +1,4 @@
-"""What callers give as the next stage of a job: checked and encoded as a new job's task and arguments are."""
+"""Checks and encodes the next stage of a job, as it does a new job's task and arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The running job: what the body of a sidejob task is given."""
+"""The running job: the first argument of a sidejob task's body."""
 
 from __future__ import annotations
 

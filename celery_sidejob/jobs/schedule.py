@@ -1,4 +1,4 @@
-"""`Schedule`: a task at its times; pauses it, runs it now, and tells what it has made and what is to come."""
+"""`Schedule`: a task with its times. Pauses it, runs it now, and lists its jobs and its next times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a schedule to its jobs: what is declared is checked as a call is, and what is due is made."""
+"""From a schedule to its jobs: checks a declaration like a call, and makes the jobs that are due."""
 
 from __future__ import annotations
 

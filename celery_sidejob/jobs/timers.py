@@ -1,4 +1,4 @@
-"""A job's timers: what it was asked for later and has not begun to do."""
+"""A job's timers: asks for a later run that has not begun."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Making jobs with unique keys: the keys decide which of them are made, and which open jobs are used or replaced."""
+"""Making jobs with unique keys: the keys decide which jobs are made, and which open jobs are used or replaced."""
 
 from __future__ import annotations
 

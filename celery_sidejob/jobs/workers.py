@@ -1,4 +1,4 @@
-"""The workers that are there, and what each runs."""
+"""The live workers, and the runs of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The work that follows a commit: events are told, messages published, results stored."""
+"""The work that follows a commit: reports events, publishes messages, stores results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this process knows of those who listen. It asks by one statement, at most once a second, and if it matters."""
+"""Whether anybody listens, as far as this process knows. It asks the store only if it must, once a second at most."""
 
 from __future__ import annotations
 

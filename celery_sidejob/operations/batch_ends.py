@@ -1,4 +1,4 @@
-"""The end of a batch: what follows it is made in the transaction that notes it, so once, whoever dies."""
+"""The end of a batch: the transaction that notes it also makes the follow-up work, so exactly once, whatever dies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What belongs to batches: a job by the transaction that makes it, a durable task right after it was kept."""
+"""Members of batches: a job joins in the transaction that makes it, a durable task right after it was kept."""
 
 from __future__ import annotations
 

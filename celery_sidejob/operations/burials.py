@@ -1,4 +1,4 @@
-"""Durable tasks that have not ended well: their rows move to the dead set, from which a person may revive them.
+"""Durable tasks that failed for good: their rows move to the dead set, from which a person may revive them.
 
 A row whose task ended well after all is removed instead.
 """

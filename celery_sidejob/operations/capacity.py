@@ -1,4 +1,4 @@
-"""Capacity pools: works are admitted by the transaction that makes them, or refused before anything is written."""
+"""Capacity pools: the transaction that makes a job or task admits it, or refuses it before anything is written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tells whether a delivery matches its row (the same task and body): anyone who reaches the broker can name a row."""
+"""Checks that a delivery has the task and body of its row: anyone who reaches the broker can name a row."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Jobs that wait for others: what is written when they begin to depend, and the look that frees them.
+"""Jobs that wait for other jobs: writes the dependencies, and looks for jobs that are free now.
 
-The look has a transaction of its own. Who ends a dependency does not lock those that wait for it, because they have
-lower ids as well as higher ones, and locks are taken in the order of ids. The marks on the edges are committed with the
-end, so if the process dies before it looks, the sweeper does.
+The look has a transaction of its own. The end of a dependency does not lock the jobs that wait for it, because they
+have lower ids as well as higher ones, and locks are taken in the order of ids. The marks on the edges are committed
+with the end, so if the process dies before it looks, the sweeper looks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The end of a durable task's run: its row goes on as another message, or is removed as its follow-ups are kept."""
+"""The end of a durable task's run: its row becomes another message, or is removed when its follow-ups are kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lock of a durable task's run: the run has the row from its beginning until its end, or until the row is taken."""
+"""The lock of a durable task's run: the run owns the row from its beginning to its end, or until it loses the row."""
 
 from __future__ import annotations
 

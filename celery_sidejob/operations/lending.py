@@ -1,4 +1,4 @@
-"""Writing into the caller's transaction: the work after its commit, of which we may never be told."""
+"""Writing into the caller's transaction, and the work after its commit, which may never be reported to us."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parking jobs whose task no worker of their queue knows, and releasing them when a worker comes to know it."""
+"""Parks jobs whose task no worker of their queue knows, and releases them once a worker knows the task."""
 
 from __future__ import annotations
 

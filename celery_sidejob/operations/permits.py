@@ -1,4 +1,4 @@
-"""Runs in managed queues: begin the best that is owed, leave what may not begin at the gate, and let it in."""
+"""Runs in managed queues: begins the best owed run, leaves runs that may not begin at the gate, and lets them in."""
 
 from __future__ import annotations
 

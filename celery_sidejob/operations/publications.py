@@ -1,4 +1,4 @@
-"""Delivering after its commit what was published to many: a page of jobs in each transaction."""
+"""Delivers a publication to many subscribers after its commit: a page of jobs in each transaction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people ask of queues: pause and resume them, set their limits, and look into them."""
+"""Pauses and resumes queues, sets their limits, and looks into them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedules: what is declared, paused or deleted, and what each makes, once for each of its times.
+"""Schedules: declares, pauses and deletes them, and makes their jobs, once for each time.
 
 The transaction that makes jobs or messages has locked the schedule's row and moves it on. If the process dies before
 the commit, nothing was made, and another sweeper makes it; after the commit, no other finds it due.

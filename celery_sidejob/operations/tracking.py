@@ -1,4 +1,4 @@
-"""Which jobs are tracked, as far as this process knows: it asks at most once a second, if somebody follows them."""
+"""Which jobs are tracked, as far as this process knows: it asks at most once a second, and only if it has listeners."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Making jobs with unique keys: in the transaction that makes a job nobody else can make one with its key."""
+"""Making jobs with unique keys: while a transaction makes a job, no other can make a job with the same key."""
 
 from __future__ import annotations
 

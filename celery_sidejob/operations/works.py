@@ -1,4 +1,4 @@
-"""Jobs or messages that the sweeper makes, as part of a transaction of its own."""
+"""Jobs and messages that the sweeper makes, as part of one of its transactions."""
 
 from __future__ import annotations
 

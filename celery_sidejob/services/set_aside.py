@@ -1,4 +1,4 @@
-"""A job that fails in the sweeper must not stop the others: it is set aside for a while."""
+"""Sets a job that fails in the sweeper aside for a while, so that it does not stop the other jobs."""
 
 from __future__ import annotations
 

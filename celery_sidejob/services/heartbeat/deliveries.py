@@ -1,4 +1,4 @@
-"""The deliveries of this worker: which it was given, which process runs each, and which are over."""
+"""The deliveries of this worker: which it has received, which process runs each, and which are over."""
 
 from __future__ import annotations
 

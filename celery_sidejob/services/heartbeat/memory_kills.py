@@ -1,4 +1,4 @@
-"""Whether the kernel has just killed a process for want of memory: the control group of this worker counts that."""
+"""Whether the kernel has just killed a process for lack of memory: this worker's control group counts such kills."""
 
 from __future__ import annotations
 

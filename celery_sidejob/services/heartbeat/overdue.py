@@ -1,4 +1,4 @@
-"""Rescues runs whose body should have renewed its own lease and did not, and ends their processes."""
+"""Rescues runs whose body did not renew its own lease in time, and ends their processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Notes which members of batches have ended, and makes what follows a batch when all have."""
+"""Notes which members of batches have ended, and makes a batch's follow-up work once all have ended."""
 
 from __future__ import annotations
 

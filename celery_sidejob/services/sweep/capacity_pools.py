@@ -1,4 +1,4 @@
-"""Admits works that wait for slots of capacity pools which have free ones."""
+"""Admits jobs and tasks that wait for a slot, to capacity pools with free slots."""
 
 from __future__ import annotations
 

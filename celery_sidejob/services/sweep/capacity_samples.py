@@ -1,4 +1,4 @@
-"""Notes the totals of capacity pools, from which `stats` tells what they have done in the last minute."""
+"""Notes the totals of capacity pools, from which `stats` computes their last minute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dooms ordinary durable tasks that the transport has given up; the dead-list entry of a job has no effect."""
+"""Dooms ordinary durable tasks that the transport has put into its dead list; an entry of a job has no effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rescues runs whose worker is dead and forgotten: without this they would be held for ever."""
+"""Rescues runs whose worker is dead and forgotten: no other duty would free them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Takes ordinary durable tasks from workers that died; each task's `on_lost` decides what becomes of it."""
+"""Takes ordinary durable tasks from workers that died; each task's `on_lost` decides whether it runs again."""
 
 from __future__ import annotations
 

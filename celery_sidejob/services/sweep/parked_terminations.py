@@ -1,4 +1,4 @@
-"""Ends parked jobs that were terminated: no worker knows their task, so nobody can run their shutdown."""
+"""Ends parked jobs that were terminated: no worker knows their task, so no worker can run their shutdown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Delivers messages of channels that their publishers have left: they have died, or the subscribers are many."""
+"""Delivers channel messages whose publisher has died, or has left the rest of many subscribers to the sweeper."""
 
 from __future__ import annotations
 

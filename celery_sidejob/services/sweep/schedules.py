@@ -1,4 +1,4 @@
-"""Makes what schedules have due: a page of jobs in each transaction, one schedule after the other."""
+"""Makes the jobs that schedules have due: a page in each transaction, one schedule after the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looks in the store for work that is due, missing or lost, and sets it going again.
+"""Looks in the store for work that is due, missing or lost, and starts it again.
 
 One sweeper at a time per schema holds a leased row; several would only waste work. Its duties read a page of candidates
 without locks, then act on one job per transaction. No row lock is held during a network call. A bad row is set aside,

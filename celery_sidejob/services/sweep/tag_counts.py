@@ -1,4 +1,4 @@
-"""Adds up which tags jobs got and lost, so that to list the most common tags reads little."""
+"""Adds up which tags jobs got and lost, so that a list of the most common tags reads few rows."""
 
 from __future__ import annotations
 

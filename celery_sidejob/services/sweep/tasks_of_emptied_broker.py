@@ -1,4 +1,4 @@
-"""Has the ordinary durable tasks that an emptied broker lost published again."""
+"""Looks for the ordinary durable tasks that an emptied broker lost, and has them published again."""
 
 from __future__ import annotations
 

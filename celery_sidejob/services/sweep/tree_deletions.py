@@ -1,4 +1,4 @@
-"""Goes on with deletions of large trees that a caller, or its death, has left."""
+"""Finishes deletions of large trees that a caller has left, or that its death has interrupted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Moves messages that no queue will ever take to the dead set: they would be tried for ever and never run."""
+"""Moves messages that no queue will ever take to the dead set: the sweeper would try them for ever."""
 
 from __future__ import annotations
 

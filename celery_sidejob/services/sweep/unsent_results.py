@@ -1,4 +1,4 @@
-"""Brings results to the backend that the process ending the asking could not store."""
+"""Stores results in the backend, if the process that ended the asking could not."""
 
 from __future__ import annotations
 
