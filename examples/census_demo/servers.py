@@ -158,6 +158,7 @@ def _forget_queue(broker_url: str, name: str, schema: str) -> None:
         queue.exchange.delete()
         if connection.transport.driver_type == "redis":
             _forget_fetched(channel, name)
+            _forget_mailboxes(channel, name)
             channel.client.delete(f"celery_sidejob:marker:{schema}")
 
 
@@ -167,3 +168,16 @@ def _forget_fetched(channel: Any, name: str) -> None:
         if json.loads(fetched)[2] == name:  # its routing key
             channel.client.zrem(channel.unacked_index_key, tag)
             channel.client.hdel(channel.unacked_key, tag)
+
+
+def _forget_mailboxes(channel: Any, name: str) -> None:
+    """Remove the killed worker's mailbox for remote control; a worker that stops removes its own."""
+    exchange = "celery.pidbox"
+    bindings = channel.keyprefix_queue % exchange
+    for binding in channel.client.smembers(bindings):
+        mailbox = binding.decode().rpartition(channel.sep)[2]
+        if mailbox.startswith(name):
+            channel.client.srem(bindings, binding)
+            channel.client.delete(mailbox)
+    if not channel.client.exists(bindings):  # no worker of others is there
+        channel.client.zrem("_kombu.binding_deadlines", exchange)

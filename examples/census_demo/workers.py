@@ -100,8 +100,9 @@ class Workers:
     def start(self) -> None:
         """Start them; they are ready a little later."""
         for number in (1, 2):
+            name = f"{self._environment['CENSUS_QUEUE']}_{number}@%h"  # no worker of another demo has it
             # The demo does not need Celery's gossip between workers.
-            node = ["--hostname", f"census{number}@%h", "--concurrency", "2", "--without-gossip", "--without-mingle"]
+            node = ["--hostname", name, "--concurrency", "2", "--without-gossip", "--without-mingle"]
             self.workers.append(self._start(f"worker {number}", ["worker", *node]))
         schedule = self._directory / "beat-schedule"
         self._start("beat", ["beat", "--pidfile=", "--schedule", str(schedule)])
