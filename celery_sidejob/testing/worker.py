@@ -7,14 +7,15 @@ import itertools
 import json
 import os
 import secrets
+import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
+from ..embedded.account import temporary_path
 from ..embedded.janitor import Janitor, uninterrupted
 from ..embedded.processes import environment
 from . import crashes, django_databases
@@ -49,12 +50,12 @@ class Worker:
             self._argv += ["-Q", queues if isinstance(queues, str) else ",".join(queues)]
         self._argv += extra
         self._directory = directory
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._temporary: Path | None = None
         self._env = {
             **os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": _python_path(), APP: app,
             CONFIGURATION: json.dumps(dict(configuration or {})), DJANGO: json.dumps(django_databases.names()),
-            **(env or {}),
         }  # fmt: skip
+        self._given = dict(env or {})
         self._lives: list[Process] = []
 
     def __repr__(self) -> str:
@@ -77,7 +78,10 @@ class Worker:
         log = home / f"{self.name}-{len(self._lives)}.log"
         with uninterrupted():
             crash = crashes.present()
-            env = {**self._env, **(crash.variables(self, home) if crash else {}), READY: str(ready)}
+            env = {
+                **self._env, "TMPDIR": str(self._scratch()), **self._given,
+                **(crash.variables(self, home) if crash else {}), READY: str(ready),
+            }  # fmt: skip
             life = Process(self._argv, name=self.name, env=env, cwd=Path.cwd(), log_path=log)
             _janitor().watch_process(life.pid, signal.SIGKILL)
         self._lives.append(life)
@@ -118,7 +122,8 @@ class Worker:
         if self._lives:
             self.kill()
         if self._temporary is not None:
-            self._temporary.cleanup()
+            shutil.rmtree(self._temporary, ignore_errors=True)
+            _janitor().forget_directory(self._temporary)
             self._temporary = None
 
     # -- what it shows -------------------------------------------------------------------------------------------
@@ -158,11 +163,17 @@ class Worker:
 
     def _home(self) -> Path:
         if self._directory is None:
-            if self._temporary is None:
-                self._temporary = tempfile.TemporaryDirectory(prefix="sidejob-worker-")
-            return Path(self._temporary.name)
+            return self._scratch()
         self._directory.mkdir(parents=True, exist_ok=True)
         return self._directory
+
+    def _scratch(self) -> Path:
+        """Return a directory with a short path, for the temporary files that a killed worker does not remove itself."""
+        if self._temporary is None:
+            self._temporary = temporary_path()
+            _janitor().watch_directory(self._temporary)
+            self._temporary.mkdir(mode=0o700)
+        return self._temporary
 
 
 class Workers:

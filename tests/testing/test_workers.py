@@ -12,6 +12,7 @@ import redis
 from celery import Celery
 
 from celery_sidejob import SettingsError
+from celery_sidejob.testing import Worker
 from celery_sidejob.testing.databases import check_is_for_tests
 from celery_sidejob.testing.servers import app_of
 from tests.testing.test_testing_page import run_pytest
@@ -99,10 +100,23 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_no_worker_outlives_a_run_that_is_killed(processes: Processes, redis_url: str) -> None:
-    run = processes.start_python(KILLED_RUN, redis_url)
+def test_nothing_outlives_a_run_that_is_killed(processes: Processes, redis_url: str, tmp_path: Path) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    run = processes.start_python(KILLED_RUN, redis_url, env={"TMPDIR": str(temporary)})
     assert run.wait(60) == -signal.SIGKILL, run.log()
 
     pids = list(map(int, run.log().split()))
     assert len(pids) == 2
     wait_until(lambda: not any(map(is_alive, pids)))
+    wait_until(lambda: not any(temporary.iterdir()), message="the directory of the worker's files to be gone")
+
+
+def test_a_killed_worker_leaves_no_temporary_files(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with Worker("tests.tools.plain_app", env={"BROKER_URL": redis_url}) as worker:
+        worker.kill()
+        assert any(tmp_path.rglob("pymp-*")), "billiard's, which the worker would have removed"
+    assert not any(tmp_path.iterdir())

@@ -2,15 +2,18 @@
 
 PR_SET_PDEATHSIG would not do: it reaches only the process we started and not what that has forked, it fires when a
 thread ends, and setting it takes Python code between fork and exec, where a test run with threads may deadlock. So a
-guard waits on a pipe that only our end keeps open.
+guard waits on a pipe that only our end keeps open. Then it removes the directory for temporary files that it has given
+them: a process that is killed leaves its own behind.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from types import TracebackType
 from typing import Self
 
@@ -19,8 +22,10 @@ class Guard:
     """A process that outlives us just long enough to kill each process group we have not taken from it."""
 
     def __init__(self) -> None:
+        self.temporary = tempfile.mkdtemp(prefix="sidejob-tests-")
+        """The directory for temporary files of what it watches."""
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", __file__],
+            [sys.executable, "-I", "-S", __file__, self.temporary],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             start_new_session=True,  # a Ctrl-C is for the test run, which ends its processes itself
@@ -55,7 +60,7 @@ class Guard:
 
 
 def main() -> None:
-    """Follow the orders on standard input; at its end kill what is still watched."""
+    """Follow the orders on standard input; at its end kill what is still watched, and remove the directory."""
     watched: set[int] = set()
     for order in sys.stdin:
         verb, group = order.split()
@@ -68,6 +73,7 @@ def main() -> None:
             os.killpg(number, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
             continue
+    shutil.rmtree(sys.argv[1], ignore_errors=True)
 
 
 if __name__ == "__main__":

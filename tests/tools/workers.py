@@ -55,8 +55,9 @@ class WorkerProcess(Process):
 class Processes:
     """Starts processes for one test and ends all of them after it.
 
-    A process is given the few variables of KEPT_VARIABLES, a PYTHONPATH by which it imports what the tests import, and
-    the `env` of its call: nothing else of our own environment. With a fork server those that can are forked by it.
+    A process is given the few variables of KEPT_VARIABLES, a PYTHONPATH by which it imports what the tests import, the
+    guard's directory for temporary files, and the `env` of its call: nothing else of our own environment. With a fork
+    server those that can are forked by it.
     """
 
     def __init__(
@@ -164,8 +165,8 @@ class Processes:
         log_path = self._directory / f"{next(self._logs):02}-{name}.log"
         # Not in the tree: what lies there would come before an installed wheel.
         process = kind(
-            argv, name=name, env=environment(env), cwd=cwd or self._directory, log_path=log_path,
-            fork_server=self._fork_server,
+            argv, name=name, env=environment({"TMPDIR": self._guard.temporary, **env}), cwd=cwd or self._directory,
+            log_path=log_path, fork_server=self._fork_server,
         )  # fmt: skip
         self._guard.watch(process.pid)
         self.started.append(process)
