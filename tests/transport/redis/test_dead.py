@@ -261,9 +261,9 @@ def test_a_person_sees_retries_and_deletes_them(
     assert asked(broker_url, "retry", "task1").code == 1
 
     assert "can only be deleted" in asked(broker_url, "retry", nonsense["id"]).err
-    for verb in ("retry", "delete"):
+    for verb in ("list", "retry", "delete"):
         said = asked(broker_url, verb, "--queue", "queues")
-        assert (said.code, said.err) == (0, "Nothing matches. There are: 'queue'.\n")
+        assert (said.code, said.err) == (0, "Nothing matches. Did you mean 'queue'? There are: 'queue'.\n")
     assert asked(broker_url, "retry", "--queue", "queue", "--json").document == {"retried": 2}
     assert sorted(listed(server, "queue")[2:]) == [0, 2]
     assert asked(broker_url, "delete", nonsense["id"]).lines == ["1 message deleted."]
