@@ -13,14 +13,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector
-
 from .inspection import COUNTED, GAUGES, LIVES, Inspection, life_of
+from .model.errors import MissingLibraryError
 from .model.measures import COUNTED_BY
 from .model.statistics import Durations, Statistics
 from .model.status import UNFINISHED, Status
+
+try:
+    from prometheus_client import CollectorRegistry, generate_latest
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+    from prometheus_client.registry import Collector
+except ImportError as error:
+    raise MissingLibraryError(
+        f"Metrics for Prometheus need prometheus-client ({error}). Install it with: "
+        'pip install "celery-sidejob[prometheus]".'
+    ) from error
 
 
 class SideJobCollector(Collector):

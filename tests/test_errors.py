@@ -5,18 +5,20 @@ from __future__ import annotations
 import contextvars
 import pickle
 import re
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import psycopg
 import pytest
-from celery import Celery, group
+from celery import Celery, _state, group
 from celery.concurrency import get_implementation
 from celery.schedules import crontab
 
@@ -32,12 +34,13 @@ from celery_sidejob import (
     current_job,
     heartbeat,
 )
+from celery_sidejob.hooks import apps
 from celery_sidejob.hooks.beat_entries import declaration_of
 from celery_sidejob.hooks.messages import carried
 from celery_sidejob.hooks.tasks import marking
 from celery_sidejob.hooks.worker import pool_kind
 from celery_sidejob.jobs import scheduling
-from celery_sidejob.model import errors
+from celery_sidejob.model import errors, libpq
 from celery_sidejob.model.durable import Message
 from celery_sidejob.model.schedule import parse
 from celery_sidejob.model.settings import read_settings
@@ -702,6 +705,32 @@ def one_store_twice(scene: Scene) -> None:
         stores.name_of(store)
 
 
+def without_sidejob(name: str, *, default: bool, alone: bool) -> None:
+    """Call a task of an app that has no SideJob, which may be the default one of Celery's, alone in its process."""
+    app = Celery(name, broker="memory://", set_as_current=False)
+    with pytest.MonkeyPatch.context() as patch:
+        if default:
+            patch.setattr(_state, "default_app", app)
+        if alone:
+            patch.setattr(apps, "every_app", lambda: [app])
+        apps.runtime_for(app, "shop.add is a sidejob task")
+
+
+def without(library: str, module: str) -> None:
+    """Import a module of ours where a library is not there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, library, None)
+        patch.delitem(sys.modules, module, raising=False)
+        import_module(module)
+
+
+def without_psycopg() -> None:
+    """Look for libpq where psycopg cannot be imported."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "psycopg", None)
+        libpq.require()
+
+
 def part_of_a_deletion(scene: Scene) -> None:
     """Disown a job of a tree whose deletion has begun."""
     scene.stage.sql("INSERT INTO tree_deletions VALUES (%s)", scene.job.id)
@@ -730,6 +759,15 @@ def lost_on_the_way(scene: Scene) -> None:
 
 
 ELSEWHERE: dict[str, Case] = {
+    "psycopg finds no libpq when this package is imported": lambda s: without_psycopg(),
+    "metrics for Prometheus without its library": lambda s: without("prometheus_client", "celery_sidejob.prometheus"),
+    "a call in a process that has not imported the module with the app": lambda s: without_sidejob(
+        "default", default=True, alone=True
+    ),
+    "a call in a thread that has no current app, and several apps have a `SideJob`": lambda s: without_sidejob(
+        "default", default=True, alone=False
+    ),
+    "a call whose app has no `SideJob`": lambda s: without_sidejob("shop", default=False, alone=True),
     "`cancel` of a job on which another depends": depended_on,
     "a look at a batch that is gone": lambda s: (batch := s.sidejob.batch("old"), batch.delete(), batch.closed),
     "something is added to a batch that is closed": lambda s: s.sidejob.batch("old").close().add(s.job),

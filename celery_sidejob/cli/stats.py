@@ -14,7 +14,7 @@ from ..model.errors import InvalidValueError, SideJobError
 from ..model.measures import TIMED
 from ..model.statistics import Durations, day_of
 from ..model.status import Status
-from .command import Failed, answering
+from .command import answering
 from .output import Output, duration, lasting, printable, status, table_if_any
 
 WAITING = ("scheduled", "delayed", "parked", "unpublished")
@@ -94,12 +94,8 @@ def _spread(durations: Durations) -> tuple[str, str]:
 
 
 def _expose(sidejob: Any) -> None:
-    try:
-        from ..prometheus import exposition, exposition_of_nothing
-    except ModuleNotFoundError as error:
-        raise Failed(
-            f"--prometheus needs the library {error.name!r}: install celery-sidejob[prometheus], or prometheus-client."
-        ) from error
+    from ..prometheus import exposition, exposition_of_nothing  # here: the library comes with an extra
+
     try:
         shown = exposition(sidejob)
     except SideJobError:

@@ -14,13 +14,19 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-import psycopg
-from psycopg.conninfo import make_conninfo
-
 from .account import copy_for_everyone, own, unprivileged_account
 from .errors import ServerError
 from .processes import run
 from .server import HOST, Server, write_private
+
+try:
+    import psycopg
+    from psycopg.conninfo import make_conninfo
+except ImportError as error:
+    raise ServerError(
+        f"A throwaway Postgres needs psycopg ({str(error).partition(chr(10))[0]}). Install it with: "
+        'pip install "celery-sidejob[embedded]"'
+    ) from error
 
 NAME = "sidejob"
 """The database and its superuser."""

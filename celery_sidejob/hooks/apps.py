@@ -11,6 +11,9 @@ from ..model import store_url
 from ..model.errors import SettingsError
 from ..operations.runtime import Runtime
 
+DEFAULT = "default"
+"""The name of the app that Celery makes where no app was made, or where the thread has none."""
+
 
 def present() -> Celery:
     """Return the current app, or another one if only that has a SideJob.
@@ -28,9 +31,25 @@ def runtime_for(app: Celery, what: str) -> Runtime:
     """Return the runtime of an app; SettingsError tells `what` needs one if the app has no SideJob."""
     sidejob = getattr(app, "sidejob", None)
     if sidejob is None:
-        raise SettingsError(f"{what}, but its app has no SideJob: call SideJob(app).")
+        raise SettingsError(f"{what}, but {_why_without(app)}")
     runtime: Runtime = sidejob.runtime
     return runtime
+
+
+def _why_without(app: Celery) -> str:
+    """Tell why an app has no SideJob, and what to do."""
+    if app is not _state.default_app or app.main != DEFAULT:
+        return "its app has no SideJob: call SideJob(app)."
+    if _known():
+        return (
+            "this thread has no current app, and several apps here have a SideJob: call set_default() of the app that "
+            "is meant."
+        )
+    return (
+        "nobody has imported the module with your app: the current app is Celery's default app, which has no SideJob. "
+        "Import that module before the first call; in Django do it in the project's __init__.py, with "
+        "`from .celery import app as celery_app`."
+    )
 
 
 def origin_of(runtime: Runtime) -> tuple[str, ...] | None:

@@ -31,6 +31,10 @@ class SideJobError(Exception):
     """The root of every error this package raises."""
 
 
+class MissingLibraryError(SideJobError, ImportError):
+    """A library is not installed, or cannot be loaded. The message names the extra of this package that brings it."""
+
+
 class JobNotFoundError(SideJobError, LookupError):
     """No job has this id or alias. Never raised for a store that cannot be reached."""
 

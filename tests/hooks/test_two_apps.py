@@ -107,3 +107,26 @@ def test_a_handle_of_an_app_that_is_not_here_is_refused(stage: Stage, other: Sid
     stage.app.main = "renamed"
     with pytest.raises(SettingsError, match="comes from the app 'gone' with the schema 'sidejob'"):
         job.refresh()
+
+
+BEFORE_ITS_APP = """
+from celery_sidejob import SettingsError, sidejob_task
+
+@sidejob_task(name="shop.add")
+def add(job, value):
+    pass
+
+for call in add.enqueue, add.delay:
+    try:
+        call((1,))
+    except SettingsError as error:
+        print(error)
+"""
+
+
+def test_a_task_whose_app_nobody_has_imported_names_that_as_the_cause() -> None:
+    said = say(BEFORE_ITS_APP)
+    assert len(said) == 2
+    for line in said:
+        assert line.startswith("shop.add is a sidejob task, but nobody has imported the module with your app: ")
+        assert line.endswith("in the project's __init__.py, with `from .celery import app as celery_app`.")
