@@ -5,7 +5,7 @@ its counts to its parent's port. A directory's job adds up the counts of its chi
 parent, up to the root. Files that do not parse are announced on a channel, and one job collects them. Each file counts
 once, even if workers or servers die meanwhile.
 
-    export SIDEJOB_DATABASE_URL=postgresql://localhost/census CELERY_BROKER_URL=sidejobpg://
+    export SIDEJOB_DATABASE_URL=postgresql:///census CELERY_BROKER_URL=sidejobpg://
     celery -A code_census sidejob db upgrade
     celery -A code_census worker --beat
     python -c "import code_census; root, _ = code_census.start({'/usr/lib/python3.11': 1}); print(root.wait().state)"

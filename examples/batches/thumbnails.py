@@ -15,7 +15,7 @@ from celery import Celery
 
 from celery_sidejob import RunningJob, SideJob
 
-SERVER = os.environ.get("DATABASE_URL", "postgresql://localhost/thumbnails").partition("://")[2]
+SERVER = os.environ.get("DATABASE_URL", "postgresql:///thumbnails").partition("://")[2]
 
 app = Celery("thumbnails", broker="sidejobpg://", backend=f"db+postgresql+psycopg://{SERVER}")
 app.conf.sidejob_database_url = f"postgresql://{SERVER}"

@@ -17,7 +17,7 @@ from celery import Celery
 
 from celery_sidejob import RunningJob, SideJob
 
-SERVER = os.environ.get("DATABASE_URL", "postgresql://localhost/channels").partition("://")[2]
+SERVER = os.environ.get("DATABASE_URL", "postgresql:///channels").partition("://")[2]
 
 app = Celery("channels", broker="sidejobpg://")
 app.conf.sidejob_database_url = f"postgresql://{SERVER}"

@@ -17,7 +17,7 @@ from celery import Celery
 
 from celery_sidejob import HasDependentsError, RunningJob, SideJob
 
-SERVER = os.environ.get("DATABASE_URL", "postgresql://localhost/report").partition("://")[2]
+SERVER = os.environ.get("DATABASE_URL", "postgresql:///report").partition("://")[2]
 
 app = Celery("report", broker="sidejobpg://", backend=f"db+postgresql+psycopg://{SERVER}")
 app.conf.sidejob_database_url = f"postgresql://{SERVER}"

@@ -17,7 +17,7 @@ from celery import Celery
 
 from celery_sidejob import JobFailed, RunningJob, SideJob
 
-SERVER = os.environ.get("DATABASE_URL", "postgresql://localhost/parcels").partition("://")[2]
+SERVER = os.environ.get("DATABASE_URL", "postgresql:///parcels").partition("://")[2]
 
 app = Celery("parcels", broker="sidejobpg://", backend=f"db+postgresql+psycopg://{SERVER}")
 app.conf.sidejob_database_url = f"postgresql://{SERVER}"

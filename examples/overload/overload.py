@@ -20,7 +20,7 @@ from flask import Flask, Response, jsonify
 
 from celery_sidejob import CapacityPool, Overloaded, RunningJob, SideJob
 
-SERVER = os.environ.get("DATABASE_URL", "postgresql://localhost/overload").partition("://")[2]
+SERVER = os.environ.get("DATABASE_URL", "postgresql:///overload").partition("://")[2]
 
 app = Celery("overload", broker="sidejobpg://")
 app.conf.sidejob_database_url = f"postgresql://{SERVER}"

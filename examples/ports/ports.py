@@ -16,7 +16,7 @@ from celery import Celery
 
 from celery_sidejob import PortFullError, RunningJob, SideJob
 
-SERVER = os.environ.get("DATABASE_URL", "postgresql://localhost/ports").partition("://")[2]
+SERVER = os.environ.get("DATABASE_URL", "postgresql:///ports").partition("://")[2]
 
 app = Celery("ports", broker="sidejobpg://")
 app.conf.sidejob_database_url = f"postgresql://{SERVER}"

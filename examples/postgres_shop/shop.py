@@ -23,7 +23,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from celery_sidejob import RunningJob, SideJob, sidejob_task
 
-SERVER = os.environ.get("DATABASE_URL", "postgresql://localhost/shop").partition("://")[2]
+SERVER = os.environ.get("DATABASE_URL", "postgresql:///shop").partition("://")[2]
 
 app = Celery("shop", broker="sidejobpg://", backend=f"db+postgresql+psycopg://{SERVER}")
 app.conf.sidejob_database_url = f"postgresql://{SERVER}"

@@ -16,7 +16,7 @@ from celery import Celery
 
 from celery_sidejob import RunningJob, SideJob
 
-SERVER = os.environ.get("DATABASE_URL", "postgresql://localhost/queues").partition("://")[2]
+SERVER = os.environ.get("DATABASE_URL", "postgresql:///queues").partition("://")[2]
 
 app = Celery("queues", broker="sidejobpg://", backend=f"db+postgresql+psycopg://{SERVER}")
 app.conf.sidejob_database_url = f"postgresql://{SERVER}"

@@ -17,7 +17,7 @@ from celery.result import AsyncResult
 
 from celery_sidejob import DuplicateError, Job, RunningJob, SideJob
 
-SERVER = os.environ.get("DATABASE_URL", "postgresql://localhost/unique").partition("://")[2]
+SERVER = os.environ.get("DATABASE_URL", "postgresql:///unique").partition("://")[2]
 
 app = Celery("unique", broker="sidejobpg://", backend=f"db+postgresql+psycopg://{SERVER}")
 app.conf.sidejob_database_url = f"postgresql://{SERVER}"

@@ -18,7 +18,7 @@ from sqlalchemy import create_engine, text
 
 from celery_sidejob import RunningJob, SideJob
 
-SERVER = os.environ.get("DATABASE_URL", "postgresql://localhost/units").partition("://")[2]
+SERVER = os.environ.get("DATABASE_URL", "postgresql:///units").partition("://")[2]
 
 app = Celery("units", broker="sidejobpg://")
 app.conf.sidejob_database_url = f"postgresql://{SERVER}"

@@ -31,6 +31,11 @@ True
 """
 
 
+def shop_module() -> str:
+    """Return the README's `shop.py`, which has the durable task, and then the job."""
+    return "\n\n".join(text for text in blocks(README, "python") if text.startswith("# shop.py"))
+
+
 class QuickStart:
     """A directory with the README's `shop.py`, on a database of this test's own."""
 
@@ -38,9 +43,9 @@ class QuickStart:
         self.directory = directory
         self._database_url = database_url
         self._processes = processes
-        (shown,) = (text for text in blocks(README, "python") if text.startswith("# shop.py"))
+        shown = shop_module()
         assert "redis" not in shown
-        (directory / "shop.py").write_text(shown.replace("localhost/shop", database_url.partition("://")[2]))
+        (directory / "shop.py").write_text(shown.replace("///shop", f"//{database_url.partition('://')[2]}"))
 
     def upgrade(self) -> None:
         """Run the quick start's first command of Celery; the second one is that of `worker`."""

@@ -5,7 +5,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 BASE_DIR = Path(__file__).resolve().parent.parent
-DATABASE_URL = os.environ.get("DATABASE_URL", "postgresql://localhost/django_shop")
+DATABASE_URL = os.environ.get("DATABASE_URL", "postgresql:///django_shop")
 
 SECRET_KEY = os.environ.get("SECRET_KEY", "only-for-trying-it-out")
 DEBUG = os.environ.get("DEBUG") == "1"

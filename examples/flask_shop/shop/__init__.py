@@ -17,7 +17,7 @@ from . import models, views
 def create_app(config: Mapping[str, Any] | None = None) -> Flask:
     """Make the application; `config` goes before the environment."""
     app = Flask(__name__)
-    database_url = os.environ.get("DATABASE_URL", "postgresql://localhost/flask_shop")
+    database_url = os.environ.get("DATABASE_URL", "postgresql:///flask_shop")
     app.config.from_mapping(
         DATABASE_URL=database_url,
         CELERY={
