@@ -15,7 +15,7 @@ from celery import Celery
 
 from celery_sidejob import SideJob
 
-SERVER = os.environ.get("DATABASE_URL", "postgresql://localhost/situations").partition("://")[2]
+SERVER = os.environ.get("DATABASE_URL", "postgresql:///situations").partition("://")[2]
 
 app = Celery("situations", broker="sidejobpg://", include=["webhook", "rows", "order", "pipeline", "nightly"])
 app.conf.sidejob_database_url = f"postgresql://{SERVER}"
