@@ -197,7 +197,7 @@ def dead(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     shown = ", ".join(f"{row.entries} of {row.task} ({row.group})" for row in others[:3] or groups[:3])
     revoked = sum(row.entries for row in groups if row.reason == REVOKED)
     yield warning(
-        "dead set", f"{total}: {shown}{f'; {revoked} were revoked on purpose' if revoked else ''}",
+        "dead set", f"{total}: {shown}{f'; {revoked} revoked on purpose' if revoked else ''}",
         meaning="These jobs and durable tasks failed for good, kept killing their workers or have expired. They stay "
         "until a person decides.",
         remedy="List them with celery -A <app> sidejob dead groups, fix the cause, then celery -A <app> sidejob "

@@ -9,11 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from typing import Any
 
-OUT_OF_MEMORY = {
-    True: ". The kernel killed a process for want of memory at that moment",
-    False: ". The kernel has killed no process for want of memory",
-    None: "",
-}
+OUT_OF_MEMORY = {True: ", out of memory", False: ", not for want of memory", None: ""}
 
 
 class LossKind(StrEnum):
@@ -41,19 +37,22 @@ class LossKind(StrEnum):
 
 
 SENTENCES = {
-    LossKind.KILLED: "process {process} of worker {worker} was killed by {signal}{memory}",
-    LossKind.EXITED: "process {process} of worker {worker} exited with code {exit_code} in the middle of the run",
-    LossKind.ENDED: "process {process} of worker {worker} has ended; its exit code is not known",
-    LossKind.DISCONNECTED: "worker {worker} lost its connection to Postgres and sent no heartbeat afterwards: it was "
-    "killed, or its host is down or cut off",
-    LossKind.SILENT: "worker {worker} sent no heartbeat for {silent_s:.0f} seconds: it is frozen or cut off, or its "
-    "host is down",
-    LossKind.OVERDUE: "the run did not renew its own lease in time, and worker {worker} killed its process {process}",
-    LossKind.DROPPED: "worker {worker} held the run and did not execute it",
-    LossKind.LEFT: "the body ended with {cause}, which ends a process, on worker {worker}",
-    LossKind.STORE: "the run could not reach Postgres: {cause}",
-    LossKind.UNKNOWN: "the worker died",
+    LossKind.KILLED: "process killed by {signal}{memory} (process {process} of worker {worker})",
+    LossKind.EXITED: "process exited with code {exit_code} in the middle of the run (process {process} of "
+    "worker {worker})",
+    LossKind.ENDED: "process ended, its exit code is not known (process {process} of worker {worker})",
+    LossKind.DISCONNECTED: "worker gone: its connection to Postgres ended, and no heartbeat followed. It was killed, "
+    "or its host is down or cut off (worker {worker})",
+    LossKind.SILENT: "worker silent for {silent_s:.0f} seconds: it is frozen or cut off, or its host is down (worker "
+    "{worker})",
+    LossKind.OVERDUE: "lease not renewed: the run did not renew its own lease in time, and its process was killed "
+    "(process {process} of worker {worker})",
+    LossKind.DROPPED: "run dropped: its worker held it and did not execute it (worker {worker})",
+    LossKind.LEFT: "body ended with {cause}, which ends a process (worker {worker})",
+    LossKind.STORE: "Postgres out of reach of the run: {cause}",
+    LossKind.UNKNOWN: "worker died",
 }
+"""The sentence of each kind begins with the fact: lists show only the beginning."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,12 +162,10 @@ def _free_locked(
 def _giving_up(runtime: Runtime, job: Any, loss: Loss) -> Ending:
     """Return the ending of a run that is one loss too many; a termination still takes effect."""
     losses = job.losses + 1
-    message = (
-        f"The run was lost: {loss.why}." if losses == 1 else
-        f"{losses} runs in a row were lost with their workers. The last one: {loss.why}."
-    )  # fmt: skip
+    lost = "The run was lost." if losses == 1 else f"{losses} runs in a row were lost; this is the last one."
+    message = f"{loss.why}. {lost}"
     reason, rests = "lost", Status.FAILED
     if job.status == Status.TERMINATING:
-        message, reason, rests = f"{SHUTDOWN_LOST} The last loss: {loss.why}.", "shutdown lost", Status.TERMINATED
+        message, reason, rests = f"{loss.why}. {SHUTDOWN_LOST}", "shutdown lost", Status.TERMINATED
     error = error_json(LOST, message, runtime.results.module_of(LOST))
     return Ending(RunEnd.LOST, result=error, error=error, reason=reason, gives_up=rests, loss=loss)

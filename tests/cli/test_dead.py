@@ -161,7 +161,7 @@ def test_entries_are_chosen_by_their_reason(stage: Stage, failed: Job, command: 
 
 def test_a_loss_is_shown_as_a_sentence_and_kept_as_facts(stage: Stage, failed: Job, command: Command) -> None:
     loss = '{"kind": "killed", "signal": "SIGSEGV", "worker": "web-1:7:ab", "process": 8}'
-    why = "process 8 of worker web-1:7:ab was killed by SIGSEGV"
+    why = "process killed by SIGSEGV (process 8 of worker web-1:7:ab)"
     stage.sql("UPDATE dead SET payload = json_build_object('loss', %s::json) WHERE task_id = 't1'", loss)
     assert f"loss {why}" in command("show", "t1").lines
     shown = command("show", "t1", "--json").document["loss"]

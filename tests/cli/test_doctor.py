@@ -343,7 +343,7 @@ def test_the_dead_set(locked: Stage) -> None:
     )
     (finding,) = findings(locked)["dead set"]
     assert finding.level == Level.WARNING
-    assert finding.found == "2 entries: 1 of stage.call (ValueError); 1 were revoked on purpose"
+    assert finding.found == "2 entries: 1 of stage.call (ValueError); 1 revoked on purpose"
 
     locked.sql("UPDATE dead SET reason = 'revoked', error = 'TaskRevokedError: no'")
     (finding,) = findings(locked)["dead set"]

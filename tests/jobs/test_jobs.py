@@ -1000,9 +1000,9 @@ def test_too_many_losses_in_a_row_end_in_the_dead_set(stage: Stage) -> None:
     assert job.status == "failed"
     (entry,) = stage.sidejob.dead
     assert (entry.reason, entry.error) == (
-        "lost", "WorkerLostError: 2 runs in a row were lost with their workers. The last one: the worker died."
+        "lost", "WorkerLostError: worker died. 2 runs in a row were lost; this is the last one."
     )  # fmt: skip
-    assert entry.loss == {"why": "the worker died", "kind": "unknown"}
+    assert entry.loss == {"why": "worker died", "kind": "unknown"}
 
 
 @pytest.mark.parametrize(

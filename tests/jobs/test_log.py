@@ -351,7 +351,7 @@ def test_a_run_that_is_lost_once_too_often_is_in_the_log(stage: Stage, collector
     assert recovery.rescue(stage.runtime, job.id, run_no=1, worker_id=stage.worker_id)
     (found,) = entries(collector)
     assert (found["job"], found["run"]) == (job.id, 1)
-    assert "lost with their workers" in found["error"]
+    assert "The run was lost." in found["error"]
 
 
 def test_errors_are_redacted(stage_database_url: str) -> None:

@@ -11,40 +11,47 @@ from celery_sidejob.model.loss import Loss, LossKind
 WORKER = "web-1:77:ab12"
 LOSSES = {
     LossKind.KILLED: (
-        Loss.of_process(WORKER, 5, -9, out_of_memory=None), "process 5 of worker web-1:77:ab12 was killed by SIGKILL",
+        Loss.of_process(WORKER, 5, -9, out_of_memory=None),
+        "process killed by SIGKILL (process 5 of worker web-1:77:ab12)",
     ),
     LossKind.EXITED: (
         Loss.of_process(WORKER, 5, 3, out_of_memory=True),
-        "process 5 of worker web-1:77:ab12 exited with code 3 in the middle of the run",
+        "process exited with code 3 in the middle of the run (process 5 of worker web-1:77:ab12)",
     ),
     LossKind.ENDED: (
         Loss.of_process(WORKER, 5, None, out_of_memory=True),
-        "process 5 of worker web-1:77:ab12 has ended; its exit code is not known",
+        "process ended, its exit code is not known (process 5 of worker web-1:77:ab12)",
     ),
     LossKind.DISCONNECTED: (
         Loss(LossKind.DISCONNECTED, WORKER, silent_s=2.5),
         (
-            "worker web-1:77:ab12 lost its connection to Postgres and sent no heartbeat afterwards: it was killed, or "
-            "its host is down or cut off"
+            "worker gone: its connection to Postgres ended, and no heartbeat followed. It was killed, or its host is "
+            "down or cut off (worker web-1:77:ab12)"
         ),
     ),
     LossKind.SILENT: (
         Loss(LossKind.SILENT, WORKER, silent_s=10.4),
-        "worker web-1:77:ab12 sent no heartbeat for 10 seconds: it is frozen or cut off, or its host is down",
+        "worker silent for 10 seconds: it is frozen or cut off, or its host is down (worker web-1:77:ab12)",
     ),
     LossKind.OVERDUE: (
         Loss(LossKind.OVERDUE, WORKER, 5),
-        "the run did not renew its own lease in time, and worker web-1:77:ab12 killed its process 5",
+        (
+            "lease not renewed: the run did not renew its own lease in time, and its process was killed (process 5 of "
+            "worker web-1:77:ab12)"
+        ),
     ),
     LossKind.DROPPED: (
-        Loss(LossKind.DROPPED, WORKER), "worker web-1:77:ab12 held the run and did not execute it",
+        Loss(LossKind.DROPPED, WORKER),
+        "run dropped: its worker held it and did not execute it (worker web-1:77:ab12)",
     ),
     LossKind.LEFT: (
         Loss(LossKind.LEFT, WORKER, cause="SystemExit(4)"),
-        "the body ended with SystemExit(4), which ends a process, on worker web-1:77:ab12",
+        "body ended with SystemExit(4), which ends a process (worker web-1:77:ab12)",
     ),
-    LossKind.STORE: (Loss(LossKind.STORE, cause="it is away"), "the run could not reach Postgres: it is away"),
-    LossKind.UNKNOWN: (Loss(), "the worker died"),
+    LossKind.STORE: (
+        Loss(LossKind.STORE, cause="it is away"), "Postgres out of reach of the run: it is away",
+    ),
+    LossKind.UNKNOWN: (Loss(), "worker died"),
 }  # fmt: skip
 
 
@@ -63,13 +70,13 @@ def test_a_loss_is_a_sentence_and_survives_its_json(kind: LossKind) -> None:
 @pytest.mark.parametrize(
     ("killed", "told"),
     [
-        (True, "was killed by SIGKILL. The kernel killed a process for want of memory at that moment"),
-        (False, "was killed by SIGKILL. The kernel has killed no process for want of memory"),
-        (None, "was killed by SIGKILL"),
+        (True, "process killed by SIGKILL, out of memory"),
+        (False, "process killed by SIGKILL, not for want of memory"),
+        (None, "process killed by SIGKILL"),
     ],
 )
 def test_a_kill_says_whether_memory_was_short_as_far_as_that_is_known(killed: bool | None, told: str) -> None:
-    assert Loss.of_process(WORKER, 5, -9, out_of_memory=killed).why.endswith(told)
+    assert Loss.of_process(WORKER, 5, -9, out_of_memory=killed).why == f"{told} (process 5 of worker {WORKER})"
     assert "memory" not in Loss.of_process(WORKER, 5, -15, out_of_memory=killed).why, "no other signal is the kernel's"
 
 

@@ -41,10 +41,10 @@ CHECK_AGAIN_S = 5.0
 """Seconds for which a message is left alone that the broker or the backend did not take."""
 
 LOST = (
-    "WorkerLostError: the run was lost, and its task must not be repeated without a check: {why}. "
+    "WorkerLostError: {why}. The run was lost, and its task must not be repeated without a check. "
     '`dead retry` begins it again; tasks that may be repeated can set on_lost="requeue"'
 )
-LOST_TOO_OFTEN = "WorkerLostError: {losses} runs were lost with their workers. The last one: {why}"
+LOST_TOO_OFTEN = "WorkerLostError: {why}. {losses} runs were lost; this is the last one."
 EXPIRED = "TaskRevokedError: it expired before any run began"
 REVOKED = "TaskRevokedError: the task was revoked"
 POISONED = "PoisonedMessage: its workers died as often as the broker's delivery_limit allows"
