@@ -64,6 +64,7 @@ def test_without_libpq_the_extra_binary_is_named(source: str) -> None:
     assert "libpq5" in said
 
 
+@KOMBU_5_7
 def test_the_transport_on_redis_needs_no_libpq() -> None:
     program = HIDE.format(names=PSYCOPG) + NO_LIBPQ + "import celery_sidejob.transport.redis.transport"
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=60, check=True)

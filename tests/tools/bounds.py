@@ -19,7 +19,7 @@ def requirements(which: str) -> list[str]:
     ours = project["project"]
     required = [*ours["dependencies"], *(one for extra in ours["optional-dependencies"].values() for one in extra)]
     if which == "oldest":
-        required = [re.sub(r">=(?=[\d.]+$)", "==", one) for one in required]
+        required = [re.sub(r">=(?=[\d.]+(;|$))", "==", one) for one in required]
     return [*project["build-system"]["requires"], "editables", *required, *project["dependency-groups"]["test"]]
 
 
