@@ -66,10 +66,7 @@ class AfterCommit:
     def created(self, new: NewJob, row: Any) -> None:
         """Note a new job: its event, and its doorbell unless the first run is due later."""
         self.events.append(JobMoved(new.id, new.task, None, Status.QUEUED))
-        if row.for_run is not None:
-            self.doorbells.append(Doorbell.of(new.id, new, row, new.options))
-        elif new.pool is not None:
-            self.pools.add(new.pool)
+        self._ring(new, row, new.options)
 
     def silence(self, job_id: int) -> None:
         """Have no doorbell rung of a job whose message waits after all."""
@@ -85,8 +82,17 @@ class AfterCommit:
             self.events.append(JobMoved(job.id, job.task, before, after, run_no, task_id))
 
     def ring(self, job: Any, armed: Any) -> None:
-        """Have the doorbell rung of a job's message that was just armed: (task_id, for_run, options)."""
-        self.doorbells.append(Doorbell.of(job.id, job, armed, armed.options))
+        """Have the doorbell rung of a job's message that was just armed: (task_id, for_run, options).
+
+        If its run is not due (these are None), the job may wait for a slot of its pool.
+        """
+        self._ring(job, armed, armed.options)
+
+    def _ring(self, job: Any, armed: Any, options: str | None) -> None:
+        if armed.for_run is not None:
+            self.doorbells.append(Doorbell.of(job.id, job, armed, options))
+        elif job.pool is not None:
+            self.pools.add(job.pool)
 
 
 def follow(runtime: Runtime, after_commit: AfterCommit) -> None:

@@ -193,10 +193,8 @@ def _look(runtime: Runtime, executor: Transaction, job_id: int, locked: Mapping[
     reach("look:settled")
     if failed is not None or "waits" not in judged.values():
         freed = dependencies.free(executor, job_id, failed_by=failed, check_interval_s=runtime.settings.lost_after)
-        if freed is not None and freed.for_run is not None:
+        if freed is not None:
             after_commit.ring(freed, freed)
-        elif freed is not None and freed.pool is not None:
-            after_commit.pools.add(freed.pool)
     return after_commit
 
 

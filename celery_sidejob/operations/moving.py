@@ -41,10 +41,7 @@ def apply(runtime: Runtime, executor: Transaction, change: Move, lock_set: LockS
     assert moved is not None  # it is locked
     add_ports(executor, job_id, change.stage.ports, after_commit)
     after_commit.silence(job_id)
-    if moved.for_run is not None:
-        after_commit.ring(moved, moved)
-    elif moved.pool is not None:
-        after_commit.pools.add(moved.pool)
+    after_commit.ring(moved, moved)
     if change.is_later:
         after = asks.set_timer(executor, job_id, due_at=change.due_at, wait_s=change.wait_s, force=False)
         after_commit.moved(moved, status, after)

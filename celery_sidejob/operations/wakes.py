@@ -103,7 +103,7 @@ class Wakes:
             return
         for row in asks.ask(self._executor, may, force=force, check_interval_s=self._check_interval_s):
             self._moved(row.id, row.status)
-            self._ring(row)
+            self._after_commit.ring(self._lock_set.job(row.id), row)
 
     def terminate(self, ids: Sequence[int], *, tree: bool, timers_before: int | None = None) -> None:
         """Make locked jobs terminating; terminated ones stay so."""
@@ -111,7 +111,7 @@ class Wakes:
             self._executor, ids, tree=tree, check_interval_s=self._check_interval_s, timers_before=timers_before
         ):
             self._moved(row.id, Status.TERMINATING)
-            self._ring(row)
+            self._after_commit.ring(self._lock_set.job(row.id), row)
 
     def apply_due(self, job_id: int) -> None:
         """Apply the due timers of a locked job, in the order in which they were set.
@@ -232,13 +232,6 @@ class Wakes:
         if new is None or new.due_at is not None or new.wait_s:
             return False
         return self._lock_set.statuses[job_id] == Status.QUEUED
-
-    def _ring(self, row: Any) -> None:
-        job = self._lock_set.job(row.id)
-        if row.task_id is not None:
-            self._after_commit.ring(job, row)
-        elif job.pool is not None:
-            self._after_commit.pools.add(job.pool)
 
     def _moved(self, job_id: int, after: str) -> None:
         before = self._lock_set.statuses[job_id]
