@@ -9,7 +9,7 @@ from typing import Any
 from ..store import batches
 from ..store.statement import Transaction
 from .runtime import Runtime
-from .works import Works, follow_works, write
+from .works import Works, Written, follow_works, write
 
 
 def end(runtime: Runtime, batch_id: int, prepare: Callable[[Any], list[Works]]) -> bool:
@@ -19,16 +19,16 @@ def end(runtime: Runtime, batch_id: int, prepare: Callable[[Any], list[Works]]) 
     """
     since = time.monotonic()
 
-    def work(executor: Transaction) -> list[Any]:
+    def work(executor: Transaction) -> list[tuple[Works, Written]] | None:
         row = batches.lock_if_done(executor, batch_id)
         if row is None:
-            return []
+            return None
         works = prepare(row)
         written = [(one, write(runtime, executor, one)) for one in works]
         batches.end(executor, batch_id)
-        return [None, *written]
+        return written
 
     done = runtime.connections.transact("batch", work)
-    for works, written in done[1:]:
+    for works, written in done or ():
         follow_works(runtime, works, written, since=since)
-    return bool(done)
+    return done is not None

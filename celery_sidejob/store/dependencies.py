@@ -82,7 +82,7 @@ def reached(executor: Reader, ids: Iterable[int]) -> Sequence[Any]:
     return executor.run(_REACHED, ids=list(ids))
 
 
-_TAKE_AWAY = Statement("""
+_UNDEPEND = Statement("""
 WITH these AS MATERIALIZED (
   SELECT job_id, depends_on FROM {dependencies}
   WHERE job_id = %(id)s::bigint AND (%(all)s OR depends_on = ANY(%(depend_on)s::bigint[]))
@@ -99,7 +99,7 @@ def undepend(executor: Transaction, job_id: int, depend_on: Sequence[int] | None
     One that has failed does not fail the job any more, if it is not decided yet that the run fails: with that all edges
     went, and whom the job would still wait for is not known. Who names none waits for nobody, so that is undone.
     """
-    executor.run(_TAKE_AWAY, id=job_id, all=depend_on is None, depend_on=list(depend_on or ()))
+    executor.run(_UNDEPEND, id=job_id, all=depend_on is None, depend_on=list(depend_on or ()))
 
 
 _ENDED = Statement("""
