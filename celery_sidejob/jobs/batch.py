@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -12,13 +11,14 @@ from types import TracebackType
 from typing import Any
 
 from ..model.changes import CloseBatch, JoinBatch
-from ..model.checks import check_label, is_seconds, shown
+from ..model.checks import check_label, shown
 from ..model.errors import BatchClosedError, BatchNotFoundError, IllegalMoveError, InvalidValueError
 from ..operations import batch_ends, batches
 from ..operations.runtime import Runtime
 from ..store import batches as rows
 from ..store.statement import Transaction
 from ..unit.open_unit import active, submit
+from .blocking import block_until
 from .following import Following, following_of, works_of
 from .job import Job
 
@@ -131,13 +131,8 @@ class Batch:
         """Block until the batch has ended; for clients, not for runs. Raises TimeoutError after `timeout` seconds."""
         if active() is not None:
             raise IllegalMoveError(f"wait() for batch {self.name!r} inside a run would block its worker.")
-        if timeout is not None and not is_seconds(timeout):
-            raise InvalidValueError(f"timeout= takes seconds, not {shown(timeout)}.")
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while self.ended_at is None:
-            if deadline is not None and time.monotonic() >= deadline:
-                raise TimeoutError(f"Batch {self.name!r} has not ended after {timeout} s: {self.counts}.")
-            time.sleep(0.1)
+        if not block_until(lambda: self.ended_at is not None, timeout):
+            raise TimeoutError(f"Batch {self.name!r} has not ended after {timeout} s: {self.counts}.")
         return self
 
     def _read(self) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -32,7 +31,7 @@ from ..model.changes import (
     Untag,
 )
 from ..model.channel import job as channel_of_job
-from ..model.checks import LONGEST_S, check_texts, is_keepable, is_number, is_seconds, shown
+from ..model.checks import check_texts, is_keepable, is_number, shown
 from ..model.columns import SHOWN
 from ..model.errors import (
     DuplicateError,
@@ -68,6 +67,7 @@ from ..store import tracked as tracked_rows
 from ..unit import view as unit_view
 from ..unit.lookup import locate
 from ..unit.open_unit import active, submit
+from .blocking import block_until
 from .creation import check_child_name_is_free, create, draft, port_rows, when
 from .depending import check_in_run, check_on_failure, ids_of, pending_edges
 from .history import HistoryEntry, entry_of, pending
@@ -446,22 +446,14 @@ class Job:
             raise InvalidValueError(
                 f"wait() takes statuses; seconds go into timeout=, as in wait(timeout={statuses!r})."
             )
-        if timeout is not None and not is_seconds(timeout, least=-LONGEST_S) and timeout != math.inf:
-            raise InvalidValueError(f"timeout= takes seconds, not {shown(timeout)}.")
         wanted = statuses_of(statuses)
-        deadline = None if timeout is None else time.monotonic() + timeout
-        pause = 0.01
-        while True:
-            if self.refresh().status in wanted:
-                return self
-            if deadline is not None and time.monotonic() >= deadline:
-                why = " and ".join(self.waiting_for)
-                raise TimeoutError(
-                    f"Job {self.id} is still {self.status} after {timeout} s; waited for {', '.join(sorted(wanted))}."
-                    + (f" It waits for: {why}." if why else "")
-                )
-            time.sleep(pause)
-            pause = min(pause * 1.5, 0.25)
+        if not block_until(lambda: self.refresh().status in wanted, timeout):
+            why = " and ".join(self.waiting_for)
+            raise TimeoutError(
+                f"Job {self.id} is still {self.status} after {timeout} s; waited for {', '.join(sorted(wanted))}."
+                + (f" It waits for: {why}." if why else "")
+            )
+        return self
 
     # -- family --------------------------------------------------------------------------------------------------
 
