@@ -52,7 +52,7 @@ from .model import channel as channel_names
 from .model import values
 from .model.changes import Publish
 from .model.checks import MOST, check_number, check_texts, in_seconds, is_number, is_seconds, shown
-from .model.errors import InvalidChannelError, InvalidValueError, JobNotFoundError, SettingsError, StoreUnavailableError
+from .model.errors import InvalidChannelError, InvalidValueError, SettingsError, StoreUnavailableError, job_not_found
 from .model.settings import Settings
 from .model.statistics import Statistics, day_of
 from .model.status import MAY_WAIT, statuses_of
@@ -293,7 +293,7 @@ class SideJob:
         """Return the job of this id or alias; raises JobNotFoundError."""
         found = self.find(id_or_alias)
         if found is None:
-            raise JobNotFoundError(f"There is no job {id_or_alias!r}: it was deleted, or never committed.")
+            raise job_not_found(id_or_alias)
         return found
 
     def for_task_id(self, task_id: str) -> Job | None:

@@ -19,7 +19,7 @@ from .jobs.job import Job
 from .jobs.port import Port
 from .model import measures, values
 from .model.durable import headers_of
-from .model.errors import JobNotFoundError, SchemaError, StoreUnavailableError
+from .model.errors import SchemaError, StoreUnavailableError, job_not_found
 from .model.loss import Loss
 from .model.progress import Progress
 from .model.statistics import Amount, Statistics, Tally, statistics_of
@@ -284,7 +284,7 @@ class Inspection:
 
         found = trees.tree(self._runtime.connections, job.id, depth=DEEPEST if depth is None else depth, limit=limit)
         if not found:
-            raise JobNotFoundError(f"There is no job {job.id}: it was deleted, or never committed.")
+            raise job_not_found(job.id)
         told = progress.of_jobs(self._runtime.connections, [row.id for row in found])
         hide = self._runtime.settings.redacted
         return [_node(row, _progress(told.get(row.id), hide)) for row in found]
@@ -312,7 +312,7 @@ class Inspection:
         def work(executor: Transaction) -> dict[str, Any]:
             found = jobs.find(executor, [job.id])
             if not found:
-                raise JobNotFoundError(f"There is no job {job.id}: it was deleted, or never committed.")
+                raise job_not_found(job.id)
             return {
                 **Job(job.id, runtime=self._runtime, row=found[0]).info,
                 "progress": _progress(progress.read(executor, job.id), self._runtime.settings.redacted),
@@ -472,7 +472,7 @@ class Inspection:
     def _details(self, executor: Transaction, job_id: int) -> dict[str, Any]:
         shown, found = trees.tree(executor, job_id, depth=1, limit=1 + CHILDREN), jobs.find(executor, [job_id])
         if not shown or not found:
-            raise JobNotFoundError(f"There is no job {job_id}: it was deleted, or never committed.")
+            raise job_not_found(job_id)
         node, *children = shown
         message, served_now = doorbells.of_job(executor, job_id), self._served(executor)
         hide = self._runtime.settings.redacted

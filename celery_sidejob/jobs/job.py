@@ -42,6 +42,7 @@ from ..model.errors import (
     JobNotFoundError,
     NotAChildError,
     SettingsError,
+    job_not_found,
 )
 from ..model.names import alias_taken, check_alias, check_child_name, check_key, check_tags, circle
 from ..model.port import WILDCARD
@@ -349,7 +350,7 @@ class Job:
             return []
         found = waiting_for(self._runtime, self.id)
         if found is None:
-            raise self._not_found()
+            raise job_not_found(self.id)
         return found
 
     def set_priority(self, priority: int) -> Job:
@@ -725,7 +726,7 @@ class Job:
                 return unit_view.row_of(new)
             found = jobs.find(self._runtime.connections, [self.id])
             if not found:
-                raise self._not_found()
+                raise job_not_found(self.id)
             self._row = found[0]
         return self._row
 
@@ -737,11 +738,8 @@ class Job:
         is_own = unit is not None and unit.hold.job_id == self.id
         made_elsewhere = self._row is not None and self._row.created_at is None  # not committed, for all we know
         if not is_own and not made_elsewhere and not self.exists:
-            raise self._not_found()
+            raise job_not_found(self.id)
         return found
-
-    def _not_found(self) -> JobNotFoundError:
-        return JobNotFoundError(f"There is no job {self.id}: it was deleted, or never committed.")
 
     def _ports_made(self) -> dict[tuple[str, str], Any]:
         """Return the ports of a job that only the caller's transaction can see yet; they are not stored for us."""

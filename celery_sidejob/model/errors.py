@@ -39,6 +39,11 @@ class JobNotFoundError(SideJobError, LookupError):
     """No job has this id or alias. Never raised for a store that cannot be reached."""
 
 
+def job_not_found(which: object) -> JobNotFoundError:
+    """Return the error for a job that does not exist, of which the caller has the id or an alias."""
+    return JobNotFoundError(f"There is no job {which!r}: it was deleted, or never committed.")
+
+
 class ScheduleNotFoundError(SideJobError, LookupError):
     """There is no schedule of this name."""
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, 
 from operator import attrgetter
 from typing import Any
 
-from ..model.errors import JobNotFoundError
+from ..model.errors import job_not_found
 from ..model.events import JobDeleted
 from ..model.status import Status
 from ..store import jobs, tree_deletions, trees
@@ -47,7 +47,7 @@ def delete(runtime: Runtime, job_id: int) -> bool:
         if len(before) > TOGETHER:
             return _begin(executor, job_id)
         if not before:
-            raise JobNotFoundError(f"There is no job {job_id}: it was deleted, or never committed.")
+            raise job_not_found(job_id)
         locked = jobs.lock_exclusively(executor, before)
         if {row.id for row in trees.subtree(executor, [job_id])} != before or locked.keys() != before:
             raise Moved("children came or went before the subtree was locked")

@@ -27,7 +27,7 @@ from ..model.changes import (
     Terminate,
     Write,
 )
-from ..model.errors import JobNotFoundError
+from ..model.errors import job_not_found
 from ..model.port import WILDCARD
 from ..store import jobs, ports, trees
 from ..store.errors import Moved
@@ -104,7 +104,7 @@ class LockSet:
             if job_id not in self.rows and job_id in self._looked_up:
                 raise Moved(f"job {job_id} was deleted before it was locked")
             if job_id not in self.rows:
-                raise JobNotFoundError(f"There is no job {job_id}: it was deleted, or never committed.")
+                raise job_not_found(job_id)
             if job_id in self.parents and self.rows[job_id].parent_id != self.parents[job_id]:
                 raise Moved(f"job {job_id} has another parent than before it was locked")
 
@@ -121,7 +121,7 @@ class LockSet:
         self.statuses = {job_id: row.status for job_id, row in self.rows.items()}
         missing = ids - self.rows.keys()
         if missing:
-            raise JobNotFoundError(f"There is no job {min(missing)}: it was deleted, or never committed.")
+            raise job_not_found(min(missing))
 
     def set_port(self, row: Any) -> None:
         """Record a port as the changes leave it."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from ..model.errors import JobNotFoundError
+from ..model.errors import job_not_found
 from ..model.queue import QueueSettings, without_pool
 from ..store import jobs, queues
 from ..store import permits as store_permits
@@ -107,7 +107,7 @@ def set_priority(runtime: Runtime, job_id: int, priority: int) -> None:
 
     def work(executor: Transaction) -> None:
         if job_id not in jobs.lock(executor, [job_id]):
-            raise JobNotFoundError(f"There is no job {job_id}: it was deleted.")
+            raise job_not_found(job_id)
         queues.set_priority(executor, job_id, priority)
 
     runtime.connections.transact("set-priority", work)
