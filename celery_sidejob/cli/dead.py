@@ -26,7 +26,7 @@ from .command import (
     yes_option,
 )
 from .output import Output, facts, in_short, table
-from .selection import Summary
+from .summary import Summary
 from .times import Seconds
 
 

@@ -19,10 +19,10 @@ from .jobs import jobs
 from .poll import poll
 from .ports import peek, write
 from .queues import pause, queues, resume, unmanage
+from .revoke import revoke
 from .schedules import schedules
 from .show import show
 from .stats import stats
-from .tasks import revoke
 from .transport import transport
 from .tree import tree
 from .watch import watch

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,8 +13,9 @@ from ..jobs.job import Job
 from ..model.errors import JobNotFoundError, SideJobError, StoreUnavailableError
 from ..model.plural import counted
 from . import names
-from .command import INTERRUPTED, Failed, confirm
+from .command import INTERRUPTED, Failed
 from .output import Output, printable
+from .summary import Summary, confirm_all
 
 PAGE = 200
 """Jobs that are read together."""
@@ -45,9 +45,7 @@ def act_on_each(
     with output.progress("Counting the jobs"):
         statuses: dict[str, int] = sidejob.count_jobs(**filters)
     matched = sum(statuses.values())
-    if matched:
-        kinds = ", ".join(f"{number:,} {status}" for status, number in statuses.items())
-        confirm(f"{verb} {counted(matched, 'job', 'jobs')} ({kinds})?", yes=yes)
+    confirm_all(verb, statuses, ("job", "jobs"), yes=yes)
     summary = Summary()
     with output.progress(done) as add:
         stopped = _walk(sidejob.iter_jobs(page=PAGE, **filters), act, summary, add)
@@ -60,37 +58,6 @@ def act_on_each(
         sys.exit(INTERRUPTED)
     if stopped is not None:
         raise Failed(f"The rest was not looked at. {stopped}")
-
-
-class Summary:
-    """How many jobs or tasks something was done with, and how many were skipped, by the reason."""
-
-    def __init__(self) -> None:
-        self.done = 0
-        self.skipped: Counter[str] = Counter()
-        self._examples: dict[str, str] = {}
-
-    def skip(self, reason: str, number: int = 1) -> None:
-        """Count what was skipped for a reason."""
-        if number:
-            self.skipped[reason] += number
-
-    def refuse(self, error: SideJobError) -> None:
-        """Count an error; the first one of each kind is told in full."""
-        self.skip(type(error).__name__)
-        self._examples.setdefault(type(error).__name__, str(error))
-
-    @property
-    def skips(self) -> str:
-        """A sentence on what was skipped; empty if nothing was."""
-        if not self.skipped:
-            return ""
-        return f" Skipped: {', '.join(f'{number:,} ({reason})' for reason, number in self.skipped.most_common())}."
-
-    def note_errors(self, output: Output) -> None:
-        """Note one error of each kind in full."""
-        for kind, example in self._examples.items():
-            output.note(f"{kind}, for example: {example}")
 
 
 def _walk(

@@ -16,7 +16,6 @@ from .command import answering
 from .dead import show_entry
 from .jobs import parent_of
 from .output import Output, at_least, facts, moment, printable, shortened, status, table_if_any
-from .tasks import show_task
 
 NEWEST = 20
 """Entries of its history that are shown with a job; --json has them all."""
@@ -41,7 +40,7 @@ def show(sidejob: Any, output: Output, which: str, everything: bool) -> None:
     job = sidejob.find(which)
     task = inspection.task(which) if job is None else None
     if task is not None:
-        show_task(output, task)
+        _show_task(output, task)
         return
     job = job or sidejob.for_task_id(which)
     if job is None:
@@ -58,6 +57,29 @@ def show(sidejob: Any, output: Output, which: str, everything: bool) -> None:
         *_trouble(details),
     )  # fmt: skip
     output.answer(details, head + status(details["status"]), *sections)
+
+
+def _show_task(output: Output, task: dict[str, Any]) -> None:
+    """Show a durable task that is not finished."""
+    head = Text.assemble((f"Task {printable(task['task_id'])}", "bold"), f"  {printable(task['task'])}  ")
+    shown = facts(
+        {
+            "queue": task["queue"],
+            "store": task["store"],
+            "unique key": task["unique"],
+            "arguments": " ".join(part for part in (task["args"], task["kwargs"]) if part) or None,
+            "due": task["due_at"],
+            "expires": task["expires_at"],
+            "published": task["published_at"] or (None if task["worker"] else "not yet"),
+            "running since": task["running_since"],
+            "in": task["worker"] or ("a lost worker" if task["running_since"] else None),
+            "retries": task["retries"] or None,
+            "losses": task["losses"] or None,
+            "last loss": task["last_loss"] and task["last_loss"]["why"],
+            "revoked": "yes: it does not begin again" if task["revoked"] else None,
+        }
+    )
+    output.answer(task, head + status(task["status"]), shown)
 
 
 def _facts(details: dict[str, Any]) -> RenderableType:

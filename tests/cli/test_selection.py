@@ -172,7 +172,7 @@ def test_a_job_that_is_made_after_the_count_is_left_alone(
     stage: Stage, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage.job()
-    monkeypatch.setattr(selection, "confirm", lambda *_, **__: stage.job())
+    monkeypatch.setattr(selection, "confirm_all", lambda *_, **__: stage.job())
 
     assert command("terminate", "--status", "queued").lines == ["Asked for the shutdown: 1 job."]
     assert statuses(stage) == ["terminating", "queued"]
@@ -296,7 +296,7 @@ def test_an_entry_that_cannot_leave_keeps_no_other_from_it(
 
 
 def test_tasks_are_revoked_by_name_queue_and_status(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("celery_sidejob.cli.tasks.PAGE", 2)
+    monkeypatch.setattr("celery_sidejob.cli.revoke.PAGE", 2)
     for n in range(5):
         post.send(f"waits-{n}")
     post.send("later", countdown=86400)
@@ -322,7 +322,7 @@ def test_tasks_are_revoked_by_name_queue_and_status(post: Post, monkeypatch: pyt
 
 
 def test_a_broker_that_is_away_is_asked_once(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("celery_sidejob.cli.tasks.PAGE", 1)
+    monkeypatch.setattr("celery_sidejob.cli.revoke.PAGE", 1)
     for n in range(3):
         post.send(f"waits-{n}")
     post.app.close()

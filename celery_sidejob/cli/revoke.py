@@ -1,4 +1,4 @@
-"""`revoke`: durable tasks that wait or run; and what `show` prints of such a task."""
+"""`revoke`: revokes durable tasks that wait or run."""
 
 from __future__ import annotations
 
@@ -15,32 +15,10 @@ from ..operations import revocation
 from ..operations.revocation import RevokedInAll
 from ..store.kept import STATUSES
 from . import names
-from .command import Failed, answering, confirm, yes_option
-from .output import Output, facts, printable, status
-from .selection import PAGE, Summary
-
-
-def show_task(output: Output, task: dict[str, Any]) -> None:
-    """Show a durable task that is not finished."""
-    head = Text.assemble((f"Task {printable(task['task_id'])}", "bold"), f"  {printable(task['task'])}  ")
-    shown = facts(
-        {
-            "queue": task["queue"],
-            "store": task["store"],
-            "unique key": task["unique"],
-            "arguments": " ".join(part for part in (task["args"], task["kwargs"]) if part) or None,
-            "due": task["due_at"],
-            "expires": task["expires_at"],
-            "published": task["published_at"] or (None if task["worker"] else "not yet"),
-            "running since": task["running_since"],
-            "in": task["worker"] or ("a lost worker" if task["running_since"] else None),
-            "retries": task["retries"] or None,
-            "losses": task["losses"] or None,
-            "last loss": task["last_loss"] and task["last_loss"]["why"],
-            "revoked": "yes: it does not begin again" if task["revoked"] else None,
-        }
-    )
-    output.answer(task, head + status(task["status"]), shown)
+from .command import Failed, answering, yes_option
+from .output import Output, printable
+from .selection import PAGE
+from .summary import Summary, confirm_all
 
 
 @click.command()
@@ -95,9 +73,7 @@ def _revoke_matching(sidejob: Any, output: Output, which: dict[str, Any], yes: b
     inspection = Inspection(sidejob.runtime)
     with output.progress("Counting the tasks"):
         counts = inspection.count_tasks(**which)
-    if counts:
-        kinds = ", ".join(f"{number:,} {kind}" for kind, number in sorted(counts.items()))
-        confirm(f"Revoke {counted(counts.total(), 'task', 'tasks')} ({kinds})?", yes=yes)
+    confirm_all("Revoke", counts, ("task", "tasks"), yes=yes)
     summary, running, told = Summary(), 0, True
     with output.progress("Revoking tasks") as add:
         for ids in inspection.tasks(page=PAGE, **which):
