@@ -17,7 +17,6 @@ from .output import Output, printable, status
 from .selection import act_on_each, is_chosen
 from .times import Seconds
 
-LONGEST_WAIT_S = 1e9
 PARKED = (
     " It is parked: no worker of its queue knows its task. If none comes to know it, the job ends in about a minute "
     "without its shutdown; at once with --without-shutdown."
@@ -29,9 +28,7 @@ PARKED = (
 @job_filters(parent="--child-of")
 @click.option("--force", is_flag=True, help="Also if the job is failed, terminating or terminated; ends a backoff.")
 @click.option("--parent", "of_parent", is_flag=True, help="Ask the job's parent instead.")
-@click.option(
-    "--countdown", metavar="DURATION", type=Seconds(LONGEST_WAIT_S), help="Run it after so long: 90, 5min, 2h."
-)
+@click.option("--countdown", metavar="DURATION", type=Seconds(), help="Run it after so long: 90, 5min, 2h.")
 @yes_option
 @answering
 def run(

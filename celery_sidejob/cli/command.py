@@ -15,7 +15,7 @@ import click
 
 from ..inspection import Inspection
 from ..jobs.job import Job
-from ..model.checks import LONGEST_S, MOST, did_you_mean
+from ..model.checks import MOST, did_you_mean
 from ..model.errors import SideJobError
 from ..model.status import Status
 from ..operations.waiting import REASONS
@@ -49,7 +49,7 @@ _FILTERS = (
         help="Only jobs made since this time (2026-11-28T10:30), or no longer ago than this (2h).",
     ),
     click.option(
-        "--older-than", metavar="DURATION", type=Seconds(LONGEST_S),
+        "--older-than", metavar="DURATION", type=Seconds(),
         help="Only jobs that are older than this: seconds, or 5min, 2h, 3d.",
     ),
     click.option("--waiting-for", type=click.Choice(REASONS), help="Only jobs that do not run now for this reason."),

@@ -10,7 +10,7 @@ import click
 from rich.text import Text
 
 from ..deadset import DeadEntry
-from ..model.checks import LONGEST_S, MOST
+from ..model.checks import MOST
 from ..model.errors import SideJobError
 from ..model.plural import counted
 from . import names
@@ -166,7 +166,7 @@ def delete(sidejob: Any, output: Output, given: Sequence[int | str]) -> None:
 
 
 @dead.command()
-@click.option("--older-than", metavar="DURATION", type=Seconds(LONGEST_S), help="Entries that are older: 86400, 1d.")
+@click.option("--older-than", metavar="DURATION", type=Seconds(), help="Entries that are older: 86400, 1d.")
 @click.option("--keep", metavar="N", type=click.IntRange(0, MOST), help="All entries but the newest N.")
 @reason_option
 @answering

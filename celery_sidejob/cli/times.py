@@ -17,13 +17,13 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d|w)", re.ASCII)
 
 
 class Seconds(click.FloatRange):
-    """A number of seconds from 0 to `longest`, or a duration such as 90s, 5min, 2h, 3d or 1w.
+    """A number of seconds, or a duration such as 90s, 5min, 2h, 3d or 1w.
 
     Refuses "nan", which passes every comparison.
     """
 
-    def __init__(self, longest: float) -> None:
-        super().__init__(0, longest)
+    def __init__(self) -> None:
+        super().__init__(0, LONGEST_S)
 
     def convert(self, value: Any, param: Any, context: Any) -> float:
         """Check it, and return the number of seconds."""
@@ -56,5 +56,5 @@ class Since(click.ParamType):  # type: ignore[type-arg]  # generic in newer vers
         """Check it, and return a moment or a number of seconds."""
         given = str(value)
         if _DURATION.fullmatch(given) or given.replace(".", "", 1).isdecimal():
-            return Seconds(LONGEST_S).convert(value, param, context)
+            return Seconds().convert(value, param, context)
         return Moment().convert(value, param, context)
