@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -12,15 +13,13 @@ import click
 from rich.text import Text
 
 from ..inspection import Inspection
-from ..model.errors import StoreUnavailableError
 from ..model.plural import counted
 from . import names
 from .command import Failed, answering
+from .looks import looks
 from .output import Output, moment, printable
 from .times import Seconds
 
-LOOK_S = 0.5
-LONGEST_S = 1e9
 RESTING = {
     "suspended": ("suspended job", "suspended jobs"),
     "timers": ("timer", "timers"),
@@ -54,22 +53,14 @@ def drain(sidejob: Any, output: Output, queue: str | None, timeout: float | None
 
 def _wait(pending: Callable[[], dict[str, Any]], output: Output, timeout: float | None) -> dict[str, Any]:
     """Wait until nothing is left or the time is up, report each change, and return what is left."""
-    deadline = time.monotonic() + (LONGEST_S if timeout is None else timeout)
+    deadline = math.inf if timeout is None else time.monotonic() + timeout
     said = ""
-    while True:
-        try:
-            left = pending()
-        except StoreUnavailableError as error:
-            if time.monotonic() >= deadline:
-                raise
-            output.note(str(error))
-        else:
-            if not left["queues"] or time.monotonic() >= deadline:
-                return left
-            now = _undone(left)
-            if now != said:
-                output.note(said := now)
-        time.sleep(max(0.0, min(LOOK_S, deadline - time.monotonic())))
+    for left in looks(pending, output, deadline=deadline):
+        if not left["queues"] or time.monotonic() >= deadline:
+            break
+        if (now := _undone(left)) != said:
+            output.note(said := now)
+    return left
 
 
 def _undone(left: dict[str, Any]) -> str:

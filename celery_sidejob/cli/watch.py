@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-import time
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import click
@@ -12,12 +12,10 @@ from rich.text import Text
 
 from ..inspection import Inspection
 from ..jobs.job import Job
-from ..model.errors import StoreUnavailableError
 from ..model.status import FINISHED, Status
 from .command import INTERRUPTED, Failed, answering, job_argument, job_named
+from .looks import looks
 from .output import Output, printable, status
-
-LOOK_S = 0.5
 
 
 @click.command()
@@ -45,19 +43,14 @@ def watch(sidejob: Any, output: Output, job_id: str) -> None:
 def _follow(inspection: Inspection, job: Job, output: Output) -> dict[str, Any]:
     """Tell of each change until the job is finished, and return how it stands then."""
     said = ""
-    while True:
-        try:
-            found = inspection.standing(job)
-        except StoreUnavailableError as error:
-            output.note(str(error))
-        else:
-            shown = _shown(found)
-            if shown.plain != said and not output.for_program:
-                output.show(Text(f"{datetime.now():%H:%M:%S}  ", "bright_black") + shown)
-            said = shown.plain
-            if found["status"] in FINISHED:
-                return found
-        time.sleep(LOOK_S)
+    for found in looks(partial(inspection.standing, job), output):
+        shown = _shown(found)
+        if shown.plain != said and not output.for_program:
+            output.show(Text(f"{datetime.now():%H:%M:%S}  ", "bright_black") + shown)
+        said = shown.plain
+        if found["status"] in FINISHED:
+            break
+    return found
 
 
 def _shown(found: dict[str, Any]) -> Text:
