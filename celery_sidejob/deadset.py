@@ -280,9 +280,7 @@ class DeadSet:
             raise InvalidValueError(f"{shown(entry_id)} is no id of the dead set: a number, or a store's name:number.")
         return self._stores.named(name) if name else self._stores[0], int(number)
 
-    def _retry_in(
-        self, store: Store, limit: float, skipped: Skipped | None, **which: str | None
-    ) -> Iterator[int]:  # fmt: skip
+    def _retry_in(self, store: Store, limit: float, skipped: Skipped | None, **which: str | None) -> Iterator[int]:
         """Yield how many entries left the dead set, page by page."""
         retried, after, last = 0, 0, self._ask(store, dead.last_id)
         while after < last and retried < limit:

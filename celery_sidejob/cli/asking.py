@@ -49,7 +49,11 @@ def run(
     job = job_named(sidejob, str(job_id))
     asked = job.run(force=force, parent=of_parent, countdown=countdown)
     if asked is None:
-        reason, refused = _refusal(job, of_parent)
+        refused = _refused(job, of_parent)
+        reason = (
+            f"Job {job.id} has no parent that could be asked to run." if refused is None else
+            f"Job {refused.id} was not asked to run: it is {refused.status}. Force it with --force."
+        )  # fmt: skip
         output.answer({**_job(refused), "asked": False, "reason": reason})
         raise Failed(reason)
     when = f" in {countdown:g} s" if countdown else ""
@@ -100,7 +104,7 @@ def _ask(job: Job, *, force: bool, of_parent: bool, countdown: float | None) -> 
     """Ask one of many jobs to run; returns why not."""
     if job.run(force=force, parent=of_parent, countdown=countdown) is not None:
         return None
-    refused = job.refresh().parent if of_parent else job.refresh()
+    refused = _refused(job, of_parent)
     if refused is None:
         return "no parent"
     return f"{'parent ' if of_parent else ''}{refused.status}: --force asks it too"
@@ -120,9 +124,6 @@ def _job(job: Job | None) -> dict[str, Any]:
     return {"job": job and job.id, "status": job and job.status}
 
 
-def _refusal(job: Job, parent: bool) -> tuple[str, Job | None]:
-    """Return why a job was not asked, and that job."""
-    refused = job.refresh().parent if parent else job.refresh()
-    if refused is None:
-        return f"Job {job.id} has no parent that could be asked to run.", None
-    return f"Job {refused.id} was not asked to run: it is {refused.status}. Force it with --force.", refused
+def _refused(job: Job, of_parent: bool) -> Job | None:
+    """Return the job that was not asked, as it is now; None if a job has no parent that could be asked."""
+    return job.refresh().parent if of_parent else job.refresh()

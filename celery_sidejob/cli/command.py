@@ -142,14 +142,14 @@ def confirm(question: str, *, yes: bool) -> None:
     """Ask whether to go on, unless `yes`; fail, before anything is changed, if not or if nobody can answer."""
     if yes:
         return
-    if not is_asked():
+    if not can_ask():
         raise Failed(f"Nothing was changed. {question} There is no terminal to ask on: say --yes.")
     if not click.confirm(with_app(question), err=True):
         raise Failed("Nothing was changed.")
 
 
-def is_asked() -> bool:
-    """Tell whether somebody is there to answer a question."""
+def can_ask() -> bool:
+    """Tell whether somebody is there who can answer a question."""
     return sys.stdin.isatty()
 
 

@@ -55,7 +55,6 @@ entry_argument = click.argument("entry_id", metavar="ID_OR_TASK_ID", type=EntryO
 COLUMNS = ("Entry", "Died", "Task", "Job", "Error")
 ALL_COLUMNS = ("Entry", "Died", "Reason", "Queue", "Task", "Job", "Task id", "Error")
 group_option = click.option("--group", metavar="GROUP", help="Only entries of this group, as `dead groups` shows it.")
-
 reason_option = click.option("--reason", metavar="REASON", help="Only entries with this reason, such as lost, revoked.")
 
 
@@ -86,7 +85,7 @@ def list_entries(sidejob: Any, output: Output, /, limit: int, wide: bool, **chos
         found: list[DeadEntry] = sidejob.dead.list(limit=limit, **chosen)
     rows = map(_wide_row if wide else _row, found)
     more = f"There may be more: --after {found[-1].id}" if len(found) == limit else None
-    output.answer_with_list(map(_document, found), ALL_COLUMNS if wide else COLUMNS, rows, more=more)
+    output.answer_with_list(map(asdict, found), ALL_COLUMNS if wide else COLUMNS, rows, more=more)
     if not found and not chosen.pop("after"):
         _suggest(sidejob, output, **chosen)
 
@@ -184,7 +183,7 @@ def purge(sidejob: Any, output: Output, older_than: float | None, keep: int | No
 
 def show_entry(output: Output, entry: DeadEntry) -> None:
     """Show an entry with its traceback."""
-    document = _document(entry)
+    document = asdict(entry)
     shown = {name.replace("_", " "): value for name, value in document.items() if name != "traceback"}
     for name in ("retries", "losses", "history"):  # leave out zeros; a job's losses are in its error
         shown[name] = shown[name] or None
@@ -231,10 +230,6 @@ def _wide_row(entry: DeadEntry) -> tuple[Any, ...]:
     return (
         entry.id, entry.died_at, entry.reason, entry.queue, entry.task, entry.job_id, entry.task_id, entry.error,
     )  # fmt: skip
-
-
-def _document(entry: DeadEntry) -> dict[str, Any]:
-    return asdict(entry)
 
 
 def _suggest(

@@ -16,15 +16,15 @@ from .command import answering, job_filters, limit_option
 from .output import Output, in_short, lasting, status
 
 COLUMNS = ("Job", "Status", "Task", "Queue", "Parent", "Created", "Last run", "Took")
-bound = click.IntRange(0, MOST)
+JOB_ID = click.IntRange(0, MOST)
 
 
 @click.command()
 @job_filters()
 @limit_option
 @click.option("--oldest-first", is_flag=True, help="Show the oldest jobs first; so does --after.")
-@click.option("--before", metavar="ID", type=bound, help="Only jobs before this id.")
-@click.option("--after", metavar="ID", type=bound, help="Only jobs after this id, the oldest first.")
+@click.option("--before", metavar="ID", type=JOB_ID, help="Only jobs before this id.")
+@click.option("--after", metavar="ID", type=JOB_ID, help="Only jobs after this id, the oldest first.")
 @answering
 def jobs(
     sidejob: Any, output: Output, /, limit: int, oldest_first: bool, before: int | None, after: int | None,

@@ -31,9 +31,7 @@ COLUMNS = ("Written", "Value", "Context")
 @click.argument("given", metavar="VALUE...", nargs=-1, required=True)
 @output_option
 @answering
-def write(
-    sidejob: Any, output: Output, job_id: str, name: str, given: Sequence[str], is_output: bool
-) -> None:  # fmt: skip
+def write(sidejob: Any, output: Output, job_id: str, name: str, given: Sequence[str], is_output: bool) -> None:
     """Write values to a job's port: all of them, in order, or none. The job is asked to run, as by `port.write`.
 
     Each VALUE is JSON: 5, '"a text"', '{"page": 7}'. A single - reads them from the standard input, one in a line.

@@ -41,8 +41,6 @@ def page(
     return [row.task_id for row in found]
 
 
-def count(
-    executor: Reader, *, task: str | None, queue: str | None, statuses: Sequence[str] | None
-) -> dict[str, int]:  # fmt: skip
+def count(executor: Reader, *, task: str | None, queue: str | None, statuses: Sequence[str] | None) -> dict[str, int]:
     """Count the same by their status; reads all messages."""
     return {row.status: row.tasks for row in executor.run(_COUNT, task=task, queue=queue, statuses=statuses)}

@@ -21,7 +21,7 @@ Answer = Callable[..., Said]
 @pytest.fixture
 def answer(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Answer:
     """Gives a command at a terminal, where somebody types this answer to its question."""
-    monkeypatch.setattr(asking, "is_asked", lambda: True)
+    monkeypatch.setattr(asking, "can_ask", lambda: True)
 
     def answer(text: str, *words: object) -> Said:
         context = CLIContext(app=stage.app, no_color=True, workdir=None)
