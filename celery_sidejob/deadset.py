@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from .jobs.job import Job
-from .model.checks import check_number, check_texts, in_seconds, is_keepable, is_seconds, shown
+from .model.checks import check_age, check_number, check_texts, is_keepable, shown
 from .model.durable import headers_of
 from .model.errors import InvalidValueError, JobNotFoundError, SideJobError, StoreUnavailableError
 from .model.loss import Loss
@@ -214,19 +214,14 @@ class DeadSet:
 
         With a `reason` only entries with this reason go; with a reason alone, all of them. `keep` counts the entries of
         each store, whatever their reason. Reads the whole dead set if nothing is old enough, a million entries in a
-        second.
-        `progress` is called with the numbers that are removed, as they are.
+        second. `progress` is called with the numbers that are removed, as they are.
         """
         check_texts(reason=reason)
         if older_than is None and keep is None and reason is None:
             raise InvalidValueError("purge() takes older_than=, keep= or reason=: what is to go?")
         if keep is not None:
             check_number("keep", keep, of="entries")
-        age_s = in_seconds(older_than)
-        if age_s is not None and not is_seconds(age_s):
-            raise InvalidValueError(
-                f"older_than is a timedelta or a number of seconds, at least 0, not {shown(older_than)}."
-            )
+        age_s = check_age("older_than", older_than)
         if age_s is None and keep is None:
             age_s = 0.0
         retention = Retention.of({"older_than": age_s, "keep": keep})
@@ -315,9 +310,10 @@ class DeadSet:
         except StoreUnavailableError:
             raise
         except SideJobError as error:
-            logger.warning("Entry %s of the dead set was not retried: %s", row.id, error)
+            entry_id = burials.entry_id_of(self._stores.label_of(store), row.id)
+            logger.warning("Entry %s of the dead set was not retried: %s", entry_id, error)
             if skipped is not None:
-                skipped(burials.entry_id_of(self._stores.label_of(store), row.id), error)
+                skipped(entry_id, error)
             return False
         return True
 

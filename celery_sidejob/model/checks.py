@@ -43,6 +43,14 @@ def in_seconds(value: Any) -> Any:
     return value.total_seconds() if isinstance(value, timedelta) else value
 
 
+def check_age(name: str, age: Any, *, form: str = "a timedelta or a number of seconds, at least 0") -> float | None:
+    """Return an age in seconds, None for None; raise InvalidValueError for a value that is not of this `form`."""
+    age_s = in_seconds(age)
+    if age_s is not None and not is_seconds(age_s):
+        raise InvalidValueError(f"{name} is {form}, not {shown(age)}.")
+    return None if age_s is None else float(age_s)
+
+
 def is_keepable(text: str) -> bool:
     """Tell whether a row can hold this text: no row could be found by another."""
     return why_not_storable(text, max_length=len(text)) is None
