@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import date, datetime, timedelta
 from functools import partial
-from typing import Any, Concatenate, overload
+from typing import Any, Concatenate, Unpack, overload
 
 from celery import Celery, signals
 from celery.canvas import Signature
@@ -41,6 +41,7 @@ from .jobs import job as jobs_of
 from .jobs import scheduling
 from .jobs.batch import Batch
 from .jobs.capacity import declare
+from .jobs.filters import JobFilters, check_filters, filters_of
 from .jobs.job import Job
 from .jobs.log_entries import log_entry
 from .jobs.queue import Queue
@@ -51,11 +52,11 @@ from .jobs.workers import WorkerInfo, present
 from .model import channel as channel_names
 from .model import values
 from .model.changes import Publish
-from .model.checks import MOST, check_number, check_texts, in_seconds, is_number, is_seconds, shown
+from .model.checks import check_number, check_texts, is_seconds, shown
 from .model.errors import InvalidChannelError, InvalidValueError, SettingsError, StoreUnavailableError, job_not_found
 from .model.settings import Settings
 from .model.statistics import Statistics, day_of
-from .model.status import MAY_WAIT, statuses_of
+from .model.status import MAY_WAIT
 from .operations import queues, registering, schedules
 from .operations.audience import Audience
 from .operations.runtime import Runtime
@@ -335,81 +336,45 @@ class SideJob:
                  "unique": unique, "tag": tag, "older_than": older_than, "schedule": schedule, "since": since,
                  "after": after, "before": before}  # fmt: skip
         if waiting_for is not None:
-            return list(itertools.islice(self._waiting(waiting_for, {**given, "newest_first": newest_first}), limit))
-        which = self._filters(**given)
+            return list(itertools.islice(self._waiting(waiting_for, newest_first, given), limit))
+        which = filters_of(self.runtime, given)
         rows = job_lists.page(self.runtime.connections, which, limit=limit, newest_first=newest_first)
         return [Job(row.id, runtime=self.runtime, row=row) for row in rows]
 
-    def _filters(  # noqa: PLR0913 - each is a filter
-        self, *, status: Any = None, task: Any = None, parent: Any = None, older_than: Any = None, since: Any = None,
-        schedule: Any = None, after: Any = None, before: Any = None, **texts: str | None,
-    ) -> job_lists.Filters:  # fmt: skip
-        """Check the filters of `jobs`, and return them as the store takes them."""
-        texts |= {"task": getattr(task, "name", task), "schedule": getattr(schedule, "name", schedule)}
-        check_texts(**texts)
-        older_s = in_seconds(older_than)
-        if older_s is not None and not is_seconds(older_s):
-            raise InvalidValueError(
-                f"older_than is a timedelta or a number of seconds, at least 0, not {shown(older_than)}."
-            )
-        since_at, since_s = self._since(since)
-        return job_lists.Filters(
-            statuses=None if status is None else [str(one) for one in sorted(statuses_of(status))],
-            parent_id=None if parent is None else self.get(parent).id,
-            older_s=older_s,
-            since=since_at,
-            since_s=since_s,
-            after=_id_of("after", after, 0),
-            before=_id_of("before", before, MOST),
-            **texts,
-        )
-
-    def _since(self, since: Any) -> tuple[datetime | None, float | None]:
-        """Return a moment, or an age in seconds."""
-        if isinstance(since, datetime):
-            return self.runtime.tasks.localize(since), None
-        age_s = in_seconds(since)
-        if age_s is not None and not is_seconds(age_s):
-            raise InvalidValueError(
-                f"since is a datetime, or a timedelta or a number of seconds, at least 0, not {shown(since)}."
-            )
-        return None, age_s
-
-    def iter_jobs(self, *, page: int = 500, **filters: Any) -> Iterator[Job]:
+    def iter_jobs(self, *, page: int = 500, newest_first: bool = False, **filters: Unpack[JobFilters]) -> Iterator[Job]:
         """Iterate over all jobs that match, a page at a time; the filters are those of `jobs`."""
-        if "limit" in filters:
-            raise TypeError("iter_jobs() takes no limit: it iterates over all that match, page by page.")
-        return itertools.chain.from_iterable(self._pages(page, filters))
+        check_filters(filters, call="iter_jobs()")
+        return itertools.chain.from_iterable(self._pages(page, newest_first, filters))
 
-    def _pages(self, size: int, filters: dict[str, Any]) -> Iterator[list[Job]]:
+    def _pages(self, size: int, newest_first: bool, filters: Mapping[str, Any]) -> Iterator[list[Job]]:
         """Yield the jobs that match, a page at a time."""
-        end = "before" if filters.get("newest_first") else "after"
-        while found := self.jobs(**filters, limit=size):
+        end = "before" if newest_first else "after"
+        while found := self.jobs(**filters, limit=size, newest_first=newest_first):
             yield found
             filters = {**filters, end: found[-1]}
 
-    def _waiting(self, reason: str, filters: dict[str, Any]) -> Iterator[Job]:
+    def _waiting(self, reason: str, newest_first: bool, filters: Mapping[str, Any]) -> Iterator[Job]:
         """Iterate over the jobs that wait for this reason; without a status among the filters those that may wait."""
         if reason not in REASONS:
             raise InvalidValueError(f"waiting_for is one of {', '.join(REASONS)}; not {shown(reason)}.")
         inspection = Inspection(self.runtime)
-        for found in self._pages(PAGE, {**filters, "status": filters["status"] or MAY_WAIT}):
+        for found in self._pages(PAGE, newest_first, {**filters, "status": filters["status"] or MAY_WAIT}):
             reasons = inspection.waiting_for(found)
             yield from (job for job in found if reason in reasons.get(job.id, ()))
 
-    def count_jobs(self, by: str = "status", **filters: Any) -> dict[str, int]:
+    def count_jobs(self, by: str = "status", **filters: Unpack[JobFilters]) -> dict[str, int]:
         """Count jobs by ``status``, ``task``, ``queue`` or ``created_by``; the filters are those of `jobs`.
 
         Reads all jobs that match, and without a filter all jobs, a million in a second.
         """
         if not isinstance(by, str) or by not in job_lists.COUNTED_BY:
             raise InvalidValueError(f"Jobs are counted by {', '.join(job_lists.COUNTED_BY)}; not by {by!r}.")
+        check_filters(filters, call="count_jobs()")
         if filters.get("waiting_for") is not None:
             return dict(Counter(getattr(job, by) for job in self.iter_jobs(**filters)))
-        filters = {name: value for name, value in filters.items() if value is not None}
-        if not filters:
+        if all(value is None for value in filters.values()):
             return job_lists.count(self.runtime.connections, by)
-        return job_lists.count_matching(self.runtime.connections, self._filters(**filters), by)
+        return job_lists.count_matching(self.runtime.connections, filters_of(self.runtime, filters), by)
 
     def tags(self, limit: int = 25) -> list[tuple[str, int]]:
         """Return the tags that most jobs have, each with how many have it, the most common first."""
@@ -622,14 +587,6 @@ class SideJob:
         schedule = app.conf.beat_schedule
         if settings.database_url is not None and beat.ENTRY not in schedule:
             schedule[beat.ENTRY] = beat.entry(app, settings.poll_interval, settings.poll_queue)
-
-
-def _id_of(name: str, job: int | Job | None, otherwise: int) -> int:
-    """Return the id that a job or its id stands for."""
-    job_id = job.id if isinstance(job, Job) else otherwise if job is None else job
-    if not is_number(job_id, least=-MOST):
-        raise InvalidValueError(f"{name} is a job or its id, not {shown(job_id)}.")
-    return job_id
 
 
 def _further_stores(settings: Settings, pause_s: float) -> Iterator[Store]:

@@ -305,6 +305,16 @@ def test_jobs_are_listed_iterated_and_counted(stage: Stage) -> None:
         stage.sidejob.count_jobs(by="args")
 
 
+def test_a_filter_that_there_is_not_is_refused_at_the_call(stage: Stage) -> None:
+    iterate, count = stage.sidejob.iter_jobs, stage.sidejob.count_jobs
+    with pytest.raises(TypeError, match=r"iter_jobs\(\) takes no limit="):
+        iterate(limit=5)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"count_jobs\(\) takes no newest_first="):
+        count(newest_first=True)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"count_jobs\(\) takes no statsu=, .* Did you mean 'status'\?"):
+        count(statsu="failed")  # type: ignore[call-arg]
+
+
 # -- handles ---------------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,84 @@
+"""The filters by which jobs are listed and counted: checks them, and returns them as the store takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import Any, TypedDict
+
+from ..model.checks import MOST, check_age, check_texts, did_you_mean, is_number, shown
+from ..model.errors import InvalidValueError, job_not_found
+from ..model.status import statuses_of
+from ..operations.runtime import Runtime
+from ..store import job_lists
+from .job import Job, find
+
+
+class JobFilters(TypedDict, total=False):
+    """The filters of `sidejob.jobs`, which `iter_jobs` and `count_jobs` take too; None for any job."""
+
+    status: str | Iterable[str] | None
+    task: Any
+    queue: str | None
+    created_by: str | None
+    parent: Any
+    after: int | Job | None
+    unique: str | None
+    tag: str | None
+    older_than: timedelta | float | None
+    waiting_for: str | None
+    schedule: Any
+    since: datetime | timedelta | float | None
+    before: int | Job | None
+
+
+def check_filters(given: Mapping[str, Any], *, call: str) -> None:
+    """Raise TypeError for a filter that there is not."""
+    known = JobFilters.__annotations__
+    for name in given:
+        if name not in known:
+            said = f"{call} takes no {name}=, and looks at all jobs that match.{did_you_mean(name, known)}"
+            raise TypeError(f"{said} Its filters are {', '.join(known)}.")
+
+
+def filters_of(runtime: Runtime, given: Mapping[str, Any]) -> job_lists.Filters:
+    """Check the filters of `sidejob.jobs`, all but `waiting_for`, and return them as the store takes them."""
+    texts = {name: given.get(name) for name in ("task", "queue", "created_by", "unique", "tag", "schedule")}
+    texts |= {name: getattr(texts[name], "name", texts[name]) for name in ("task", "schedule")}
+    check_texts(**texts)
+    since_at, since_s = _since(runtime, given.get("since"))
+    status = given.get("status")
+    return job_lists.Filters(
+        statuses=None if status is None else [str(one) for one in sorted(statuses_of(status))],
+        parent_id=_parent_id(runtime, given.get("parent")),
+        older_s=check_age("older_than", given.get("older_than")),
+        since=since_at,
+        since_s=since_s,
+        after=_id_of("after", given.get("after"), 0),
+        before=_id_of("before", given.get("before"), MOST),
+        **texts,
+    )
+
+
+def _since(runtime: Runtime, since: Any) -> tuple[datetime | None, float | None]:
+    """Return a moment, or an age in seconds."""
+    if isinstance(since, datetime):
+        return runtime.tasks.localize(since), None
+    return None, check_age("since", since, form="a datetime, or a timedelta or a number of seconds, at least 0")
+
+
+def _parent_id(runtime: Runtime, parent: Any) -> int | None:
+    if parent is None:
+        return None
+    found = find(runtime, parent)
+    if found is None:
+        raise job_not_found(parent)
+    return found.id
+
+
+def _id_of(name: str, job: int | Job | None, otherwise: int) -> int:
+    """Return the id that a job or its id stands for."""
+    job_id = job.id if isinstance(job, Job) else otherwise if job is None else job
+    if not is_number(job_id, least=-MOST):
+        raise InvalidValueError(f"{name} is a job or its id, not {shown(job_id)}.")
+    return job_id
