@@ -29,6 +29,7 @@ SHUTDOWN_LOST = "The job was terminated, but its shutdown was lost with its work
 LOST = "WorkerLostError"
 """The class of Celery's error for a lost process."""
 UNTOLD = Loss()
+"""The loss of a run whose worker is forgotten: nothing is known of it."""
 
 
 def rescue(  # noqa: PLR0913 - which run, and how it is taken

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from ..model.loss import LossKind
 from ..model.settings import Settings
 from . import revisions
 from .connection.connections import Connections
@@ -156,11 +157,17 @@ def forget_dead(connections: Autocommit) -> int:
     return len(connections.run(_FORGET))
 
 
+LOSS_KIND = (
+    f"CASE w.suspect_by WHEN 'lock' THEN '{LossKind.DISCONNECTED}' WHEN 'silence' THEN '{LossKind.SILENT}' "
+    f"ELSE '{LossKind.UNKNOWN}' END"
+)
+"""Why runs of a dead worker `w` were lost, as SQL."""
 SILENT_S = "round(extract(epoch FROM coalesce(w.dead_at, now()) - w.beat_at)::numeric, 1)::double precision"
 """For how many seconds a worker `w` sent no heartbeat until it was declared dead, as SQL."""
 
 _LIVENESS = Statement(f"""
-SELECT w.id, w.ident, w.beat_at, w.suspect_at, w.suspect_by, w.dead_at, {SILENT_S} AS silent_s,
+SELECT w.id, w.ident, w.beat_at, w.suspect_at, w.suspect_by, w.dead_at,
+  {LOSS_KIND} AS loss_kind, {SILENT_S} AS silent_s,
   CASE WHEN w.locked AND w.dead_at IS NULL
     THEN pg_try_advisory_xact_lock({_lock_of("w.id")}) ELSE false END AS lock_free,
   w.beat_at < now() - make_interval(secs => %(silence_s)s) AS silent,

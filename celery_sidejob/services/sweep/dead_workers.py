@@ -62,10 +62,9 @@ class DeadWorkers(SweepDuty):
             workers.forget_dead(self._connections)
 
     def _rescue_all(self, worker: Any, report: Report) -> None:
-        kind = LossKind.DISCONNECTED if worker.suspect_by == "lock" else LossKind.SILENT
+        # A worker that left by itself gave back all it held, except jobs that were locked at that moment.
+        is_lost = worker.suspect_at is not None
         for held in holds.held_by(self._connections, JOBS, worker.id):
             reach("rescue:before")
-            loss: Loss | None = Loss(kind, worker.ident, held.pid, silent_s=worker.silent_s)
-            if worker.suspect_at is None:  # it left by itself, and gave back all it held but jobs that were locked then
-                loss = None
-            self._rescue(report, held.job_id, run_no=held.run_no, worker_id=worker.id, loss=loss)
+            loss = Loss(LossKind(worker.loss_kind), worker.ident, held.pid, silent_s=worker.silent_s)
+            self._rescue(report, held.job_id, run_no=held.run_no, worker_id=worker.id, loss=loss if is_lost else None)

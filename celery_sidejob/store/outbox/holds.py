@@ -14,7 +14,7 @@ from ...model.loss import Loss
 from ...model.run_end import RunEnd
 from ..statement import Autocommit, Reader, Statement, Transaction, first
 from ..task_end import UNLOCKED, TaskEnd
-from ..workers import SILENT_S
+from ..workers import LOSS_KIND, SILENT_S
 from .arming import AT_GATE, MANAGED
 from .kinds import BY_TASK_ID, JOBS, TASKS, Kind, free
 from .tasks import DIGEST
@@ -232,9 +232,8 @@ _TAKE_FROM_THE_DEAD = Statement(
     f"""
 WITH free AS MATERIALIZED (
   SELECT m.task_id, l.loss, true AS begun,
-    CASE WHEN l.loss > 0 THEN json_build_object('kind', CASE w.suspect_by WHEN 'lock' THEN 'disconnected'
-      WHEN 'silence' THEN 'silent' END, 'worker', w.ident, 'process', m.locked_pid, 'silent_s', {SILENT_S}) END
-      AS last_loss
+    CASE WHEN l.loss > 0 THEN json_build_object('kind', {LOSS_KIND}, 'worker', w.ident, 'process', m.locked_pid,
+      'silent_s', {SILENT_S}) END AS last_loss
   FROM {{messages}} m LEFT JOIN {{workers}} w ON w.id = m.locked_by
     CROSS JOIN LATERAL (SELECT CASE WHEN w.dead_at IS NOT NULL AND w.suspect_at IS NULL THEN 0 ELSE 1 END AS loss) l
   WHERE m.locked_by IS NOT NULL AND m.body IS NOT NULL AND (w.id IS NULL OR w.dead_at IS NOT NULL)
