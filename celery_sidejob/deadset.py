@@ -366,7 +366,7 @@ def _loss_of(payload: str) -> Mapping[str, Any] | None:
     """Return the facts of the loss that an entry keeps; None if there was none, or this version cannot read it."""
     try:
         kept = json.loads(payload).get("loss")
-        return None if kept is None else Loss.of_json(json.dumps(kept)).facts
+        return None if kept is None else Loss.of_facts(kept).facts
     except (ValueError, TypeError, AttributeError):
         return None
 

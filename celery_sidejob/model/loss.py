@@ -87,8 +87,12 @@ class Loss:
 
     @classmethod
     def of_json(cls, text: str) -> Loss:
-        """Return the loss that was kept as this JSON text; of a newer version what this one knows."""
-        kept = json.loads(text)
+        """Return the loss that was kept as this JSON text."""
+        return cls.of_facts(json.loads(text))
+
+    @classmethod
+    def of_facts(cls, kept: object) -> Loss:
+        """Return the loss with these facts; facts that only a newer version knows are left out."""
         if not isinstance(kept, dict):
             return cls()
         known = {one.name: kept[one.name] for one in fields(cls) if one.name in kept}

@@ -96,8 +96,9 @@ WHERE d.job_id = these.job_id AND d.depends_on = these.depends_on""")
 def undepend(executor: Transaction, job_id: int, depend_on: Sequence[int] | None) -> None:
     """Mark edges of a locked job as over: those to these jobs, or all.
 
-    One that has failed does not fail the job any more, if it is not decided yet that the run fails: with that all edges
-    went, and whom the job would still wait for is not known. Who names none waits for nobody, so that is undone.
+    The job then does not fail for those that have failed. But the decision that its run fails removes all its edges, so
+    that nobody knows which jobs it would still wait for. Without `depend_on` it waits for no job, and the decision is
+    taken back.
     """
     executor.run(_UNDEPEND, id=job_id, all=depend_on is None, depend_on=list(depend_on or ()))
 

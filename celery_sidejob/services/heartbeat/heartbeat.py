@@ -150,7 +150,7 @@ class Heartbeat(Worker):
         self.note_board()
         died = self._processes.died(self.runs.busy() | self.tasks.runs.busy())  # reports each death only once
         for pid, status in died.items():
-            loss = Loss.of_process(self.ident, pid, status, out_of_memory=self.memory_kills.just_now)
+            loss = Loss.of_process(self.ident, pid, status, out_of_memory=self.memory_kills.were_just_now())
             self._orphans.died[pid] = self.tasks.died[pid] = loss
         report = Report()
         self._duties.do(report)

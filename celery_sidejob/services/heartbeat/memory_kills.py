@@ -17,7 +17,7 @@ MOUNTS = {"": ("/sys/fs/cgroup", "memory.events"), "memory": ("/sys/fs/cgroup/me
 
 
 class MemoryKills:
-    """Watches the number of such kills. Where nothing can be read, it tells nothing."""
+    """Watches the number of such kills."""
 
     def __init__(self, read: Callable[[], int | None] | None = None) -> None:
         self._read = read or (lambda: count(files()))
@@ -31,15 +31,14 @@ class MemoryKills:
             self._rose_at = time.monotonic()
         self._number = number
 
-    @property
-    def just_now(self) -> bool | None:
-        """Whether a process was just killed for want of memory; None if nobody knows."""
+    def were_just_now(self) -> bool | None:
+        """Look, and tell whether a process was just killed for want of memory; None if nothing can be read."""
         self.look()
         return None if self._number is None else time.monotonic() - self._rose_at < WITHIN_S
 
 
 def files() -> list[Path]:
-    """Return the files that may count, the nearest first: of this process' group, of what it sees as all, the host."""
+    """Return the files that may count: of this process' group, then of the outermost that it sees, then of the host."""
     found = []
     with suppress(OSError, ValueError):
         for line in GROUP.read_text().splitlines():
@@ -52,7 +51,7 @@ def files() -> list[Path]:
 
 
 def count(paths: Iterable[Path]) -> int | None:
-    """Return the kills that the first file knows that knows any number; None if none does."""
+    """Return the number of kills in the first of these files that counts them; None if none does."""
     for path in paths:
         with suppress(OSError, ValueError):
             for line in path.read_text().splitlines():

@@ -72,11 +72,6 @@ class WorkerDuty(Duty):
         taken = False
         with self._worker.aside.by_itself("rescue", row.job_id) as may:
             taken = may and recovery.rescue(
-                self._runtime,
-                row.job_id,
-                run_no=row.run_no,
-                worker_id=self._worker.worker_id,
-                own=True,
-                loss=loss,
+                self._runtime, row.job_id, run_no=row.run_no, worker_id=self._worker.worker_id, own=True, loss=loss
             )
         return taken

@@ -52,17 +52,17 @@ def test_a_kill_counts_as_just_now_for_some_seconds(monkeypatch: pytest.MonkeyPa
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     kills = MemoryKills(lambda: numbers[0])
-    assert kills.just_now is False, "the five before this worker began are none of its own"
+    assert kills.were_just_now() is False, "the five before this worker began are none of its own"
     numbers[0] = 6
-    assert kills.just_now is True
+    assert kills.were_just_now() is True
     now += memory_kills.WITHIN_S - 1
-    assert kills.just_now is True
+    assert kills.were_just_now() is True
     now += 2
-    assert kills.just_now is False
+    assert kills.were_just_now() is False
 
     numbers[0] = 0
-    assert kills.just_now is False, "another control group counts from its own beginning"
+    assert kills.were_just_now() is False, "another control group counts from its own beginning"
     numbers[0] = None
-    assert kills.just_now is None
+    assert kills.were_just_now() is None
     numbers[0] = 9
-    assert kills.just_now is False, "nobody knows how many of them are new"
+    assert kills.were_just_now() is False, "nobody knows how many of them are new"
