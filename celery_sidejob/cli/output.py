@@ -17,6 +17,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ..jobs.job import Job
 from ..model.status import Status
 from .fitting import FittingTable
 
@@ -187,16 +188,19 @@ def status(name: str) -> Text:
     return Text(name, style=STYLES.get(name, ""))
 
 
+def job_or_task(one: Any) -> str:
+    """Return the name of a job, or of the result of a durable task."""
+    return f"{'job' if isinstance(one, Job) else 'task'} {one.id}"
+
+
 def shortened(value: Any) -> str:
     """Return a value as JSON, cut where it is long."""
-    shown = printable(json.dumps(value, default=_plain, ensure_ascii=False))
-    return shown if len(shown) <= LONGEST_VALUE else shown[: LONGEST_VALUE - 1] + "…"
+    return _cut(printable(json.dumps(value, default=_plain, ensure_ascii=False)), LONGEST_VALUE)
 
 
 def in_short(error: str) -> str:
     """Return an error for a list, on one line and cut where it is long."""
-    shown = printable(error)
-    return shown if len(shown) <= LONGEST_ERROR else f"{shown[: LONGEST_ERROR - 1]}…"
+    return _cut(printable(error), LONGEST_ERROR)
 
 
 def printable(value: str, *, keep: str = "") -> str:
@@ -212,6 +216,10 @@ def printable(value: str, *, keep: str = "") -> str:
 def one_line(message: str) -> str:
     """Return a message as one line."""
     return printable(" ".join(message.split()))
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def _plain(value: Any) -> Any:

@@ -9,10 +9,9 @@ import click
 from rich.text import Text
 
 from ..hooks.beat_entries import declaration_of, entries_of
-from ..jobs.job import Job
 from ..model.errors import SideJobError
 from .command import Failed, answering, load_modules, nothing_matches
-from .output import Output, facts, moment, printable, table, table_if_any
+from .output import Output, facts, job_or_task, moment, printable, table, table_if_any
 
 NEXT_SHOWN = 5
 name_argument = click.argument("name")
@@ -91,8 +90,8 @@ def run(sidejob: Any, output: Output, name: str) -> None:
     """Make one more now, beside those of its times."""
     load_modules(sidejob)
     made = sidejob.get_schedule(name).run_now()
-    what = f"job {made.id}" if isinstance(made, Job) else f"task {made.id}"
-    output.answer({"name": name, "made": made.id}, Text(f"Schedule {printable(name)} has made {what}."))
+    said = f"Schedule {printable(name)} has made {job_or_task(made)}."
+    output.answer({"name": name, "made": made.id}, Text(said))
 
 
 @schedules.command()

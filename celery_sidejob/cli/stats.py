@@ -132,7 +132,7 @@ def _tables(found: dict[str, Any], everything: bool) -> Iterator[RenderableType 
     stores = [(one["place"], one["name"] or "", one["error"] or "answers") for one in found["stores"]]
     yield table_if_any("Failover store", "Name", "", rows=stores)
     times = [
-        (TIMED[name], row["count"], *(f"{row[part] * 1000:.3g} ms" for part in ("p50_s", "p99_s")))
+        (TIMED[name], row["count"], lasting(row["p50_s"]), lasting(row["p99_s"]))
         for name, row in found["durations"].items()
         if row["count"]
     ]

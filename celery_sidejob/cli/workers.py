@@ -10,7 +10,7 @@ from rich.text import Text
 from ..jobs.job import Job
 from ..jobs.workers import WorkerInfo
 from .command import answering
-from .output import Output, table_if_any
+from .output import Output, job_or_task, table_if_any
 
 
 @click.command()
@@ -19,7 +19,7 @@ def workers(sidejob: Any, output: Output) -> None:
     """List the workers that are there: since when, with which queues, and what each runs now."""
     found: list[WorkerInfo] = sidejob.workers()
     rows = [
-        (one.name, one.started_at, one.heard_at, ", ".join(one.queues), ", ".join(map(_shown, one.running)))
+        (one.name, one.started_at, one.heard_at, ", ".join(one.queues), ", ".join(map(job_or_task, one.running)))
         for one in found
     ]
     shown = table_if_any("Worker", "Since", "Heard", "Queues", "Runs", rows=rows)
@@ -36,7 +36,3 @@ def _running(worker: WorkerInfo) -> list[dict[str, Any]]:
         {"job": one.id if isinstance(one, Job) else None, "task_id": None if isinstance(one, Job) else str(one.id)}
         for one in worker.running
     ]
-
-
-def _shown(one: Any) -> str:
-    return f"job {one.id}" if isinstance(one, Job) else f"task {one.id}"
