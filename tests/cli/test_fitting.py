@@ -16,16 +16,10 @@ AT = datetime(2031, 5, 1, 12, 30, tzinfo=UTC)
 JOBS = [
     (12345678, "terminating: no worker", "shop.orders.add_up", "celery", "123450 / part", AT, AT, "999 ms"),
     (
-        123457,
-        "failed: ValueError: no money for the order of the customer Ann",
-        "a" * 60,
-        "celery",
-        "",
-        AT,
-        AT,
+        123457, "failed: ValueError: no money for the order of the customer Ann", "a" * 60, "celery", "", AT, AT,
         "59 min",
     ),
-]
+]  # fmt: skip
 
 
 def printed(width: int, *columns: str, rows: list[tuple[Any, ...]]) -> list[str]:
@@ -43,7 +37,7 @@ def test_a_list_of_jobs_fits_a_terminal(width: int) -> None:
     for whole in ("12345678", "123457", "terminating:", "failed:", "999 ms", "59 min"):
         assert whole in text
     assert text.count("2031-05-01") == 4
-    assert text.count("12:30:00") == 4 or text.count(f"{AT.astimezone():%H:%M:%S}") == 4
+    assert text.count(f"{AT.astimezone():%H:%M:%S}") == 4
     assert text.count("a") > 60, "nothing of a long name is cut"
 
 
