@@ -231,26 +231,27 @@ class Inspection:
             raise failure
         return None
 
-    def count_tasks(self, **which: Any) -> Counter[str]:
+    def count_tasks(
+        self, *, task: str | None = None, queue: str | None = None, statuses: Sequence[str] | None = None
+    ) -> Counter[str]:
         """Count the durable tasks in all stores that wait or run and were not revoked, by status.
 
-        `task`, `queue` and `statuses` choose them; None for all. Reads all that waits.
+        Reads the messages of all that wait or run, also where `task`, `queue` and `statuses` choose few.
         """
         counts: Counter[str] = Counter()
+        read = partial(kept.count, task=task, queue=queue, statuses=statuses)
         for store in self._runtime.stores:
-            read = partial(kept.count, **which)
             counts.update(store.connections.read(read, within_s=self._runtime.stores.look_s(store)))
         return counts
 
-    def tasks(self, *, page: int, **which: Any) -> Iterator[list[str]]:
-        """Iterate over the task ids of the same, a page at a time."""
+    def task_ids(
+        self, *, page: int, task: str | None = None, queue: str | None = None, statuses: Sequence[str] | None = None
+    ) -> Iterator[list[str]]:
+        """Iterate over the ids of the tasks that `count_tasks` counts, a page at a time."""
+        read = partial(kept.page, limit=page, task=task, queue=queue, statuses=statuses)
         for store in self._runtime.stores:
-            after = ""
-            while True:
-                read = partial(kept.page, after=after, limit=page, **which)
-                found = store.connections.read(read, within_s=self._runtime.stores.look_s(store))
-                if not found:
-                    break
+            after, look_s = "", self._runtime.stores.look_s(store)
+            while found := store.connections.read(partial(read, after=after), within_s=look_s):
                 yield found
                 after = found[-1]
 

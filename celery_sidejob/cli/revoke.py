@@ -76,7 +76,7 @@ def _revoke_matching(sidejob: Any, output: Output, which: dict[str, Any], yes: b
     confirm_all("Revoke", counts, ("task", "tasks"), yes=yes)
     summary, running, told = Summary(), 0, True
     with output.progress("Revoking tasks") as add:
-        for ids in inspection.tasks(page=PAGE, **which):
+        for ids in inspection.task_ids(page=PAGE, **which):
             found = revocation.revoke_in_all(sidejob.runtime, ids)
             told = told and _told(sidejob, output, ids, found)  # a broker that is away is asked once
             _check_stores(found)

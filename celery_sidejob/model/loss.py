@@ -13,7 +13,7 @@ OUT_OF_MEMORY = {True: ", out of memory", False: ", not for want of memory", Non
 
 
 class LossKind(StrEnum):
-    """What was noticed of a lost run. Each kind is a sentence about `process`, `worker`, `exit_code` and the like."""
+    """What was noticed of a lost run. Each kind has its sentence in `SENTENCES`."""
 
     KILLED = "killed"
     """A signal ended its process; the worker itself goes on."""
@@ -34,6 +34,7 @@ class LossKind(StrEnum):
     STORE = "store"
     """It could not reach Postgres."""
     UNKNOWN = "unknown"
+    """Nothing but the loss was noticed."""
 
 
 SENTENCES = {

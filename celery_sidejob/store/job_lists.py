@@ -137,6 +137,7 @@ def page(executor: Reader, which: Filters, *, limit: int, newest_first: bool = F
 
 
 def _way_to(executor: Reader, which: Filters) -> Mapping[str, Statement]:
+    """Return the statements, for both orders, that read the least to find these jobs."""
     wanted = set(which.statuses or ())
     if which.unique is not None:
         return _LIST_OF_KEY
@@ -146,7 +147,7 @@ def _way_to(executor: Reader, which: Filters) -> Mapping[str, Statement]:
         return _LIST_OF_PARENT
     if wanted == {"running"}:
         return _LIST_RUNNING
-    if (which.since or which.since_s) is not None and not _are_many_young(executor, which):
+    if (which.since is not None or which.since_s is not None) and not _are_many_young(executor, which):
         return _LIST_YOUNG
     if wanted == {"queued"} and which.queue is not None:
         return _LIST_QUEUED if executor.run(_ARE_MANY_TIMERS)[0].many else _LIST_QUEUED_ALONG

@@ -42,5 +42,5 @@ def page(
 
 
 def count(executor: Reader, *, task: str | None, queue: str | None, statuses: Sequence[str] | None) -> dict[str, int]:
-    """Count the same by their status; reads all messages."""
+    """Count the tasks that `page` reads by their status; reads all messages."""
     return {row.status: row.tasks for row in executor.run(_COUNT, task=task, queue=queue, statuses=statuses)}

@@ -14,7 +14,7 @@ from situations import app
     autoretry_for=(OSError,), retry_backoff=True, max_retries=10,
 )  # fmt: skip
 def notify(url: str, order: int) -> None:
-    """Tell a partner of an order. He may be told twice, and knows the order by its number."""
+    """Tell a partner about an order, perhaps twice: the partner recognises the order by its number."""
     body = json.dumps({"order": order}).encode()
     request = Request(url, data=body, headers={"Content-Type": "application/json"})
     urlopen(request, timeout=10).close()  # what urlopen raises is an OSError, and the task is tried again

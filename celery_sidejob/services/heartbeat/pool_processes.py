@@ -33,8 +33,8 @@ class PoolProcesses:
     def died(self, busy: Set[int] = frozenset()) -> Mapping[int, int | None]:
         """Return the processes that died since the last look, either unexpectedly or while they were `busy`.
 
-        Each with its exit code, the negative number of the signal that killed it, or None if that is not known. A busy
-        process may have started and ended between two looks, and its pool may have forgotten it already.
+        The value is its exit code, the negative number of the signal that killed it, or None if that is not known. A
+        busy process may have started and ended between two looks, and its pool may have forgotten it already.
         """
         listed = {**dict.fromkeys(busy), **{process.pid: process for process in self._listed()}}
         listed.pop(os.getpid(), None)
