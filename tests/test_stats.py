@@ -15,7 +15,7 @@ from celery_sidejob.services.recorder import Recorder
 from celery_sidejob.store import counters, served, workers
 from celery_sidejob.store.measured import MeasuredConnections
 from celery_sidejob.store.schema import migrate
-from tests.cli.test_commands import ask
+from tests.tools.commands import ask
 from tests.tools.databases import SCHEMA
 from tests.tools.in_process import Stage
 from tests.tools.waiting import wait_until

@@ -6,12 +6,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from importlib.metadata import entry_points
-from inspect import signature
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -19,8 +18,6 @@ from xml.etree import ElementTree as ET
 import psycopg
 import pytest
 from celery import Celery
-from celery.bin.base import CLIContext
-from click.testing import CliRunner
 
 from celery_sidejob import RunningJob, SideJob, Status
 from celery_sidejob.cli import command as waits
@@ -29,6 +26,7 @@ from celery_sidejob.operations import parking
 from celery_sidejob.store import revisions
 from celery_sidejob.store.schema import migrate, schema_check
 from tests.tools.apps import make_app
+from tests.tools.commands import Command, Said, ask
 from tests.tools.databases import SCHEMA, Databases, only_reading
 from tests.tools.in_process import Stage
 from tests.tools.migrations import add_migration, copied
@@ -37,56 +35,6 @@ from tests.tools.workers import Processes, environment
 
 SVG = "{http://www.w3.org/2000/svg}"
 NOWHERE = "postgresql://nobody@127.0.0.1:1/nothing"
-
-
-@dataclass
-class Said:
-    """What a command wrote, and the code it ended with."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def document(self) -> Any:
-        """The one JSON document on its standard output."""
-        return json.loads(self.out)
-
-    @property
-    def lines(self) -> list[str]:
-        """The lines on its standard output, with their blanks collapsed and without empty ones and rules."""
-        lines = [" ".join(line.split()) for line in self.out.splitlines()]
-        return [line for line in lines if line.strip("─")]
-
-
-APART: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
-"""Before click 8.2 the two streams are one unless it is told."""
-
-
-def ask(app: Celery, *words: object, no_color: bool = True) -> Said:
-    """Give one command to an app in this process."""
-    context = CLIContext(app=app, no_color=no_color, workdir=None)
-    done = CliRunner(**APART).invoke(group, [str(word) for word in words], obj=context, catch_exceptions=False)
-    return Said(done.exit_code, done.stdout, done.stderr)
-
-
-Command = Callable[..., Said]
-
-
-@pytest.fixture
-def command(stage: Stage) -> Command:
-    """Gives a command to the stage's app; the code it ends with must be `code`."""
-
-    def command(*words: object, code: int = 0) -> Said:
-        said = ask(stage.app, *words)
-        assert said.code == code, said
-        assert "Traceback" not in said.err
-        if code == 1:
-            assert said.err.startswith("Error: ")
-            assert said.err.count("\n") == 1, "an error is one line"
-        return said
-
-    return command
 
 
 def fail(job: RunningJob) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from celery_sidejob import Job, RunningJob
-from tests.cli.test_commands import Said, ask
+from tests.tools.commands import Said, ask
 from tests.tools.in_process import Stage
 
 Command = Callable[..., Said]

@@ -2,33 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from celery.bin.base import CLIContext
-from click.testing import CliRunner
 
 from celery_sidejob import Job
-from celery_sidejob.cli import command as asking
-from celery_sidejob.cli import sidejob as group
-from tests.cli.test_commands import APART, Command, Said, command
+from tests.tools.commands import Command
 from tests.tools.in_process import Stage
-
-__all__ = ["command"]
-Answer = Callable[..., Said]
-
-
-@pytest.fixture
-def answer(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Answer:
-    """Gives a command at a terminal, where somebody types this answer to its question."""
-    monkeypatch.setattr(asking, "can_ask", lambda: True)
-
-    def answer(text: str, *words: object) -> Said:
-        context = CLIContext(app=stage.app, no_color=True, workdir=None)
-        done = CliRunner(**APART).invoke(group, [str(word) for word in words], obj=context, input=f"{text}\n")
-        return Said(done.exit_code, done.stdout, done.stderr)
-
-    return answer
 
 
 @pytest.fixture
@@ -43,7 +21,7 @@ def tree(stage: Stage) -> Job:
     return root
 
 
-def test_a_tree_is_deleted_after_a_question(stage: Stage, tree: Job, answer: Answer) -> None:
+def test_a_tree_is_deleted_after_a_question(stage: Stage, tree: Job, answer: Command) -> None:
     said = answer("n", "delete", "root")
     assert (said.code, said.out) == (1, "")
     assert said.err.startswith(f"Delete job {tree.id} (stage.idle) and 2 jobs below it for good? [y/N]: ")

@@ -24,9 +24,9 @@ from celery_sidejob.model.finding import Finding, Level
 from celery_sidejob.operations import parking
 from celery_sidejob.store import registry, served, workers
 from celery_sidejob.store.schema import migrate
-from tests.cli.test_commands import ask
 from tests.tools.apps import make_app
 from tests.tools.brokers import in_postgres
+from tests.tools.commands import ask
 from tests.tools.databases import SCHEMA
 from tests.tools.in_process import Stage
 from tests.tools.pgbouncer import direct

@@ -10,7 +10,7 @@ import pytest
 from celery_sidejob import RunningJob
 from celery_sidejob.operations import parking
 from celery_sidejob.store import served
-from tests.cli.test_commands import ask
+from tests.tools.commands import ask
 from tests.tools.in_process import Stage
 
 

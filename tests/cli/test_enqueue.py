@@ -7,10 +7,8 @@ from datetime import UTC, datetime
 import pytest
 
 from celery_sidejob import RunningJob
-from tests.cli.test_commands import Command, command
+from tests.tools.commands import Command
 from tests.tools.in_process import Stage
-
-__all__ = ["command"]
 
 
 @pytest.fixture(autouse=True)

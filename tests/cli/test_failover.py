@@ -13,8 +13,8 @@ from celery_sidejob.operations import stores
 from celery_sidejob.services.sweep.prune import Prune
 from celery_sidejob.services.sweep.sweep import Sweep
 from celery_sidejob.store import dead, revisions, served, workers
-from tests.cli.test_commands import Said, ask
 from tests.tools.apps import make_app
+from tests.tools.commands import Said, ask
 from tests.tools.databases import SCHEMA, Databases
 from tests.tools.proxy import TcpProxy
 

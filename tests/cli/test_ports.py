@@ -5,21 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from celery.bin.base import CLIContext
-from click.testing import CliRunner
 
-from celery_sidejob.cli import sidejob as group
-from tests.cli.test_commands import APART, Command, Said, ask, command
+from tests.tools.commands import Command, ask
 from tests.tools.in_process import Stage
-
-__all__ = ["command"]
-
-
-def piped(stage: Stage, text: str, *words: object) -> Said:
-    """Give a command a text on its standard input."""
-    context = CLIContext(app=stage.app, no_color=True, workdir=None)
-    done = CliRunner(**APART).invoke(group, [str(word) for word in words], obj=context, input=text)
-    return Said(done.exit_code, done.stdout, done.stderr)
 
 
 def test_values_are_written(stage: Stage, command: Command) -> None:
@@ -39,18 +27,18 @@ def test_values_are_written(stage: Stage, command: Command) -> None:
 
 def test_values_are_read_from_the_standard_input(stage: Stage) -> None:
     job = stage.job(inports=["numbers"])
-    said = piped(stage, '1\n\n{"a": [2]}\n"three"', "write", job.id, "numbers", "-")
+    said = ask(stage.app, "write", job.id, "numbers", "-", typed='1\n\n{"a": [2]}\n"three"')
     assert said.lines == [f"Wrote 3 values to input port numbers of job {job.id}."]
     assert list(job.input("numbers")) == [1, {"a": [2]}, "three"]
 
-    said = piped(stage, "1\ntwo\n3", "write", job.id, "numbers", "-")
+    said = ask(stage.app, "write", job.id, "numbers", "-", typed="1\ntwo\n3")
     assert said.code == 2
     assert (
         "line 2: 'two' is no JSON value: Expecting value: line 1 column 1 (char 0). A text has quotes: \"two\"."
         in said.err
     )
     assert len(job.input("numbers")) == 0, "all or none"
-    assert piped(stage, "", "write", job.id, "numbers", "-", "--json").document["written"] == 0
+    assert ask(stage.app, "write", job.id, "numbers", "-", "--json", typed="").document["written"] == 0
 
 
 def test_what_cannot_be_written(stage: Stage, command: Command) -> None:

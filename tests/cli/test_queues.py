@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from tests.cli.test_commands import Command, command
 from tests.cli.test_doctor import findings
 from tests.cli.test_doctor import levels as levels_of
+from tests.tools.commands import Command
 from tests.tools.in_process import Stage
-
-__all__ = ["command"]
 
 
 def test_a_queue_is_paused_shown_and_resumed(stage: Stage, command: Command) -> None:

@@ -14,11 +14,9 @@ from celery.schedules import crontab, schedule
 
 from celery_sidejob.hooks.beat_entries import declaration_of
 from celery_sidejob.model.recurrence import Timing
-from tests.cli.test_commands import Command, ask, command
 from tests.cli.test_doctor import findings, levels
+from tests.tools.commands import Command, ask
 from tests.tools.in_process import EMPTY, Stage
-
-__all__ = ["command"]
 
 
 def test_a_schedule_is_listed_and_shown(stage: Stage, command: Command) -> None:

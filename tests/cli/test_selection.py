@@ -13,13 +13,12 @@ import pytest
 from celery_sidejob import Job, RunningJob
 from celery_sidejob.cli import asking, selection
 from celery_sidejob.model.errors import IllegalMoveError, StoreUnavailableError
-from tests.cli.test_commands import Command, ask, command
-from tests.cli.test_delete import Answer, answer
 from tests.services.sweep.test_task_sweep import Post, post
+from tests.tools.commands import Command, ask
 from tests.tools.in_process import Stage
 from tests.tools.workers import environment
 
-__all__ = ["answer", "command", "post"]
+__all__ = ["post"]
 
 
 def fail(job: RunningJob) -> None:
@@ -107,7 +106,7 @@ def test_jobs_that_wait_for_something_are_chosen(stage: Stage, command: Command)
 
 
 @pytest.mark.parametrize("verb", ["run", "terminate"])
-def test_a_question_comes_first(stage: Stage, answer: Answer, verb: str) -> None:
+def test_a_question_comes_first(stage: Stage, answer: Command, verb: str) -> None:
     for body in (None, None, suspend):
         stage.job(body, queue="q")
     stage.run(stage.sidejob.jobs()[-1])
@@ -261,7 +260,7 @@ def test_a_question_on_a_real_terminal(stage: Stage) -> None:
 # -- the dead set ----------------------------------------------------------------------------------------------------
 
 
-def test_entries_are_retried_after_a_question(stage: Stage, answer: Answer) -> None:
+def test_entries_are_retried_after_a_question(stage: Stage, answer: Command) -> None:
     for _ in range(3):
         failed(stage)
     assert "Retry 2 entries of the dead set? [y/N]: " in answer("n", "dead", "retry", "--all", "--limit", 2).err

@@ -9,10 +9,8 @@ import pytest
 
 from celery_sidejob import Job, RunningJob
 from celery_sidejob.store import served
-from tests.cli.test_commands import Command, ask, command
+from tests.tools.commands import Command, ask
 from tests.tools.in_process import Stage
-
-__all__ = ["command"]
 
 
 @pytest.fixture

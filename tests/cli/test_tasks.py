@@ -9,8 +9,8 @@ import pytest
 import redis
 
 from celery_sidejob.hooks import control
-from tests.cli.test_commands import Said, ask
 from tests.services.sweep.test_task_sweep import Post, post
+from tests.tools.commands import Said, ask
 from tests.tools.proxy import TcpProxy
 
 __all__ = ["post"]

@@ -13,7 +13,7 @@ import pytest
 
 from celery_sidejob import Job, RunningJob
 from celery_sidejob.cli import watch
-from tests.cli.test_commands import Said, ask
+from tests.tools.commands import Said, ask
 from tests.tools.in_process import Stage
 from tests.tools.threads import in_thread
 from tests.tools.waiting import wait_until

@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from celery_sidejob import InvalidValueError, Job, JobFailed, RunningJob
-from tests.cli.test_commands import ask
+from tests.tools.commands import ask
 from tests.tools.in_process import Stage
 
 

@@ -10,7 +10,7 @@ import pytest
 from celery_sidejob import InvalidValueError, Job, JobFailed, JobNotFoundError, RunningJob
 from celery_sidejob.store.connection.own_executor import OwnExecutor
 from celery_sidejob.store.statement import Statement
-from tests.cli.test_commands import ask
+from tests.tools.commands import ask
 from tests.tools.in_process import EMPTY, Stage
 
 

@@ -22,7 +22,7 @@ from celery_sidejob.services.sweep.prune import Prune
 from celery_sidejob.services.sweep.sweep import Sweep
 from celery_sidejob.store import tallies
 from celery_sidejob.store.measured import MeasuredConnections
-from tests.cli.test_commands import ask
+from tests.tools.commands import ask
 from tests.tools.crash_points import Arm, lost
 from tests.tools.in_process import Stage
 from tests.tools.threads import in_thread

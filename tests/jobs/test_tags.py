@@ -12,7 +12,7 @@ import pytest
 from celery_sidejob import InvalidValueError, Job, JobNotFoundError, RunningJob
 from celery_sidejob.store import tags as tag_rows
 from celery_sidejob.store.job_lists import FEW
-from tests.cli.test_commands import ask
+from tests.tools.commands import ask
 from tests.tools.in_process import Stage
 
 

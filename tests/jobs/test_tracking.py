@@ -9,7 +9,7 @@ import pytest
 from celery_sidejob import Job, RunningJob
 from celery_sidejob.announcements.announcer import Announcer
 from celery_sidejob.store import tracked
-from tests.cli.test_commands import ask
+from tests.tools.commands import ask
 from tests.tools.in_process import Stage
 
 

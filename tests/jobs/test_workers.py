@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from celery_sidejob.store import served, workers
-from tests.cli.test_commands import ask
+from tests.tools.commands import ask
 from tests.tools.in_process import Stage
 
 

@@ -17,7 +17,7 @@ from celery_sidejob.operations.shutdown import end_without_shutdown
 from celery_sidejob.store import asks, jobs, parked
 from celery_sidejob.store.outbox.kinds import JOBS
 from celery_sidejob.store.outbox.publishing import mark_published
-from tests.cli.test_commands import ask
+from tests.tools.commands import ask
 from tests.tools.in_process import Stage
 
 Aside = Callable[..., Future[Any]]

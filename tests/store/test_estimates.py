@@ -9,7 +9,7 @@ import pytest
 
 from celery_sidejob.inspection import Inspection
 from celery_sidejob.store import depths, estimates, packets, trees
-from tests.cli.test_commands import ask
+from tests.tools.commands import ask
 from tests.tools.in_process import Stage
 
 MANY = 20_000

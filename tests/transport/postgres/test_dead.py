@@ -15,8 +15,8 @@ from celery_sidejob.hooks.broker import broker_check
 from celery_sidejob.store.broker import dead as dead_rows
 from celery_sidejob.transport import message_buried
 from celery_sidejob.transport.postgres.dead import DeadList, bound
-from tests.cli.test_commands import Said, ask
 from tests.tools.apps import make_app
+from tests.tools.commands import Said, ask
 from tests.tools.databases import Databases
 from tests.tools.recorder import Record
 from tests.tools.waiting import wait_until

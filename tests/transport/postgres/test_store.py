@@ -8,9 +8,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from kombu import Connection
 
-from tests.cli.test_commands import ask
 from tests.tools.apps import make_app
 from tests.tools.brokers import in_postgres
+from tests.tools.commands import ask
 from tests.tools.recorder import Record
 from tests.tools.workers import Processes
 

@@ -21,8 +21,8 @@ from celery_sidejob.store.outbox import tasks
 from celery_sidejob.store.statement import Statement
 from celery_sidejob.transport.redis import dead as dead_list
 from celery_sidejob.transport.redis.dead import DeadList
-from tests.cli.test_commands import Said, ask
 from tests.tools.apps import make_app
+from tests.tools.commands import Said, ask
 from tests.tools.contents import content_of
 from tests.tools.waiting import wait_until
 from tests.transport.conftest import Connect

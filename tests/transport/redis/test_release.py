@@ -5,7 +5,7 @@ from __future__ import annotations
 import redis
 from celery import Celery
 
-from tests.cli.test_commands import Said, ask
+from tests.tools.commands import Said, ask
 from tests.tools.waiting import wait_until
 from tests.transport.conftest import Connect
 from tests.transport.consuming import Consuming, publish
