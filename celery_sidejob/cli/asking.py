@@ -12,7 +12,8 @@ from ..jobs.job import Job
 from ..model.status import Status
 from ..operations.shutdown import end_without_shutdown
 from ..operations.waiting import is_parked
-from .command import Failed, answering, job_filters, job_named, job_or_filters, load_modules, yes_option
+from .command import Failed, answering, job_named, load_modules
+from .options import job_filters, job_or_filters, yes_option
 from .output import Output, printable, status
 from .selection import act_on_each, is_chosen
 from .times import Seconds

@@ -7,7 +7,6 @@ obeys.
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -15,64 +14,20 @@ import click
 
 from ..inspection import Inspection
 from ..jobs.job import Job
-from ..model.checks import MOST, did_you_mean
+from ..model.checks import did_you_mean
 from ..model.errors import SideJobError
-from ..model.status import Status
-from ..operations.waiting import REASONS
+from .options import as_json
 from .output import Output, one_line, printable
-from .times import Seconds, Since
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead, for programs.")
-job_argument = click.argument("job_id", metavar="ID_OR_ALIAS")
-job_or_filters = click.argument("job_id", metavar="[ID_OR_ALIAS]", required=False)
-task_option = click.option("--task", metavar="NAME", help="Only entries of this task.")
-queue_option = click.option("--queue", metavar="NAME", help="Only entries of this queue.")
-yes_option = click.option("--yes", is_flag=True, help="Do not ask first.")
-limit_option = click.option(
-    "--limit", type=click.IntRange(1, MOST), default=100, show_default=True, help="Show at most this many."
-)
-_FILTERS = (
-    click.option(
-        "--status", type=click.Choice([str(one) for one in Status]), multiple=True,
-        help="Only jobs with this status; may be repeated.",
-    ),
-    click.option("--task", metavar="NAME", help="Only jobs of this task."),
-    click.option("--queue", metavar="NAME", help="Only jobs of this queue."),
-    click.option("--created-by", metavar="WHO", help="Only jobs that this one made, such as job:7."),
-    click.option("--unique", metavar="KEY", help="Only the open job that has this unique key."),
-    click.option("--tag", metavar="TAG", help="Only jobs that have this tag."),
-    click.option(
-        "--since", metavar="TIME", type=Since(),
-        help="Only jobs made since this time (2026-11-28T10:30), or no longer ago than this (2h).",
-    ),
-    click.option(
-        "--older-than", metavar="DURATION", type=Seconds(),
-        help="Only jobs that are older than this: seconds, or 5min, 2h, 3d.",
-    ),
-    click.option("--waiting-for", type=click.Choice(REASONS), help="Only jobs that do not run now for this reason."),
-)  # fmt: skip
 INTERRUPTED = 130
 """The exit code of a command that Ctrl-C has ended, as shells have it."""
 NAMED = 10
 """How many names are suggested at most if none matches."""
 PATIENCE_S = 60.0
 """How long a command waits for one transaction: for a locked row, or for a store that is silent."""
-
-
-def job_filters(parent: str = "--parent") -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Give a command the options by which jobs are chosen, named as the parameters of `sidejob.jobs`.
-
-    `parent` is the name of the option for the children of one job.
-    """
-    of_parent = click.option(parent, "parent", metavar="ID_OR_ALIAS", help="Only the children of this job.")
-
-    def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        return functools.reduce(lambda made, option: option(made), reversed((*_FILTERS, of_parent)), function)
-
-    return decorate
 
 
 class Failed(click.ClickException):
@@ -136,21 +91,6 @@ def job_named(sidejob: Any, which: str) -> Job:
 def load_modules(sidejob: Any) -> None:
     """Import the app's modules, as its workers do: for signal receivers, and for the tasks of continuations."""
     sidejob.app.loader.import_default_modules()
-
-
-def confirm(question: str, *, yes: bool) -> None:
-    """Ask whether to go on, unless `yes`; fail, before anything is changed, if not or if nobody can answer."""
-    if yes:
-        return
-    if not can_ask():
-        raise Failed(f"Nothing was changed. {question} There is no terminal to ask on: say --yes.")
-    if not click.confirm(with_app(question), err=True):
-        raise Failed("Nothing was changed.")
-
-
-def can_ask() -> bool:
-    """Tell whether somebody is there who can answer a question."""
-    return sys.stdin.isatty()
 
 
 def nothing_matches(what: str, names: Sequence[str], given: str) -> str:

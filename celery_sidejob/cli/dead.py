@@ -14,18 +14,10 @@ from ..model.checks import MOST
 from ..model.errors import SideJobError
 from ..model.plural import counted
 from . import names
-from .command import (
-    Failed,
-    answering,
-    confirm,
-    limit_option,
-    load_modules,
-    nothing_matches,
-    queue_option,
-    task_option,
-    yes_option,
-)
+from .command import Failed, answering, load_modules, nothing_matches
+from .options import limit_option, queue_option, task_option, yes_option
 from .output import Output, facts, in_short, table
+from .questions import confirm
 from .summary import Summary
 from .times import Seconds
 

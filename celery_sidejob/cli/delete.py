@@ -9,8 +9,10 @@ from rich.text import Text
 
 from ..inspection import Inspection
 from ..jobs.job import Job
-from .command import Failed, answering, confirm, job_argument, job_named, with_app, yes_option
+from .command import Failed, answering, job_named, with_app
+from .options import job_argument, yes_option
 from .output import Output, at_least, printable
+from .questions import confirm
 
 UNFINISHED = (
     "Job {job} was not deleted: {which} is {status}, and a job is deleted with everything below it, when all of it is "

@@ -9,7 +9,8 @@ from rich.text import Text
 
 from ..jobs.job import Job
 from ..model.plural import counted
-from .command import answering, job_argument, job_named, limit_option
+from .command import answering, job_named
+from .options import job_argument, limit_option
 from .output import Output, printable, status, table_if_any
 
 names = click.argument("names", metavar="TAG...", nargs=-1, required=True)

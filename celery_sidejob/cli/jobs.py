@@ -12,7 +12,8 @@ from ..jobs.job import Job
 from ..model.checks import MOST
 from ..model.status import Status
 from . import names
-from .command import answering, job_filters, limit_option
+from .command import answering
+from .options import job_filters, limit_option
 from .output import Output, in_short, lasting, status
 
 COLUMNS = ("Job", "Status", "Task", "Queue", "Parent", "Created", "Last run", "Took")

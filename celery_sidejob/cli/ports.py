@@ -14,8 +14,9 @@ from ..jobs.job import Job
 from ..jobs.port import Port
 from ..model.checks import MOST
 from ..model.plural import counted
-from .command import answering, job_argument, job_named, load_modules
+from .command import answering, job_named, load_modules
 from .json_values import parsed
+from .options import job_argument
 from .output import Output, moment, printable, shortened
 
 port_argument = click.argument("name", metavar="PORT")

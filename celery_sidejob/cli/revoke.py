@@ -15,10 +15,12 @@ from ..operations import revocation
 from ..operations.revocation import RevokedInAll
 from ..store.kept import STATUSES
 from . import names
-from .command import Failed, answering, yes_option
+from .command import Failed, answering
+from .options import yes_option
 from .output import Output, printable
+from .questions import confirm_all
 from .selection import PAGE
-from .summary import Summary, confirm_all
+from .summary import Summary
 
 
 @click.command()

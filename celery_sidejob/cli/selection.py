@@ -15,7 +15,8 @@ from ..model.plural import counted
 from . import names
 from .command import INTERRUPTED, Failed
 from .output import Output, printable
-from .summary import Summary, confirm_all
+from .questions import confirm_all
+from .summary import Summary
 
 PAGE = 200
 """Jobs that are read together."""

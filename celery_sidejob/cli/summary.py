@@ -1,22 +1,11 @@
-"""How many jobs, tasks or entries a command acts on: the question before it, and what became of them."""
+"""What became of the jobs, tasks or entries that a command acts on."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 
 from ..model.errors import SideJobError
-from ..model.plural import counted
-from .command import confirm
 from .output import Output
-
-
-def confirm_all(verb: str, counts: Mapping[str, int], nouns: tuple[str, str], *, yes: bool) -> None:
-    """Ask whether to `verb` all that were counted by status, unless there are none; `nouns` name one and many."""
-    total = sum(counts.values())
-    if total:
-        kinds = ", ".join(f"{number:,} {status}" for status, number in sorted(counts.items()))
-        confirm(f"{verb} {counted(total, *nouns)} ({kinds})?", yes=yes)
 
 
 class Summary:

@@ -16,7 +16,8 @@ from ..hooks.broker.dead_list import list_of
 from ..model.plural import counted
 from ..transport.dead_list import DeadList, DeadMessage
 from ..transport.postgres.overview import overview_of
-from .command import Failed, as_json, limit_option, nothing_matches, queue_option, with_app, with_output
+from .command import Failed, nothing_matches, with_app, with_output
+from .options import as_json, limit_option, queue_option
 from .output import Output, printable, table_if_any
 
 if TYPE_CHECKING:

@@ -13,8 +13,9 @@ from rich.tree import Tree
 from ..inspection import DEEPEST, Inspection, Node
 from ..model.checks import MOST
 from ..model.plural import counted
-from .command import Failed, answering, job_argument, job_named
+from .command import Failed, answering, job_named
 from .drawing import draw_tree
+from .options import job_argument
 from .output import Output, at_least, printable, status
 
 

@@ -13,8 +13,9 @@ from rich.text import Text
 from ..inspection import Inspection
 from ..jobs.job import Job
 from ..model.status import FINISHED, Status
-from .command import INTERRUPTED, Failed, answering, job_argument, job_named
+from .command import INTERRUPTED, Failed, answering, job_named
 from .looks import looks
+from .options import job_argument
 from .output import Output, printable, status
 
 
