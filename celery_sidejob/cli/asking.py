@@ -27,19 +27,19 @@ PARKED = (
 @click.command()
 @job_or_filters
 @job_filters(parent="--child-of")
-@click.option("--force", is_flag=True, help="Also if the job is failed, terminating or terminated; ends a backoff.")
+@click.option("--force", is_flag=True, help="Also ask a failed, terminating or terminated job; end a backoff.")
 @click.option("--parent", "of_parent", is_flag=True, help="Ask the job's parent instead.")
-@click.option("--countdown", metavar="DURATION", type=Seconds(), help="Run it after so long: 90, 5min, 2h.")
+@click.option("--countdown", metavar="DURATION", type=Seconds(), help="Run it after this time: 90, 5min, 2h.")
 @yes_option
 @answering
 def run(
     sidejob: Any, output: Output, /, job_id: str | None, force: bool, of_parent: bool, countdown: float | None,
     yes: bool, **chosen: Any,
 ) -> None:  # fmt: skip
-    """Ask for a run of a job: one that begins after this command.
+    """Ask a job to run; the run begins after this command.
 
-    With filters the command asks all jobs that match, after a question that says how many there are. Failed jobs are
-    tried again so: --status failed --force.
+    With filters the command asks all jobs that match. It first shows how many there are, and asks you. To try failed
+    jobs again, give --status failed --force.
     """
     by_filters = is_chosen(job_id, chosen)
     load_modules(sidejob)
@@ -68,7 +68,7 @@ def run(
 @click.option("--recursive", is_flag=True, help="Also all jobs below it.")
 @click.option(
     "--without-shutdown", is_flag=True, help="Do not wait for a worker: skip the task's shutdown function. "
-    "For a task whose code is gone, or whose queue nobody serves.",
+    "Use it if the task's code is gone, or if no worker serves its queue.",
 )  # fmt: skip
 @yes_option
 @answering
@@ -78,7 +78,8 @@ def terminate(
 ) -> None:  # fmt: skip
     """Ask for a job's shutdown; a run in progress finishes first.
 
-    With filters the command does so with all jobs that match, after a question that says how many there are.
+    With filters the command asks for the shutdown of all jobs that match. It first shows how many there are, and asks
+    you.
     """
     by_filters = is_chosen(job_id, chosen)
     load_modules(sidejob)

@@ -106,7 +106,7 @@ def show(sidejob: Any, output: Output, entry_id: int | str) -> None:
 @task_option
 @queue_option
 @reason_option
-@click.option("--limit", type=click.IntRange(1, MOST), help="At most so many.")
+@click.option("--limit", type=click.IntRange(1, MOST), help="Retry at most this many.")
 @yes_option
 @answering
 def retry(
@@ -115,7 +115,7 @@ def retry(
 ) -> None:  # fmt: skip
     """Try entries again: by id, or by group, task, queue or reason, or all, in the order in which they failed.
 
-    Unless entries are named by their ids, a question comes first that says how many there are. To choose failed jobs by
+    Unless you name entries by their ids, the command first shows how many match, and asks you. To choose failed jobs by
     other filters, such as --tag or --since, use `run --status failed --force`.
     """
     if [bool(given), everything, any(value is not None for value in chosen.values())].count(True) != 1:
@@ -147,7 +147,7 @@ def retry(
 @click.argument("given", metavar="ID_OR_TASK_ID...", type=EntryOrTask(), nargs=-1, required=True)
 @answering
 def delete(sidejob: Any, output: Output, given: Sequence[int | str]) -> None:
-    """Remove entries for good; a job with all jobs below it."""
+    """Delete entries for good, and for a job's entry the job with all jobs below it."""
 
     def remove(entry_id: int | str) -> None:
         if not sidejob.dead.delete(entry_id):
@@ -162,9 +162,9 @@ def delete(sidejob: Any, output: Output, given: Sequence[int | str]) -> None:
 @reason_option
 @answering
 def purge(sidejob: Any, output: Output, older_than: float | None, keep: int | None, reason: str | None) -> None:
-    """Remove entries for good, by age, by number or by reason.
+    """Delete entries for good, by age, by number or by reason.
 
-    With --reason alone all entries with that reason go; with others, only those that are old or many enough.
+    With --reason the command deletes only entries with that reason; with --reason alone, all of them.
     """
     if older_than is None and keep is None and reason is None:
         raise Failed("Say what is to go: --older-than DURATION, --keep N or --reason REASON.", code=2)

@@ -31,7 +31,7 @@ def tags(sidejob: Any, output: Output, limit: int) -> None:
 @names
 @answering
 def tag(sidejob: Any, output: Output, job_id: str, names: tuple[str, ...]) -> None:
-    """Give a job tags, after those that it has."""
+    """Add tags to a job, after the tags that it has already."""
     _tell_tags(output, job_named(sidejob, job_id).tag(*names))
 
 
@@ -40,7 +40,7 @@ def tag(sidejob: Any, output: Output, job_id: str, names: tuple[str, ...]) -> No
 @names
 @answering
 def untag(sidejob: Any, output: Output, job_id: str, names: tuple[str, ...]) -> None:
-    """Take tags from a job; those that it does not have do no harm."""
+    """Remove tags from a job; tags that it does not have are ignored."""
     _tell_tags(output, job_named(sidejob, job_id).untag(*names))
 
 
@@ -59,7 +59,7 @@ def tracked(sidejob: Any, output: Output, limit: int) -> None:
 @job_argument
 @answering
 def track(sidejob: Any, output: Output, job_id: str) -> None:
-    """Track a job: it is listed, and its changes are announced on /sidejob/tracked."""
+    """Track a job: `tracked` lists it, and its changes are announced on /sidejob/tracked."""
     job = job_named(sidejob, job_id).track()
     output.answer({"id": job.id, "tracked": True}, Text(f"Job {job.id} is tracked."))
 
@@ -68,7 +68,7 @@ def track(sidejob: Any, output: Output, job_id: str) -> None:
 @job_argument
 @answering
 def untrack(sidejob: Any, output: Output, job_id: str) -> None:
-    """Track a job no more."""
+    """Stop tracking a job."""
     job = job_named(sidejob, job_id).untrack()
     output.answer({"id": job.id, "tracked": False}, Text(f"Job {job.id} is not tracked any more."))
 

@@ -51,7 +51,7 @@ def write(sidejob: Any, output: Output, job_id: str, name: str, given: Sequence[
 @port_argument
 @output_option
 @click.option(
-    "--limit", type=click.IntRange(1, MOST), default=25, show_default=True, help="Show at most so many packets."
+    "--limit", type=click.IntRange(1, MOST), default=25, show_default=True, help="Show at most this many packets."
 )
 @answering
 def peek(sidejob: Any, output: Output, job_id: str, name: str, is_output: bool, limit: int) -> None:

@@ -17,7 +17,7 @@ from .output import Output, moment, printable, table_if_any
 @click.command()
 @answering
 def queues(sidejob: Any, output: Output) -> None:
-    """Show the managed queues: what limits them, and what waits and runs there."""
+    """Show the managed queues: their limits, and how many runs wait and run there."""
     found = [_about(queue) for queue in sidejob.queues()]
     rows = [
         (
@@ -34,7 +34,7 @@ def queues(sidejob: Any, output: Output) -> None:
 
 @click.command()
 @click.argument("queue")
-@click.option("--reason", metavar="TEXT", help="Why; `queues` and `doctor` show it.")
+@click.option("--reason", metavar="TEXT", help="Why it is paused; `queues` and `doctor` show this text.")
 @answering
 def pause(sidejob: Any, output: Output, queue: str, reason: str | None) -> None:
     """Begin no further run of a queue, on any worker, until `resume`; runs in progress go on."""
@@ -66,7 +66,7 @@ def resume(sidejob: Any, output: Output, queue: str) -> None:
 @click.argument("queue")
 @answering
 def unmanage(sidejob: Any, output: Output, queue: str) -> None:
-    """Manage a queue no more: its pause, limits and order are gone, and what waited at its gate begins."""
+    """Stop managing a queue: remove its pause, limits and order, and begin the runs that wait at its gate."""
     was_managed = sidejob.queue(queue).unmanage()
     said = "is not managed any more" if was_managed else "was not managed"
     output.answer({"name": queue, "was_managed": was_managed}, Text(f"Queue {printable(queue)} {said}."))

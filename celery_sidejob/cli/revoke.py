@@ -25,11 +25,11 @@ from .summary import Summary
 
 @click.command()
 @click.argument("task_ids", metavar="[TASK_ID]...", nargs=-1)
-@click.option("--task", metavar="NAME", help="Durable tasks of this name.")
-@click.option("--queue", metavar="NAME", help="Durable tasks of this queue.")
+@click.option("--task", metavar="NAME", help="Only durable tasks of this name.")
+@click.option("--queue", metavar="NAME", help="Only durable tasks of this queue.")
 @click.option(
     "--status", "statuses", type=click.Choice(STATUSES), multiple=True,
-    help="Durable tasks with this status; may be repeated.",
+    help="Only durable tasks with this status; may be repeated.",
 )  # fmt: skip
 @yes_option
 @answering
@@ -37,13 +37,13 @@ def revoke(
     sidejob: Any, output: Output, task_ids: tuple[str, ...], task: str | None, queue: str | None,
     statuses: tuple[str, ...], yes: bool,
 ) -> None:  # fmt: skip
-    """Revoke durable tasks: a waiting task does not run; a running one goes on and does not begin again.
+    """Revoke durable tasks: a waiting task does not run; a running task goes on, and does not begin again.
 
-    They are named by their ids, or chosen by --task, --queue and --status: then a question comes first that says how
-    many there are. Tasks that are called meanwhile may be among them.
+    Name the tasks by their ids, or choose them by --task, --queue and --status. The command then first shows how many
+    there are, and asks you. Tasks that are called meanwhile may be revoked too.
 
-    The store keeps the revocation, and the workers are told of it, as by Celery. Ends with 1 if one of the named tasks
-    neither waits nor runs.
+    The store keeps the revocation, and the command tells the workers, as Celery's own revoke does. The exit code is 1
+    if a named task neither waits nor runs.
     """
     which = {"task": task, "queue": queue, "statuses": list(statuses) or None}
     by_filters = any(value is not None for value in which.values())

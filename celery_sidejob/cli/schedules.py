@@ -1,4 +1,4 @@
-"""`schedules`: what is made at its times, when next, and a person's hand on it."""
+"""`schedules`: lists the schedules and their next times, and lets a person change them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def schedules() -> None:
 @schedules.command("list")
 @answering
 def list_schedules(sidejob: Any, output: Output) -> None:
-    """Show all schedules: their times, what comes next and what was made last."""
+    """Show all schedules: their times, the next time, and the time of the last job."""
     found = [schedule.info for schedule in sidejob.schedules()]
     rows = [
         (each["name"], _state(each), each["task"], _times(each), each["next_time"], each["last_time"], each["count"])
@@ -62,10 +62,10 @@ def show(sidejob: Any, output: Output, name: str) -> None:
 
 @schedules.command()
 @name_argument
-@click.option("--reason", metavar="TEXT", help="Why; `schedules list` shows it.")
+@click.option("--reason", metavar="TEXT", help="Why it is paused; `schedules list` shows this text.")
 @answering
 def pause(sidejob: Any, output: Output, name: str, reason: str | None) -> None:
-    """Make nothing more of a schedule until `schedules resume`; times of the pause are never made."""
+    """Pause a schedule: it makes no job until `schedules resume`, and no job for the times of the pause."""
     paused = sidejob.get_schedule(name).pause(reason)
     output.answer(paused.info, Text(f"Schedule {printable(name)} is paused."))
 
@@ -74,7 +74,7 @@ def pause(sidejob: Any, output: Output, name: str, reason: str | None) -> None:
 @name_argument
 @answering
 def resume(sidejob: Any, output: Output, name: str) -> None:
-    """Let a schedule go on from now."""
+    """Resume a paused schedule, from now on."""
     schedule = sidejob.get_schedule(name)
     was_paused = schedule.paused
     about = schedule.resume().info
@@ -87,7 +87,7 @@ def resume(sidejob: Any, output: Output, name: str) -> None:
 @name_argument
 @answering
 def run(sidejob: Any, output: Output, name: str) -> None:
-    """Make one more now, beside those of its times."""
+    """Make one more job of a schedule now; its own times stay as they are."""
     load_modules(sidejob)
     made = sidejob.get_schedule(name).run_now()
     said = f"Schedule {printable(name)} has made {job_or_task(made)}."
@@ -98,7 +98,7 @@ def run(sidejob: Any, output: Output, name: str) -> None:
 @name_argument
 @answering
 def delete(sidejob: Any, output: Output, name: str) -> None:
-    """Delete a schedule with what is due; what it has made stays."""
+    """Delete a schedule and its times that are due; the jobs that it has made stay."""
     was_there = sidejob.get_schedule(name).delete()
     output.answer({"name": name, "deleted": was_there}, Text(f"Schedule {printable(name)} is deleted."))
 
@@ -107,10 +107,10 @@ def delete(sidejob: Any, output: Output, name: str) -> None:
 @click.argument("names", metavar="[NAME]...", nargs=-1)
 @answering
 def import_entries(sidejob: Any, output: Output, names: Sequence[str]) -> None:
-    """Make schedules of the entries of Celery's beat_schedule: of all that can be, or of those named.
+    """Make schedules from entries of Celery's beat_schedule: from the named ones, or from all that can be imported.
 
     An entry can be imported if its task is a sidejob task or a durable task, and its times are an interval or a
-    crontab. Take it out of beat_schedule then: until you do, beat calls it too.
+    crontab. Remove an imported entry from beat_schedule: until then beat calls the task too.
     """
     load_modules(sidejob)
     entries = entries_of(sidejob.app)
@@ -122,7 +122,7 @@ def import_entries(sidejob: Any, output: Output, names: Sequence[str]) -> None:
     rows = [(each["name"], each["times"] or "", each["problem"] or "imported") for each in done]
     output.answer(done, table("Entry", "Times", "", rows=rows))
     if imported:
-        output.note(f"Take these out of beat_schedule, or beat calls them too: {', '.join(imported)}.")
+        output.note(f"Remove these from beat_schedule, or beat calls them too: {', '.join(imported)}.")
     if names and len(imported) < len(done):
         raise Failed(next(each["problem"] for each in done if each["problem"] is not None))
 

@@ -16,7 +16,7 @@ from .output import Output, job_or_task, table_if_any
 @click.command()
 @answering
 def workers(sidejob: Any, output: Output) -> None:
-    """List the workers that are there: since when, with which queues, and what each runs now."""
+    """List the live workers: when each began, when it was last heard, its queues, and what it runs now."""
     found: list[WorkerInfo] = sidejob.workers()
     rows = [
         (one.name, one.started_at, one.heard_at, ", ".join(one.queues), ", ".join(map(job_or_task, one.running)))
@@ -28,7 +28,7 @@ def workers(sidejob: Any, output: Output) -> None:
          "running": _running(one)}
         for one in found
     ]  # fmt: skip
-    output.answer(documents, shown or Text("No worker is there."))
+    output.answer(documents, shown or Text("No worker is alive."))
 
 
 def _running(worker: WorkerInfo) -> list[dict[str, Any]]:

@@ -108,7 +108,7 @@ def test_the_entries_that_can_be_are_imported(shop: Stage) -> None:
     command = partial(ask, shop.app)
     said = command("schedules", "import")
     assert said.code == 0
-    assert "Take these out of beat_schedule, or beat calls them too: nightly, mails, hourly." in said.err
+    assert "Remove these from beat_schedule, or beat calls them too: nightly, mails, hourly." in said.err
     problems = {each["name"]: each["problem"] for each in command("schedules", "import", "--json").document}
     assert [name for name, problem in problems.items() if problem is None] == ["nightly", "mails", "hourly"]
     assert problems["plain"].startswith("'plain' is an ordinary task")

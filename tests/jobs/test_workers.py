@@ -60,4 +60,4 @@ def test_the_command_lists_them(stage: Stage) -> None:
     (document,) = ask(stage.app, "workers", "--json").document
     assert (document["name"], document["running"]) == (worker.name, [{"job": job.id, "task_id": None}])
     workers.leave(stage.runtime.connections, stage.worker_id)
-    assert ask(stage.app, "workers").lines == ["No worker is there."]
+    assert ask(stage.app, "workers").lines == ["No worker is alive."]
