@@ -168,24 +168,24 @@ def unmanaging_the_declared(scene: Scene) -> None:
 
 UNWRITTEN: dict[str, Case] = {
     "`get` of an unknown id or alias": lambda s: s.sidejob.get("nobody"),
-    "a call of, or a look at, a job that was deleted": lambda s: s.gone.set(a=1),
+    "the job of a handle was deleted": lambda s: s.gone.set(a=1),
     "`parent=` names no job": lambda s: s.sidejob.enqueue(s.stage.idle, parent=10**9, child_name="x"),
-    "an entry of the dead set is gone": lambda s: s.sidejob.dead.retry(10**9),
-    "the task is neither imported nor served": lambda s: s.sidejob.enqueue("no.such.task"),
+    "the dead set does not have this entry any more": lambda s: s.sidejob.dead.retry(10**9),
+    "no module here has the task, and no worker serves it": lambda s: s.sidejob.enqueue("no.such.task"),
     "the task is an ordinary one": lambda s: s.sidejob.enqueue("ordinary"),
     "the argument is not a task": lambda s: s.sidejob.enqueue(7),
-    "a new child for a job that is ending or has ended": lambda s: s.ended.enqueue(s.stage.idle, child_name="x"),
+    "a child is made for a job that is ending or has ended": lambda s: s.ended.enqueue(s.stage.idle, child_name="x"),
     "`adopt` by a job that is ending or has ended": lambda s: s.ended.adopt(s.other, "x"),
     "`current_job` outside a run": lambda s: current_job.id,
     "`heartbeat(strict=True)` outside a run": lambda s: heartbeat(strict=True),
     "the job has no such port": lambda s: s.strict.input("b").write(1),
     "`write(wait=)` with `transaction=`": lambda s: s.job.input("a").write(1, wait=1, transaction=object()),
-    "`write(wait=)` with something that is no time": lambda s: s.job.input("a").write(1, wait="long"),
-    "`connect_to` with a port twice": lambda s: s.job.input("a").connect_to(s.job.input("b"), s.job.input("b")),
+    "`write(wait=)` is not a time": lambda s: s.job.input("a").write(1, wait="long"),
+    "`connect_to` names a port twice": lambda s: s.job.input("a").connect_to(s.job.input("b"), s.job.input("b")),
     "`connect_to` without ports": lambda s: s.job.input("a").connect_to(),
-    "`connect_to` with something that is no port": lambda s: s.job.input("a").connect_to("b"),
+    "an argument of `connect_to` is not a port": lambda s: s.job.input("a").connect_to("b"),
     "a port is connected to itself": lambda s: s.job.input("a").connect_to(s.job.input("a")),
-    "a limit that is no number of packets": lambda s: s.stage.job(inports={"a": {"limit": 0}}),
+    "the limit of a port is not a number of packets": lambda s: s.stage.job(inports={"a": {"limit": 0}}),
     "a port's name breaks the rules": lambda s: s.job.input("a-b"),
     "ports are neither names nor a mapping": lambda s: s.stage.job(inports="ab"),
     "an unknown option of a port": lambda s: s.stage.job(inports={"a": {"defualt": 1}}),
@@ -193,32 +193,34 @@ UNWRITTEN: dict[str, Case] = {
     "`channels` is set to a string": lambda s: setattr(s.job.input("a"), "channels", "/sums"),
     "an alias does not begin with a letter": lambda s: s.job.add_alias("1st"),
     "an alias looks like a UUID": lambda s: s.stage.job(aliases=["a" * 32]),
-    "removing an alias that the job does not have": lambda s: s.job.remove_alias("yours"),
+    "`remove_alias` of an alias that the job does not have": lambda s: s.job.remove_alias("yours"),
     "a value is not JSON": lambda s: s.job.input("a").write({"x": [float("nan")]}),
-    "a value of a type that JSON does not have": lambda s: s.job.set(a=b"bytes"),
+    "JSON does not have the type of a value": lambda s: s.job.set(a=b"bytes"),
     "a value is too large": lambda s: s.job.input("a").write("x" * 1_100_000),
     "an invalid key of the state": lambda s: s.job.set({"k" * 300: 1}),
     "an invalid name of a child": lambda s: s.job.enqueue(s.stage.idle, child_name=""),
     "`parent=` without `child_name=`, or the reverse": lambda s: s.sidejob.enqueue(s.stage.idle, parent=s.job),
     "a priority out of range": lambda s: s.stage.job(priority=10),
-    "a queue without a name": lambda s: s.sidejob.queue(""),
+    "the name of a queue is empty": lambda s: s.sidejob.queue(""),
     "`ordered` of a queue is not a boolean": lambda s: s.sidejob.queue("mail").configure(ordered="yes"),  # type: ignore[arg-type]
-    "a limit of a queue that is not a number of runs": lambda s: s.sidejob.queue("mail").configure(limit=0),
+    "a limit of a queue is not a number of runs": lambda s: s.sidejob.queue("mail").configure(limit=0),
     "`unmanage` of a queue that `sidejob_queues` declares": unmanaging_the_declared,
-    "a schedule that is not there": lambda s: s.sidejob.get_schedule("nothing"),
-    "a name of a schedule that is none": lambda s: s.sidejob.schedule("", s.stage.idle, every=1),
-    "a schedule of what is no task": lambda s: s.sidejob.schedule("s", 5, every=1),
-    "a schedule of an ordinary task": lambda s: s.sidejob.schedule("s", "ordinary", every=1),
-    "`args=` of a schedule is no list": lambda s: scheduled(s, args=5),
-    "`kwargs=` of a schedule is no mapping": lambda s: scheduled(s, kwargs=5),
-    "a schedule with an interval and an expression": lambda s: scheduled(s, cron="* * * * *"),
-    "a schedule without an interval and an expression": lambda s: scheduled(s, every=None),
-    "an interval of a schedule that is none": lambda s: scheduled(s, every=0),
-    "`cron=` is no text": lambda s: scheduled(s, every=None, cron=5),
-    "`cron=` is no cron expression": lambda s: scheduled(s, every=None, cron="61 * * * *"),
-    "a time zone of a schedule that is none": lambda s: scheduled(s, timezone="Mars"),
+    "there is no schedule of this name": lambda s: s.sidejob.get_schedule("nothing"),
+    "the name of a schedule is not a text, or empty": lambda s: s.sidejob.schedule("", s.stage.idle, every=1),
+    "the task of a schedule is not a task": lambda s: s.sidejob.schedule("s", 5, every=1),
+    "the task of a schedule is neither durable nor a sidejob task": lambda s: s.sidejob.schedule(
+        "s", "ordinary", every=1
+    ),
+    "`args=` of a schedule is not a list": lambda s: scheduled(s, args=5),
+    "`kwargs=` of a schedule is not a mapping": lambda s: scheduled(s, kwargs=5),
+    "a schedule has both `every=` and `cron=`": lambda s: scheduled(s, cron="* * * * *"),
+    "a schedule has neither `every=` nor `cron=`": lambda s: scheduled(s, every=None),
+    "`every=` of a schedule is not an interval": lambda s: scheduled(s, every=0),
+    "`cron=` is not a text": lambda s: scheduled(s, every=None, cron=5),
+    "`cron=` is not a cron expression": lambda s: scheduled(s, every=None, cron="61 * * * *"),
+    "`timezone=` of a schedule is not a time zone": lambda s: scheduled(s, timezone="Mars"),
     "a schedule needs a time zone": lambda s: parse("s", {"task": "t", "cron": "0 6 * * *"}, timezone=None),
-    "`start=` or `end=` of a schedule is no time": lambda s: scheduled(s, start=5),
+    "`start=` or `end=` of a schedule is not a time": lambda s: scheduled(s, start=5),
     "`start=` or `end=` of a schedule is beyond the calendar": lambda s: scheduled(
         s, end=datetime.max, timezone="America/New_York"
     ),
@@ -226,43 +228,43 @@ UNWRITTEN: dict[str, Case] = {
     "an invalid `catch_up=`": lambda s: scheduled(s, catch_up="some"),
     "an invalid `overlap=`": lambda s: scheduled(s, overlap="skipp"),
     "an invalid `jitter=`": lambda s: scheduled(s, jitter=-1),
-    "an option of a call that a schedule cannot have": lambda s: scheduled(s, countdown=5),
+    "a schedule has an option that only a single call can have": lambda s: scheduled(s, countdown=5),
     "a misspelt option of a schedule": lambda s: scheduled(s, catchup="all"),
     "`expires=` of a schedule is a time": lambda s: scheduled(s, expires=datetime(2027, 1, 1)),
     "`delete` of a schedule that `sidejob_schedules` declares": lambda s: deleting_the_declared(),
-    "a call in `sidejob_schedules` that its task would refuse": lambda s: scheduling.apply_declared(
+    "the task would refuse its call in `sidejob_schedules`": lambda s: scheduling.apply_declared(
         s.stage.runtime, {"s": {"task": s.stage.idle, "every": 1, "qeue": "q"}}
     ),
-    "the times of a beat entry that cannot be imported": lambda s: declaration_of(
+    "a beat entry cannot be imported, because of its times": lambda s: declaration_of(
         "e", {"task": "t", "schedule": "at dawn"}
     ),
-    "a beat entry with days of the month and of the week": lambda s: declaration_of(
+    "a beat entry has days of the month and of the week": lambda s: declaration_of(
         "e", {"schedule": crontab("0", "0", day_of_month="13", day_of_week="fri")}
     ),
-    "a rate of a queue that is none": lambda s: s.sidejob.queue("mail").configure(rate="often"),
+    "the rate of a queue is not a rate": lambda s: s.sidejob.queue("mail").configure(rate="often"),
     "a countdown that is not a time": lambda s: s.job.run(countdown=float("inf")),
     "an unknown status": lambda s: s.job.wait("complete"),
-    "`wait` with seconds where statuses belong": lambda s: s.job.wait(10),  # type: ignore[arg-type]
-    "`set` with something that is not a mapping": lambda s: s.job.set(3),  # type: ignore[arg-type]
-    "`purge` with an age that is not a time": lambda s: s.sidejob.dead.purge(older_than="3d"),  # type: ignore[arg-type]
+    "the first argument of `wait` is a number": lambda s: s.job.wait(10),  # type: ignore[arg-type]
+    "the argument of `set` is not a mapping": lambda s: s.job.set(3),  # type: ignore[arg-type]
+    "`older_than=` of `purge` is not a time": lambda s: s.sidejob.dead.purge(older_than="3d"),  # type: ignore[arg-type]
     "`send_many` with a single signature": lambda s: s.sidejob.send_many(durable(s).s()),
     "`enqueue_many` with a single item": lambda s: s.sidejob.enqueue_many(s.stage.idle.s()),
-    "`transaction=` is a transaction that has failed": lambda s: lent(s, "SELECT 1/0"),
-    "`transaction=` is a read-only transaction": lambda s: lent(s, "SET TRANSACTION READ ONLY"),
+    "the transaction in `transaction=` has failed already": lambda s: lent(s, "SELECT 1/0"),
+    "the transaction in `transaction=` is read-only": lambda s: lent(s, "SET TRANSACTION READ ONLY"),
     "an `eta` that is not a datetime": lambda s: s.job.run(eta=60),  # type: ignore[arg-type]
-    "a `task_id=` that is taken": lambda s: s.stage.job(task_id=s.job.task_id),
+    "another asking has this `task_id=`": lambda s: s.stage.job(task_id=s.job.task_id),
     "a call of a durable task with a misspelt option": lambda s: durable(s).apply_async(countdwn=5),
     "a call of a durable task with a countdown that is not a number": lambda s: durable(s).apply_async(countdown="5s"),
     "a call of a durable task with an `eta` or `expires` that is not a time": lambda s: durable(s).apply_async(
         expires="soon"
     ),
     "a call of a durable task with a priority out of range": lambda s: durable(s).apply_async(priority=300),
-    "a call whose `headers` are not a mapping": lambda s: durable(s).apply_async(headers=5),
-    "a call whose `headers` contain one of Celery's own": lambda s: durable(s).apply_async(headers={"task": "other"}),
-    "a call with `task_id=`, `queue=`, `routing_key=` or `exchange=` that cannot be sent": lambda s: s.stage.job(
+    "the `headers` of a call are not a mapping": lambda s: durable(s).apply_async(headers=5),
+    "the `headers` of a call contain one of Celery's own": lambda s: durable(s).apply_async(headers={"task": "other"}),
+    "a message with this `task_id=`, `queue=`, `routing_key=` or `exchange=` cannot be sent": lambda s: s.stage.job(
         queue=""
     ),
-    "a call whose headers or properties RabbitMQ cannot carry": lambda s: carried.check_sendable(
+    "RabbitMQ cannot carry the headers or properties of a call": lambda s: carried.check_sendable(
         "The call of mail", "amqp", {"n": 2**70}, {}
     ),
     "an item of `send_many` is not a signature": lambda s: s.sidejob.send_many([durable(s)]),
@@ -279,31 +281,31 @@ UNWRITTEN: dict[str, Case] = {
     "one task id twice in `send_many`": lambda s: s.sidejob.send_many([durable(s).s().set(task_id="one")] * 2),
     "an item of `enqueue_many` that `enqueue` would refuse": lambda s: s.sidejob.enqueue_many([{"task": "no.such"}]),
     "`write_many` with a text or a mapping": lambda s: s.job.input("a").write_many("abc"),
-    "an item of `enqueue_many` that is not a job": lambda s: s.sidejob.enqueue_many([s.stage.idle.s(), "x"]),  # type: ignore[list-item]
+    "an item of `enqueue_many` does not describe a job": lambda s: s.sidejob.enqueue_many([s.stage.idle.s(), "x"]),  # type: ignore[list-item]
     "an invalid `created_by=`": lambda s: s.stage.job(created_by="x" * 300),
     "`exchange=` and `routing_key=` lead to no queue": lambda s: s.stage.job(routing_key="nowhere"),
     "a search by a value that is not an id": lambda s: s.sidejob.find(1.5),  # type: ignore[arg-type]
     "counting by an unknown column": lambda s: s.sidejob.count_jobs(by="args"),
     "a durable task's `task_id=` has a reserved prefix": lambda s: durable(s).apply_async(task_id="continuation:1"),
-    "`JobFailed` with a group that cannot be kept": lambda s: JobFailed(""),
-    "`log` of a job without a message": lambda s: s.job.log(""),
-    "`jobs` with an age that is not a time": lambda s: s.sidejob.jobs(older_than=-1),
-    "`jobs` since something that is not a time": lambda s: s.sidejob.jobs(since="2h"),  # type: ignore[arg-type]
+    "the group of a `JobFailed` cannot be kept": lambda s: JobFailed(""),
+    "`job.log` without a message": lambda s: s.job.log(""),
+    "`older_than=` of `jobs` is not a time": lambda s: s.sidejob.jobs(older_than=-1),
+    "`since=` of `jobs` is not a time": lambda s: s.sidejob.jobs(since="2h"),  # type: ignore[arg-type]
     "`tags=` that is not a list": lambda s: s.stage.job(tags="a"),
     "a tag that cannot be kept": lambda s: s.job.tag(["a", "b"]),  # type: ignore[arg-type]
-    "`statistics` of a day that is none": lambda s: s.sidejob.statistics(day="monday"),
+    "`day=` of `statistics` is not a day": lambda s: s.sidejob.statistics(day="monday"),
     "`purge` of the dead set without a condition": lambda s: s.sidejob.dead.purge(),
-    "a number of entries, jobs or packets that is not a number": lambda s: s.sidejob.dead.list(limit=0),
-    "a filter or a name that no row can contain": lambda s: s.sidejob.jobs(queue="a\x00b"),
+    "a number of entries, jobs or packets is not a whole number, or too small": lambda s: s.sidejob.dead.list(limit=0),
+    "no row can contain this filter or name": lambda s: s.sidejob.jobs(queue="a\x00b"),
     "`after=` or `before=` of `jobs` is neither a job nor its id": lambda s: s.sidejob.jobs(before="x"),  # type: ignore[arg-type]
-    "a string that is not an id of the dead set": lambda s: s.sidejob.dead.get(True),
+    "the id of an entry of the dead set is neither a number nor a text": lambda s: s.sidejob.dead.get(True),
     "one of Celery's options has a wrong type, such as `link=5`": lambda s: s.stage.job(link=5),
     "`expires=` of a job is not a time": lambda s: s.stage.job(expires="soon"),
     "`state=` is not a mapping": lambda s: s.stage.job(state="x"),
     "an `eta` at the end of the calendar": lambda s: s.job.run(
         eta=datetime.max.replace(tzinfo=timezone(timedelta(hours=-5)))
     ),
-    "`cancel_timer` with something that is no timer": lambda s: s.job.cancel_timer("one"),  # type: ignore[arg-type]
+    "the argument of `cancel_timer` is not a timer": lambda s: s.job.cancel_timer("one"),  # type: ignore[arg-type]
     "`timeout=` of `wait` is not a time": lambda s: s.job.wait(timeout="soon"),  # type: ignore[arg-type]
     "an option of a durable task is not a JSON value": lambda s: durable(s).apply_async(headers={"x": object()}),
     "another job has the alias": lambda s: s.other.add_alias("mine"),
@@ -316,12 +318,12 @@ UNWRITTEN: dict[str, Case] = {
     "`unique=` of a signature that follows a call, in `link`, a chain or a chord": lambda s: s.stage.job(
         link=[s.stage.idle.s().set(unique="x")]
     ),
-    "two new jobs of one call have one `unique=` and are not to share a job": lambda s: s.sidejob.enqueue_many(
-        [{"task": s.stage.idle, "unique": "x", "on_duplicate": "refuse"}] * 2
+    "two new jobs of one call have the same `unique=`, and the second one refuses or replaces": lambda s: (
+        s.sidejob.enqueue_many([{"task": s.stage.idle, "unique": "x", "on_duplicate": "refuse"}] * 2)
     ),
     "`unique=` of a task that is not durable": lambda s: s.stage.app.send_task("ordinary", unique="x"),
     "`unique=` in `send_many`": lambda s: s.sidejob.send_many([durable(s).s().set(unique="x")]),
-    '`on_duplicate="replace"` with `transaction=`, where a job is to be replaced': lambda s: in_transaction(
+    '`on_duplicate="replace"` with `transaction=` would replace a job': lambda s: in_transaction(
         s, lambda transaction: s.stage.job(unique="mine", on_duplicate="replace", transaction=transaction)
     ),
     "`capacity=` in a call": lambda s: s.stage.idle.apply_async(capacity=CapacityPool("pool", 1)),
@@ -331,23 +333,25 @@ UNWRITTEN: dict[str, Case] = {
     "an invalid limit of a capacity pool": lambda s: CapacityPool("pool", 0),
     "an invalid `shards=`": lambda s: CapacityPool("pool", 1, shards=0),
     "an invalid `covers=`": lambda s: CapacityPool("pool", 1, covers="all"),
-    '`on_full="drop"` where slots are for what runs': lambda s: CapacityPool("pool", 1, covers="running").cast(
+    '`on_full="drop"` of a pool with `covers="running"`': lambda s: CapacityPool("pool", 1, covers="running").cast(
         s.stage.idle, on_full="drop"
     ),
-    "more shards than slots": lambda s: CapacityPool("pool", 1, shards=2),
+    "a pool has more shards than slots": lambda s: CapacityPool("pool", 1, shards=2),
     "`resize` below the number of shards": lambda s: CapacityPool("pool", 2, shards=2).resize(1),
     "an empty key in `for_key`": lambda s: CapacityPool("pool", 1).for_key(""),
     "an invalid `weight=`": lambda s: CapacityPool("pool", 1).cast(s.stage.idle, weight=0),
-    "a weight that never fits": lambda s: CapacityPool("pool", 1).cast(s.stage.idle, weight=2),
+    "a `weight=` is greater than a shard": lambda s: CapacityPool("pool", 1).cast(s.stage.idle, weight=2),
     "an invalid `on_full=`": lambda s: CapacityPool("pool", 1).cast(s.stage.idle, on_full="later"),
     "an invalid `bounded=`": lambda s: CapacityPool("pool", 1).cast(s.stage.idle, bounded=None),
     "`bounded=False` with `on_full=`": lambda s: CapacityPool("pool", 1).cast(
         s.stage.idle, bounded=False, on_full="drop"
     ),
     "`timeout=` of a pool's `call` is not a time": lambda s: CapacityPool("pool", 1).call(s.stage.idle, timeout="soon"),  # type: ignore[arg-type]
-    "two new jobs want one alias": lambda s: s.sidejob.enqueue_many([{"task": s.stage.idle, "aliases": ["x"]}] * 2),
+    "two new jobs have the same alias": lambda s: s.sidejob.enqueue_many(
+        [{"task": s.stage.idle, "aliases": ["x"]}] * 2
+    ),
     "the parent has a child of this name": lambda s: s.job.enqueue(s.stage.idle, child_name="kid"),
-    "two new children want one name": lambda s: s.sidejob.enqueue_many(
+    "two new children have the same name": lambda s: s.sidejob.enqueue_many(
         [{"task": s.stage.idle, "parent": s.job, "child_name": "twin"}] * 2
     ),
     "`adopt` under a name that is taken": lambda s: s.job.adopt(s.other, "kid"),
@@ -356,15 +360,15 @@ UNWRITTEN: dict[str, Case] = {
     "a job would be its own ancestor": lambda s: s.kid.adopt(s.job, "x"),
     "a job would wait for itself": lambda s: s.job.depend_on(s.job),
     "`depends_on` with an alias that no job has": lambda s: s.stage.job(depends_on=["nobody"]),
-    "`cancel` of a job that is not there": lambda s: s.sidejob.cancel(s.job, "nobody"),
+    "`cancel` of a job that does not exist": lambda s: s.sidejob.cancel(s.job, "nobody"),
     "`depends_on` is not a list": lambda s: s.stage.job(depends_on="mine"),
-    "what is to be waited for is not a job": lambda s: s.stage.job(depends_on=[s.job.result]),
+    "a dependency is not a job": lambda s: s.stage.job(depends_on=[s.job.result]),
     "`on_failure` is none of the three": lambda s: s.stage.job(depends_on=[s.job], on_failure="stop"),
     "`move` of a job that is terminating or terminated": lambda s: s.ended.move(queue="new"),
-    "`jobs` with a reason that there is not": lambda s: s.sidejob.jobs(waiting_for="godot"),
-    "`get_batch` of a name that no batch has": lambda s: s.sidejob.get_batch("nobody"),
-    "what follows a batch is not one task": lambda s: s.sidejob.batch("new", on_success=7),
-    "what follows a batch has other options": lambda s: s.sidejob.batch(
+    "`waiting_for=` of `jobs` is not a reason": lambda s: s.sidejob.jobs(waiting_for="godot"),
+    "there is no batch of this name": lambda s: s.sidejob.get_batch("nobody"),
+    "the call that follows a batch is not one task": lambda s: s.sidejob.batch("new", on_success=7),
+    "the call that follows a batch has other options": lambda s: s.sidejob.batch(
         "new", on_success=s.stage.idle.s().set(link=s.stage.idle.s())
     ),
     "`on_failure` without `depends_on`": lambda s: s.stage.job(on_failure="fail"),
@@ -378,20 +382,22 @@ IN_A_RUN: dict[str, Case] = {
     ),
     '`on_duplicate="replace"` in `job.unit(transaction=)`': (lambda s: s.inside(lambda job: replaced_in_block(job, s))),
     "`wait` for a batch inside a run": lambda s: s.inside(lambda job: s.sidejob.batch("new").wait()),
-    "`progress` with what is no number": lambda s: s.inside(lambda job: job.progress(-1)),
-    "`progress` with what is no note": lambda s: s.inside(lambda job: job.progress(note=7)),
+    "`done=` or `total=` of `progress` is not a number": lambda s: s.inside(lambda job: job.progress(-1)),
+    "`note=` of `progress` is not a note": lambda s: s.inside(lambda job: job.progress(note=7)),
     "`move(force=True)` inside a run": lambda s: s.inside(lambda job: s.other.move(queue="new", force=True)),
-    "a pool's `call` in a task": lambda s: s.inside(lambda job: CapacityPool("pool", 1).call(s.stage.idle)),
+    "a pool's `call` is used in a task": lambda s: s.inside(lambda job: CapacityPool("pool", 1).call(s.stage.idle)),
     "`wait` inside a run": lambda s: s.inside(lambda job: s.other.wait()),
     "`commit_every` below 1": lambda s: s.inside(lambda job: list(job.for_inputs("a", commit_every=0))),
     "`commit_within` is not a time": lambda s: s.inside(lambda job: list(job.for_inputs("a", commit_within=-1))),
-    "`for_inputs` with one port twice": lambda s: s.inside(lambda job: list(job.for_inputs("a", "a"))),
+    "`for_inputs` names a port twice": lambda s: s.inside(lambda job: list(job.for_inputs("a", "a"))),
     "`read(transaction=)` inside a run": lambda s: s.inside(lambda job: s.job.input("a").read(transaction=object())),
-    "a block of `job.unit()` inside another": lambda s: after_block(s, lambda job, *_: None, depth=2),
-    "a run goes on while the transaction of its unit is open": lambda s: after_block(s, lambda job, *_: job.set(a=1)),
+    "a block of `job.unit()` inside another such block": lambda s: after_block(s, lambda job, *_: None, depth=2),
+    "a run goes on while the transaction that it gave to `job.unit()` is open": lambda s: after_block(
+        s, lambda job, *_: job.set(a=1)
+    ),
     "a body goes on after a block that was not committed": lambda s: after_block(s, rolled_back),
     "`cancel_timer` of another job in a block of `job.unit()`": lambda s: cancelling_in_a_block(s),
-    "`cancel_timer` of a timer that its own unit sets": lambda s: s.inside(
+    "`cancel_timer` of a timer that the same unit has set": lambda s: s.inside(
         lambda job: (job.run(countdown=60), job.cancel_timer(job.timers[0]))
     ),
 }
@@ -768,84 +774,88 @@ ELSEWHERE: dict[str, Case] = {
         "default", default=True, alone=False
     ),
     "a call whose app has no `SideJob`": lambda s: without_sidejob("shop", default=False, alone=True),
-    "`cancel` of a job on which another depends": depended_on,
-    "a look at a batch that is gone": lambda s: (batch := s.sidejob.batch("old"), batch.delete(), batch.closed),
-    "something is added to a batch that is closed": lambda s: s.sidejob.batch("old").close().add(s.job),
-    "something is added to a batch that was deleted": lambda s: (
+    "`cancel` of a job on which another job depends": depended_on,
+    "a batch was deleted or replaced": lambda s: (batch := s.sidejob.batch("old"), batch.delete(), batch.closed),
+    "a member is added to a closed batch": lambda s: s.sidejob.batch("old").close().add(s.job),
+    "a member is added to a deleted batch": lambda s: (
         batch := s.sidejob.batch("old"),
         batch.delete(),
         batch.add(s.job),
     ),
-    "a batch is opened whose name one has that is closed and has not ended": lambda s: s.sidejob.batch(
+    "a batch is opened, and a closed batch of the same name has not ended": lambda s: s.sidejob.batch(
         s.sidejob.batch("old").close().name
     ),
-    "a batch is open with other calls": lambda s: s.sidejob.batch(s.sidejob.batch("old").name, on_success=s.stage.idle),
-    "`add` of a batch with what is neither a job nor a result": lambda s: s.sidejob.batch("old").add("me"),
+    "a batch is opened again with other calls": lambda s: s.sidejob.batch(
+        s.sidejob.batch("old").name, on_success=s.stage.idle
+    ),
+    "the argument of a batch's `add` is neither a job nor a result": lambda s: s.sidejob.batch("old").add("me"),
     "`timeout` of a batch's `wait` is not a time": lambda s: s.sidejob.batch("old").wait(timeout="soon"),
-    "a durable task is called for a batch, and there are several stores": batched_elsewhere,
+    "a durable task is called for a batch in an app with several stores": batched_elsewhere,
     "`move` of a job whose run is in progress": lambda s: s.stage.claim(s.other) and s.other.move(queue="new"),
     "`move` of a failed job to a time": moved_to_a_time,
-    "`then` in a shutdown": lambda s: RunningJob(ending(s), s.other._read()).then(),
-    "a job that was to fail with another one begins": failed_with_another,
+    "`then` is called in a shutdown": lambda s: RunningJob(ending(s), s.other._read()).then(),
+    'a job with `on_failure="fail"` begins after its dependency has failed': failed_with_another,
     "`depend_on` or `undepend` of a job that has begun": lambda s: s.stage.claim(s.job) and s.job.depend_on(s.other),
-    "a client writes to a port that has no room": lambda s: filled(s).write(3),
-    "more packets at once than the limit": lambda s: filled(s).write_many([1, 2, 3]),
-    "a run fills a port that only its own job reads": lambda s: s.stage.inside(
+    "a client writes to a full port": lambda s: filled(s).write(3),
+    "one call writes more packets than the port's limit": lambda s: filled(s).write_many([1, 2, 3]),
+    "a run writes to a full port that only its own job reads": lambda s: s.stage.inside(
         lambda job: job.input("in").write_many([1, 2]) or job.checkpoint() or job.input("in").write(3),
         inports={"in": {"limit": 2}},
     ),
-    "a thread continues a run that is over": left_behind,
-    "`disown` of a job while a large tree that it is in is being deleted": part_of_a_deletion,
-    "a durable task's run that was declared lost calls `retry`": lost_on_the_way,
-    "the `task_id=` of a durable task that is not finished": taken,
-    "the body of a job, or a hook of it, is an `async def` or a generator": lambda s: s.stage.task(asynchronous),
-    "a function given to `on_startup` or `on_shutdown`, or the method of a task class, has other arguments": lambda s: (
+    "a thread or a forked process uses a run that is over": left_behind,
+    "`disown` of a job whose large tree is being deleted": part_of_a_deletion,
+    "a durable task's run calls `retry` after it was declared lost": lost_on_the_way,
+    "a durable task with this `task_id=` waits or runs": taken,
+    "the body or a hook of a sidejob task is an `async def` or a generator": lambda s: s.stage.task(asynchronous),
+    "a hook (`on_startup`, `on_shutdown`, or the method of a task class) has other arguments than the job": lambda s: (
         s.stage.task(ordinary).on_shutdown(lambda job, reason: None)
     ),
-    "something else than a function is given to them": lambda s: s.stage.task(ordinary).on_shutdown(7),
+    "the argument of `on_startup` or `on_shutdown` is not a function": lambda s: s.stage.task(ordinary).on_shutdown(7),
     "the body of a durable task is an `async def` or a generator": lambda s: (
         s.stage.app.task(asynchronous, durable=True, shared=False).name
     ),
     "a body has returned a coroutine or a generator": lambda s: s.stage.inside(lambda job: asynchronous()),
     "a pickled handle comes from an app that this process does not have": foreign_handle,
-    "a pickled handle comes from one of two apps that have one name and several stores": handle_of_a_namesake,
-    "a durable task with `task_protocol = 1`": protocol_one,
+    "a pickled handle could belong to two apps with the same name and different stores": handle_of_a_namesake,
+    "a durable task is called with `task_protocol = 1`": protocol_one,
     "a durable task's `on_lost` is not valid": lambda s: durable(s, on_lost="retry"),
     "a durable task's `max_losses` is not a number": lambda s: durable(s, max_losses=0),
     "a durable task's `locks_late` is not a bool": lambda s: durable(s, locks_late="sometimes"),
-    "`locks_late` of a task that must not be repeated": lambda s: durable(s, locks_late=True),
+    "a task with `locks_late` must not be repeated": lambda s: durable(s, locks_late=True),
     "a durable task has a `Request` class of its own": lambda s: durable(s, Request="my.own:Request"),
     "a store's URL is not a URL, or libpq would misread it": misread,
     "a store is named twice": lambda s: stores_of(s, s.stage.database_url).settings,
     "one of `sidejob_failover_urls` cannot be read": lambda s: stores_of(s, "postgresql://h/x?no=1").runtime,
-    "two stores are one database": one_store_twice,
-    "no store has answered, and none is asked again yet": no_store,
-    "a number that is not an id of the dead set": lambda s: s.stage.sidejob.dead.get("one"),
-    "an entry of a store that this process does not know": lambda s: s.stage.sidejob.dead.get("12345678:1"),
-    "a run that is no longer the current one commits": lambda s: fenced(s, lambda job: job.checkpoint()),
-    "a run that is no longer the current one calls `heartbeat`": lambda s: fenced(s, lambda job: job.heartbeat()),
-    "a body goes on after its connection broke before the commit": lambda s: after_block(s, broken),
-    "a block after one whose commit had no answer": lambda s: after_block(s, unheard),
-    "a run goes on while Postgres has not decided about the transaction of its lost connection": lambda s: after_block(
-        s, undecided
+    "two stores are the same database, or copies": one_store_twice,
+    "no store has answered a moment ago, and the pause before the next attempt has not ended": no_store,
+    "the id of an entry of the dead set is a text of another form": lambda s: s.stage.sidejob.dead.get("one"),
+    "an entry's store is unknown in this process": lambda s: s.stage.sidejob.dead.get("12345678:1"),
+    "a run commits, and is no longer the job's current run": lambda s: fenced(s, lambda job: job.checkpoint()),
+    "a run calls `heartbeat`, and is no longer the job's current run": lambda s: fenced(s, lambda job: job.heartbeat()),
+    "a body goes on after the connection of its block broke before the commit": lambda s: after_block(s, broken),
+    "a block begins after a block whose commit had no answer": lambda s: after_block(s, unheard),
+    "a run goes on after its connection broke, and Postgres has not decided about the transaction yet": lambda s: (
+        after_block(s, undecided)
     ),
-    "nobody listens at the store's address": without_store,
-    "a revocation while the store is away": revoking_without_store,
-    "the schema was never made": without_schema,
+    "no server listens at the store's address": without_store,
+    "`revoke` is called while the store does not answer": revoking_without_store,
+    "the schema does not exist, or is incomplete": without_schema,
     "no store is configured": without_url,
     "`broker_url` is `sidejobpg://` and no store is configured": broker_without_store,
-    "`db upgrade` with a `sidejob_direct_url` that leads elsewhere": upgrading_elsewhere,
+    "`db upgrade` finds that `sidejob_direct_url` leads to another database": upgrading_elsewhere,
     "an unknown setting": unknown_setting,
     "a misspelt variable of the environment": lambda s: read_settings({}, {"SIDEJOB_LESE": "30"}),
     "`SideJob` with something that is not an app": lambda s: SideJob("shop"),  # type: ignore[arg-type]
-    "a worker starts and cannot write its heartbeat file": lambda s: HeartbeatFile("/no/such", every_s=2).clear(),
+    "a worker cannot write its heartbeat file": lambda s: HeartbeatFile("/no/such", every_s=2).clear(),
     "a worker starts with the pool eventlet": lambda s: pool_kind.check(get_implementation("eventlet")),
-    "a worker starts with gevent, which was chosen too late": lambda s: pool_kind.check(get_implementation("gevent")),
+    "a worker starts with gevent, and gevent was chosen too late": lambda s: pool_kind.check(
+        get_implementation("gevent")
+    ),
     '`unique=` of a durable task that is not done, with `on_duplicate="refuse"`': keyed_twice,
     '`on_duplicate="replace"` of a job that has begun': replaced_too_late,
-    "a call finds its pool full": overloaded,
+    "the pool of a call is full": overloaded,
     "a pool that exists with another declaration": declared_otherwise,
-    "a job of a task whose code and whose pool are not here": pooled_elsewhere,
+    "a job's task has a pool that does not exist, and its code is not in this process": pooled_elsewhere,
     "`capacity=` of a task that is neither durable nor a sidejob task": lambda s: s.stage.app.task(
         ordinary, name="pooled", shared=False, capacity=CapacityPool("pool", 1)
     ).delay(),
@@ -853,7 +863,7 @@ ELSEWHERE: dict[str, Case] = {
     "`unique=` of a durable task in a transaction that sees an older state of the store": (
         lambda s: keyed_unseen(s, durable(s).apply_async)
     ),
-    '`on_duplicate="replace"` with `transaction=`, where a durable task is to be replaced': replaced_in_transaction,
+    '`on_duplicate="replace"` with `transaction=` would replace a durable task': replaced_in_transaction,
     "a rate of runs is not valid": lambda s: s.stage.task(lambda job: None, run_rate="600/min"),
     '`on_run_rate="terminate"` without a rate': lambda s: s.stage.task(lambda job: None, on_run_rate="terminate"),
     "an option of a sidejob task is misspelt": lambda s: s.stage.task(lambda job: None, inport=["a"]),

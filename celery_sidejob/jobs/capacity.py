@@ -89,8 +89,8 @@ class CapacityPool:
         """
         if self._runtime.tasks.in_task:
             raise IllegalMoveError(
-                f"call() of capacity pool {self.name!r} is not for tasks: they would wait for a worker while they hold "
-                "one. Call apply_async(), or make the job a child."
+                f"call() of capacity pool {self.name!r} is refused in a task: the task would wait for a worker while "
+                "it occupies one. Call apply_async(), or make the job a child."
             )
         if timeout is not None and not is_seconds(timeout):
             raise InvalidValueError(f"timeout= takes seconds, not {shown(timeout)}.")

@@ -38,7 +38,7 @@ class Queue:
     def __init__(self, name: str, *, runtime: Runtime) -> None:
         check_texts(queue=name)
         if not name:
-            raise InvalidValueError("A queue has a name: '' is none.")
+            raise InvalidValueError("The name of a queue cannot be empty.")
         self.name = name
         self._runtime = runtime
 
@@ -114,8 +114,8 @@ class Queue:
         """
         if without_pool((self._runtime.settings.queues or {}).get(self.name, {})):
             raise InvalidValueError(
-                f"Queue {self.name!r} is declared in sidejob_queues, by which the next worker that starts would manage "
-                "it again: take it out there first."
+                f"Queue {self.name!r} is declared in sidejob_queues, so the next worker to start would manage it "
+                "again. Remove it from sidejob_queues first."
             )
         return queues.unmanage(self._runtime, self.name)
 

@@ -116,7 +116,7 @@ class RunningJob(Job):
         as it is, but the queue of another `task` is that task's own.
         """
         if self._unit.hold.kind == "shutdown":
-            raise IllegalMoveError(f"then() in the shutdown of job {self.id}: it is terminated after it.")
+            raise IllegalMoveError(f"then() in the shutdown of job {self.id}: the job ends, and nothing can follow.")
         stage = stage_of(self._runtime, self._read(), task, args, kwargs, queue=queue, priority=priority)
         wait_s, _ = when(self._runtime, eta=None, countdown=countdown)
         self._unit.then = stage, wait_s or 0.0

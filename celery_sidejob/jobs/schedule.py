@@ -201,8 +201,8 @@ class Schedule:
         """
         if self.name in (self._runtime.settings.schedules or {}):
             raise InvalidValueError(
-                f"Schedule {self.name!r} is declared in sidejob_schedules, by which the next worker that starts would "
-                "make it again: take it out there first, or pause it."
+                f"Schedule {self.name!r} is declared in sidejob_schedules, so the next worker to start would make it "
+                "again. Remove it from sidejob_schedules first, or pause it."
             )
         return schedules.delete(self._runtime, self.name)
 

@@ -113,7 +113,7 @@ def facing_ports(full: Sequence[FullPort], job_id: int, other: Any) -> PortFullE
     port = full[0]
     own = f"The {port.direction}put port {port.name!r} of job {port.job_id} is full, with {port.limit} packets"
     if other.job_id == job_id:
-        text = f"{own}, and its reader is job {job_id}, which was to write there: it would wait for itself."
+        text = f"{own}, and the writer, job {job_id}, is also its only reader: the job would wait for itself."
     else:
         text = (
             f"{own}, and job {job_id} would wait for room there, while job {other.job_id} waits for room on the "

@@ -562,7 +562,7 @@ def test_a_pool_is_called_and_waited_for_outside_of_tasks(stage: Stage) -> None:
     def body(job: RunningJob) -> None:
         pool.call(stage.idle)
 
-    with pytest.raises(IllegalMoveError, match="is not for tasks"):
+    with pytest.raises(IllegalMoveError, match="is refused in a task"):
         stage.inside(body)
     assert slots(stage) == []
 

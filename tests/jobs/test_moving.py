@@ -401,7 +401,7 @@ def test_a_shutdown_goes_on_with_nothing(stage: Stage) -> None:
     stage.run(job)
     job.terminate()
     stage.run(job)
-    assert errors == [f"then() in the shutdown of job {job.id}: it is terminated after it."]
+    assert errors == [f"then() in the shutdown of job {job.id}: the job ends, and nothing can follow."]
 
 
 def test_a_lost_run_begins_the_same_stage_again(stage: Stage) -> None:

@@ -347,7 +347,7 @@ class CeleryTasks:
 def _name_of(task: Any) -> str:
     name = task if isinstance(task, str) else getattr(task, "name", None)
     if not is_text(name):
-        raise UnknownTaskError(f"{shown(task)} is no task: give a sidejob task, its name, or a signature of it.")
+        raise UnknownTaskError(f"{shown(task)} is not a task: give a sidejob task, its name, or a signature of it.")
     return str(name)
 
 
