@@ -348,7 +348,7 @@ class DeadSet:
             queue=row.queue, group=row.failure_group, reason=row.reason, error=str(hide(row.error or "")),
             traceback=None if row.traceback is None else str(hide(row.traceback)), died_at=row.died_at,
             retries=row.retries, store=label,
-            loss=_loss_of(row.payload), **(_of_message(row.payload, hide) if row.job_id is None else {}),
+            loss=_loss_of(row.payload, hide), **(_of_message(row.payload, hide) if row.job_id is None else {}),
         )  # fmt: skip
 
 
@@ -362,11 +362,11 @@ def _total(numbers: Iterable[int], progress: Progress | None) -> int:
     return total
 
 
-def _loss_of(payload: str) -> Mapping[str, Any] | None:
+def _loss_of(payload: str, hide: Callable[[Any], Any]) -> Mapping[str, Any] | None:
     """Return the facts of the loss that an entry keeps; None if there was none, or this version cannot read it."""
     try:
         kept = json.loads(payload).get("loss")
-        return None if kept is None else Loss.of_facts(kept).facts
+        return None if kept is None else Loss.of_facts(kept).redacted(hide).facts
     except (ValueError, TypeError, AttributeError):
         return None
 

@@ -273,7 +273,7 @@ class Inspection:
             "worker": row.worker,
             "retries": headers.get("retries") or 0,
             "losses": row.losses,
-            "last_loss": None if row.last_loss is None else Loss.of_json(row.last_loss).facts,
+            "last_loss": None if row.last_loss is None else Loss.of_json(row.last_loss).redacted(hide).facts,
             "revoked": row.doom == "revoked",
         }
 

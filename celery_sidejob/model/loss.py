@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from typing import Any
 
+from .checks import shown
+
+MOST_OF_CAUSE = 200
+"""Characters of an error's text that a loss keeps."""
 OUT_OF_MEMORY = {True: ", out of memory", False: ", not for want of memory", None: ""}
 
 
@@ -31,6 +35,9 @@ class LossKind(StrEnum):
     """Its worker held it and did not execute it."""
     LEFT = "left"
     """Its body raised an exception that ends processes."""
+    STOPPED = "stopped"
+    """Its worker stopped as planned. It does not count as a loss, but a task that must not be repeated is not begun
+    again."""
     STORE = "store"
     """It could not reach Postgres."""
     UNKNOWN = "unknown"
@@ -50,6 +57,7 @@ SENTENCES = {
     "(process {process} of worker {worker})",
     LossKind.DROPPED: "run dropped: its worker held it and did not execute it (worker {worker})",
     LossKind.LEFT: "body ended with {cause}, which ends a process (worker {worker})",
+    LossKind.STOPPED: "worker stopped before the run ended (worker {worker})",
     LossKind.STORE: "Postgres out of reach of the run: {cause}",
     LossKind.UNKNOWN: "worker died",
 }
@@ -87,6 +95,12 @@ class Loss:
         )  # fmt: skip
 
     @classmethod
+    def of_body(cls, worker: str | None, error: BaseException) -> Loss:
+        """Return the loss of a run whose body has left its process with `error`, whatever its `repr()` does."""
+        text = shown(error, most=MOST_OF_CAUSE).replace("\x00", "\\x00")  # Postgres cannot store NUL
+        return cls(LossKind.LEFT, worker, cause=text)
+
+    @classmethod
     def of_json(cls, text: str) -> Loss:
         """Return the loss that was kept as this JSON text."""
         return cls.of_facts(json.loads(text))
@@ -99,6 +113,15 @@ class Loss:
         known = {one.name: kept[one.name] for one in fields(cls) if one.name in kept}
         kind = known.pop("kind", None)
         return cls(LossKind(kind) if kind in set(LossKind) else LossKind.UNKNOWN, **known)
+
+    def redacted(self, hide: Callable[[Any], Any]) -> Loss:
+        """Return the loss as people and listeners may see it: `hide` hides the secrets in its cause."""
+        return self if self.cause is None else replace(self, cause=str(hide(self.cause)))
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is one of the losses that are counted, and told of."""
+        return self.kind != LossKind.STOPPED
 
     @property
     def why(self) -> str:

@@ -126,12 +126,10 @@ def put_back(runtime: Runtime, run: Run) -> None:
     patiently(runtime, lambda: runtime.connections.transact("durable-unlock", unlock, single=True))
 
 
-def give_back(
-    runtime: Runtime, task_ids: Iterable[str], *, worker_id: int, loss: Loss | None, begun: bool = True
-) -> int:
+def give_back(runtime: Runtime, task_ids: Iterable[str], *, worker_id: int, loss: Loss, begun: bool = True) -> int:
     """Take back runs that this worker holds and no longer executes: they run again, or go to the dead set.
 
-    `loss`: None if they are no losses. Runs that were only locked, not `begun`, run again.
+    Runs that were only locked, not `begun`, are no losses and run again.
     """
     return _lose(runtime, holds.give_back(task_ids, worker_id=worker_id, loss=loss, begun=begun))
 
@@ -184,7 +182,7 @@ def _lose(runtime: Runtime, end: TaskEnd) -> int:
         if row.loss:
             rescued = [TaskRescued(row.task_id, row.task)] if row.goes_on else []
             doomed = [] if row.goes_on else [Measured(row.queue, row.task, Measure.FAILURE)]
-            loss = Loss.of_json(row.last_loss)
+            loss = Loss.of_json(row.last_loss).redacted(runtime.settings.redacted)
             lost = TaskLost(row.task_id, row.task, loss.why, loss.facts)
             tell(runtime, lost, *rescued, Measured(row.queue, row.task, Measure.LOSS), *doomed)
     return len(taken)

@@ -145,7 +145,8 @@ def _free_locked(
         hold.row = job = claims.read_claimed(executor, job.id)
         ending = _giving_up(runtime, job, loss)
     if loss is not None:
-        after_commit.events.append(RunLost(job.id, job.task, hold.run_no, loss.why, loss.facts))
+        shown = loss.redacted(runtime.settings.redacted)
+        after_commit.events.append(RunLost(job.id, job.task, hold.run_no, shown.why, shown.facts))
     row = end_job_run(runtime, executor, hold, None, ending, after_commit, by_worker=own)
     if row is None:
         return None

@@ -48,6 +48,7 @@ LOSSES = {
         Loss(LossKind.LEFT, WORKER, cause="SystemExit(4)"),
         "body ended with SystemExit(4), which ends a process (worker web-1:77:ab12)",
     ),
+    LossKind.STOPPED: (Loss(LossKind.STOPPED, WORKER), f"worker stopped before the run ended (worker {WORKER})"),
     LossKind.STORE: (
         Loss(LossKind.STORE, cause="it is away"), "Postgres out of reach of the run: it is away",
     ),
@@ -84,3 +85,24 @@ def test_signals_without_a_name_and_facts_of_a_newer_version() -> None:
     assert Loss.of_process(WORKER, 5, -50, out_of_memory=None).signal == "signal 50"
     newer = Loss.of_json('{"kind": "struck by lightning", "worker": null, "voltage": 3}')
     assert newer == Loss()
+
+
+def test_a_body_may_leave_with_any_error() -> None:
+    class Odd(SystemExit):
+        def __repr__(self) -> str:
+            return "\x00\ud800"
+
+    class Worse(SystemExit):
+        def __repr__(self) -> str:
+            raise RuntimeError("no repr")
+
+    causes = [Loss.of_body(WORKER, error).cause for error in (SystemExit("x" * 10**6), Odd(), Worse())]
+    assert causes == [f"SystemExit('{'x' * 188}…", r"\x00\ud800", "a Worse"]
+
+
+def test_secrets_in_the_cause_are_hidden() -> None:
+    loss = Loss.of_body(WORKER, SystemExit("hunter2"))
+    shown = loss.redacted(lambda text: text.replace("hunter2", "***"))
+    assert shown.facts["cause"] == "SystemExit('***')"
+    assert "hunter2" not in shown.why
+    assert Loss().redacted(lambda _: "hidden") == Loss()

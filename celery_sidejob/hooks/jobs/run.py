@@ -170,8 +170,10 @@ def run_claimed(task: TaskBody, runtime: Runtime, hold: Hold, request: Context) 
     except BaseException as error:
         if not own_process.is_left(task.app, (hold.job_id, hold.run_no), error):
             raise
-        logger.error("Run %d of job %d is lost: its body raised %r", hold.run_no, hold.job_id, error)
-        recovery.rescue_own(runtime, hold, Loss(LossKind.LEFT, own_process.ident(task.app), cause=repr(error)))
+        loss = Loss.of_body(own_process.ident(task.app), error)
+        why = loss.redacted(runtime.settings.redacted).why
+        logger.error("Run %d of job %d is lost: %s", hold.run_no, hold.job_id, why)
+        recovery.rescue_own(runtime, hold, loss)
         raise Ignore(f"job {hold.job_id}: its body left") from None
 
 

@@ -84,8 +84,9 @@ class DurableTask(OnCommit):
             with in_body(run):
                 value = self._body(*args, **kwargs)
         except BaseException as error:
-            if own_process.is_left(self.app, run.key, error, place=run.runtime.store.place):
-                ending.lose(run, error, own_process.ident(self.app))
+            place = run.runtime.store.place
+            if own_process.is_left(self.app, run.key, error, place=place):
+                ending.lose(run, error, own_process.ident(self.app, place=place))
             if isinstance(error, Exception) and not isinstance(error, Ignore | Reject | Retry):
                 ending.check_that_it_counts(run, error)
             raise

@@ -16,7 +16,7 @@ from celery.exceptions import Ignore, SoftTimeLimitExceeded
 
 from ...model.durable import Death
 from ...model.errors import LeaseLostError, StoreUnavailableError
-from ...model.loss import Loss, LossKind
+from ...model.loss import Loss
 from ...model.run_end import RunEnd
 from ...operations import burials, capacity, deferred_locks, durable_ends, durable_locks, measuring, permits
 from ...operations.durable_runs import Run, lease_lost
@@ -64,9 +64,9 @@ def check_that_it_counts(run: Run, error: Exception | None = None) -> None:
 
 def lose(run: Run, error: BaseException, worker: str | None) -> NoReturn:
     """Count a run as lost whose body has left, by `sys.exit()` for one, while its process goes on."""
-    logger.error("The run of task %s is lost: its body raised %r", run.key[0], error)
+    loss = Loss.of_body(worker, error)
+    logger.error("The run of task %s is lost: %s", run.key[0], loss.redacted(run.runtime.settings.redacted).why)
     run.is_lost = True
-    loss = Loss(LossKind.LEFT, worker, cause=repr(error))
     with suppress(StoreUnavailableError):  # otherwise the worker finds what it holds and does not run
         if durable_locks.has_lock(run.runtime, run):
             durable_locks.give_back(run.runtime, [run.key[0]], worker_id=run.worker_id, loss=loss)

@@ -36,10 +36,12 @@ def is_left(app: Celery, key: tuple[Any, int], error: BaseException, *, place: i
     return unasked and (isinstance(error, SystemExit) or is_kill(error))
 
 
-def ident(app: Celery) -> str | None:
-    """Return the name in the store of the worker whose bodies run in this process."""
-    heartbeat = _heartbeat(app)
-    return None if heartbeat is None else heartbeat.ident
+def ident(app: Celery, *, place: int = 0) -> str | None:
+    """Return the name of the worker whose bodies run in this process, in the store at this place."""
+    if _heartbeat(app) is None:
+        return None
+    heartbeat: Heartbeat = app.sidejob.heartbeats[place]
+    return heartbeat.ident
 
 
 def is_revoked(app: Celery, task_id: str | None) -> bool:

@@ -49,7 +49,7 @@ class HeldTasks(WorkerDuty):
     def leave(self) -> int:
         """Give back every task held: this worker stops."""
         self._send_unlocked_again(self.runs.unlocked())
-        return self._give_back((row, None) for row in self._held())
+        return self._give_back((row, self._stopped) for row in self._held())
 
     def _do(self, report: Report) -> None:
         self._send_again()
@@ -86,14 +86,21 @@ class HeldTasks(WorkerDuty):
 
     def _take(self, rows: Iterable[tuple[Any, Loss]]) -> int:
         plans = ((row, loss, self.runs.plan_of((row.task_id, row.generation))) for row, loss in rows)
-        return self._give_back((row, None if plan == RELEASED else loss) for row, loss, plan in plans if plan != ENDED)
+        stopped = self._stopped
+        return self._give_back(
+            (row, stopped if plan == RELEASED else loss) for row, loss, plan in plans if plan != ENDED
+        )
 
-    def _give_back(self, rows: Iterable[tuple[Any, Loss | None]]) -> int:
-        """Give rows back, each as a loss or not. A run locked too late was never begun, so it is not a loss."""
-        fates: dict[tuple[Loss | None, bool], list[str]] = {}
+    @property
+    def _stopped(self) -> Loss:
+        return Loss(LossKind.STOPPED, self._worker.ident)
+
+    def _give_back(self, rows: Iterable[tuple[Any, Loss]]) -> int:
+        """Give rows back. A run locked too late was never begun, so it is not a loss."""
+        fates: dict[tuple[Loss, bool], list[str]] = {}
         for row, loss in rows:
             begun = not self.runs.is_left((row.task_id, row.generation), row.pid)
-            fates.setdefault((loss if begun else None, begun), []).append(row.task_id)
+            fates.setdefault((loss, begun), []).append(row.task_id)
         return sum(
             durable_locks.give_back(self._runtime, ids, worker_id=self._worker.worker_id, loss=loss, begun=begun)
             for (loss, begun), ids in fates.items()

@@ -44,6 +44,7 @@ LOST = (
     "WorkerLostError: {why}. The run was lost, and its task must not be repeated without a check. "
     '`dead retry` begins it again; tasks that may be repeated can set on_lost="requeue"'
 )
+LOST_ONCE = "WorkerLostError: {why}. The run was lost, the only one that max_losses allows."
 LOST_TOO_OFTEN = "WorkerLostError: {why}. {losses} runs were lost; this is the last one."
 EXPIRED = "TaskRevokedError: it expired before any run began"
 REVOKED = "TaskRevokedError: the task was revoked"
@@ -145,5 +146,5 @@ def _error_of(row: Any) -> str:
             return REVOKED
     if row.on_lost is None:
         return POISONED
-    text = LOST_TOO_OFTEN if row.losses > 1 else LOST
+    text = LOST if row.on_lost == "dead" else LOST_TOO_OFTEN if row.losses > 1 else LOST_ONCE
     return text.format(losses=row.losses, why=(Loss() if row.last_loss is None else Loss.of_json(row.last_loss)).why)

@@ -196,7 +196,8 @@ def held_by_nobody(executor: Reader, limit: int) -> Sequence[Any]:
 
 _LOST = f"""
 UPDATE {{messages}} m SET {UNLOCKED}, published_at = NULL, suspected_at = NULL, next_check_at = now(),
-  losses = m.losses + free.loss, last_loss = coalesce(free.last_loss, m.last_loss),
+  losses = m.losses + free.loss,
+  last_loss = CASE WHEN free.loss > 0 OR free.begun AND m.on_lost = 'dead' THEN free.last_loss ELSE m.last_loss END,
   doom = coalesce(m.doom, CASE WHEN free.begun AND m.on_lost = 'dead'
     OR free.loss > 0 AND m.losses + free.loss >= m.max_losses THEN 'lost' END)
 FROM free WHERE m.task_id = free.task_id RETURNING m.task_id, m.task, m.queue, free.loss, m.doom IS NULL AS goes_on,
@@ -212,15 +213,15 @@ _GIVE_BACK = Statement(
 )
 
 
-def give_back(task_ids: Iterable[str], *, worker_id: int, loss: Loss | None, begun: bool) -> TaskEnd:
+def give_back(task_ids: Iterable[str], *, worker_id: int, loss: Loss, begun: bool) -> TaskEnd:
     """Take back runs that their own worker no longer executes; doom those that had begun and must not be repeated.
 
-    `loss`: None if they are no losses. Returns (task_id, task, queue, loss, goes_on, last_loss).
+    Returns (task_id, task, queue, loss, goes_on, last_loss).
     """
-    is_lost = loss is not None
+    is_lost = begun and loss.counts
     parameters = {
         "task_ids": list(task_ids), "worker_id": worker_id, "loss": int(is_lost), "begun": begun,
-        "last_loss": loss.json if loss is not None else None,
+        "last_loss": loss.json,
     }  # fmt: skip
     return TaskEnd(RunEnd.LOST if is_lost else RunEnd.GIVEN_BACK, _GIVE_BACK, parameters)
 
@@ -232,8 +233,8 @@ _TAKE_FROM_THE_DEAD = Statement(
     f"""
 WITH free AS MATERIALIZED (
   SELECT m.task_id, l.loss, true AS begun,
-    CASE WHEN l.loss > 0 THEN json_build_object('kind', {LOSS_KIND}, 'worker', w.ident, 'process', m.locked_pid,
-      'silent_s', {SILENT_S}) END AS last_loss
+    json_build_object('kind', CASE WHEN l.loss = 0 THEN 'stopped' ELSE {LOSS_KIND} END, 'worker', w.ident, 'process',
+      m.locked_pid, 'silent_s', CASE WHEN l.loss > 0 THEN {SILENT_S} END) AS last_loss
   FROM {{messages}} m LEFT JOIN {{workers}} w ON w.id = m.locked_by
     CROSS JOIN LATERAL (SELECT CASE WHEN w.dead_at IS NOT NULL AND w.suspect_at IS NULL THEN 0 ELSE 1 END AS loss) l
   WHERE m.locked_by IS NOT NULL AND m.body IS NOT NULL AND (w.id IS NULL OR w.dead_at IS NOT NULL)

@@ -257,7 +257,8 @@ UPDATE {{messages}} SET task = %(task)s, queue = %(queue)s, publication = %(publ
   next_check_at = CASE WHEN doom IS NULL THEN {_FIRST_CHECK} ELSE now() END,
   check_interval = make_interval(secs => %(check_interval_s)s),
   published_at = coalesce(NULL::timestamptz/*!, CASE WHEN doom IS NULL THEN {_sent(_PRIORITY)} END*/),
-  suspected_at = NULL, {UNLOCKED}, on_lost = NULL, max_losses = NULL, losses = 0/*!, priority = {_PRIORITY}*/
+  suspected_at = NULL, {UNLOCKED}, on_lost = NULL, max_losses = NULL, losses = 0,
+  last_loss = NULL/*!, priority = {_PRIORITY}*/
 WHERE task_id = %(task_id)s AND generation = %(generation)s AND locked_by = %(worker_id)s
 RETURNING generation, {_WAITS}/*!, {KEPT}),{referred("moved")}
 SELECT generation, waits FROM moved*/""")

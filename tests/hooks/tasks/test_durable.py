@@ -32,7 +32,9 @@ from celery_sidejob.hooks.durability import is_durable
 from celery_sidejob.hooks.tasks import chords, ending
 from celery_sidejob.hooks.tasks.marking import mark
 from celery_sidejob.hooks.tasks.present_run import RUNS, run_of
+from celery_sidejob.inspection import Inspection
 from celery_sidejob.model.durable import LATE, WORKER, Death
+from celery_sidejob.model.loss import Loss
 from celery_sidejob.operations import burials, deferred_locks
 from celery_sidejob.operations.durable_runs import Run
 from celery_sidejob.store.statement import Statement
@@ -563,6 +565,20 @@ def bury(app: Celery) -> None:
         )
     )
     app.sidejob.poll()
+
+
+def test_the_secret_in_a_loss_is_hidden(app: Celery, mail: Any) -> None:
+    mail.apply_async(("me",), task_id="one")
+    kept = Loss.of_body("web:1:a", SystemExit("hunter2")).json
+    app.sidejob.runtime.connections.run(Statement("UPDATE {messages} SET last_loss = %(kept)s::json"), kept=kept)
+    waiting = Inspection(app.sidejob.runtime).task("one")
+    assert waiting is not None
+    bury(app)
+    (entry,) = app.sidejob.dead
+
+    assert entry.loss == waiting["last_loss"]
+    assert entry.loss["cause"] == "SystemExit('[hidden]')"
+    assert "hunter2" not in repr(entry)
 
 
 def test_an_entry_shows_what_it_was_and_how_often_it_died(app: Celery, mail: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -15,7 +16,7 @@ import redis
 
 from celery_sidejob import LeaseLostError, task_buried
 from celery_sidejob.model.durable import Death, Message
-from celery_sidejob.model.loss import Loss
+from celery_sidejob.model.loss import Loss, LossKind
 from celery_sidejob.operations import burials, durable_ends, durable_locks, durable_runs
 from celery_sidejob.operations.durable_runs import Run
 from celery_sidejob.operations.task_run_end import end_task_runs
@@ -357,6 +358,65 @@ def test_the_last_loss_that_a_task_may_have_is_its_doom(post: Post) -> None:
         assert durable_locks.take_from_the_dead(post.runtime) == 1
         doom = "lost" if number == HELD["max_losses"] else None
         assert (post.row("one").losses, post.row("one").doom) == (number, doom)
+
+
+def buried(post: Post) -> str:
+    """Have the doomed task entered in the dead set, and return its error."""
+    post.poll()
+    [entry] = wait_until(lambda: list(post.sidejob.dead), message="the entry")
+    assert entry.reason == "lost"
+    return entry.error
+
+
+def test_a_task_that_may_be_repeated_is_not_said_to_be_another(post: Post) -> None:
+    post.send("one")
+    worker_id = post.worker()
+    assert post.begin("one", worker_id) is not None
+    post.sql("UPDATE messages SET max_losses = 1")
+    post.declare_dead(worker_id)
+    assert durable_locks.take_from_the_dead(post.runtime) == 1
+
+    error = buried(post)
+    assert error.startswith("WorkerLostError: the run was lost, the only one that max_losses allows: worker test:")
+
+
+@pytest.mark.parametrize("by_another", [False, True])
+def test_a_worker_that_stops_is_not_said_to_have_died(post: Post, by_another: bool) -> None:
+    """Its task must not be repeated, though nothing was lost; neither may it show an older loss."""
+    post.send("one")
+    worker_id = post.worker()
+    assert post.begin("one", worker_id) is not None
+    durable_locks.give_back(post.runtime, ["one"], worker_id=worker_id, loss=Loss(LossKind.DROPPED, "web:1:a"))
+    assert post.begin("one", worker_id, on_lost="dead") is not None
+    if by_another:
+        post.sql("UPDATE workers SET dead_at = now() WHERE id = %s", worker_id)
+        assert durable_locks.take_from_the_dead(post.runtime) == 1
+    else:
+        stopped = Loss(LossKind.STOPPED, "test:1")
+        assert durable_locks.give_back(post.runtime, ["one"], worker_id=worker_id, loss=stopped) == 1
+
+    assert post.row("one").losses == 1
+    assert re.search(r": worker test:\w+ stopped before the run ended\. `dead retry`", buried(post))
+
+
+def test_a_stop_is_no_loss_of_a_task_that_may_be_repeated(post: Post) -> None:
+    post.send("one")
+    worker_id = post.worker()
+    assert post.begin("one", worker_id) is not None
+    stopped = Loss(LossKind.STOPPED, "test:1")
+    assert durable_locks.give_back(post.runtime, ["one"], worker_id=worker_id, loss=stopped) == 1
+    assert post.sql("SELECT losses, last_loss, doom FROM messages") == [(0, None, None)]
+
+
+def test_a_retry_forgets_losses_and_why(post: Post) -> None:
+    post.send("one")
+    worker_id = post.worker()
+    assert post.begin("one", worker_id) is not None
+    durable_locks.give_back(post.runtime, ["one"], worker_id=worker_id, loss=Loss(LossKind.DROPPED, "web:1:a"))
+    run = post.begin("one", worker_id)
+    assert run is not None
+    durable_ends.go_on(post.runtime, run, a_message("one"))
+    assert post.sql("SELECT losses, last_loss FROM messages") == [(0, None)]
 
 
 def test_a_locked_row_is_nobody_else_s(post: Post) -> None:
