@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import click
 from rich.text import Text
 
-from ..deadset import DeadEntry
+from ..deadset import MOST_DIGITS, DeadEntry
 from ..model.checks import MOST
 from ..model.errors import SideJobError
 from ..model.plural import counted
@@ -18,6 +19,7 @@ from .command import Failed, answering, load_modules, nothing_matches
 from .options import limit_option, queue_option, task_option, yes_option
 from .output import Output, facts, in_short, table
 from .questions import confirm
+from .selection import end_if, until_stopped
 from .summary import Summary
 from .times import Seconds
 
@@ -30,7 +32,7 @@ class EntryId(click.ParamType):  # type: ignore[type-arg]  # generic in newer ve
     def convert(self, value: Any, param: Any, context: Any) -> int | str:
         """Check it, and return it as the dead set knows it."""
         name, _, number = str(value).rpartition(":")
-        if not number.isdecimal() or int(number) > MOST or (":" in str(value) and not name):
+        if not number.isdecimal() or len(number) > MOST_DIGITS or (":" in str(value) and not name):
             self.fail(f"{value!r} is no entry's id: a number, or a store's name:number.", param, context)
         return f"{name}:{int(number)}" if name else int(number)
 
@@ -133,14 +135,19 @@ def retry(
         confirm(f"Retry {counted(number, 'entry', 'entries')} of the dead set?", yes=yes)
     summary = Summary()
     with output.progress("Retrying entries") as add:
-        summary.done = sidejob.dead.retry_all(
-            limit=limit, progress=add, skipped=lambda _, error: summary.refuse(error), **chosen
-        )
+
+        def progress(left: int) -> None:
+            summary.done += left
+            add(left)
+
+        retry_all = partial(sidejob.dead.retry_all, limit=limit, progress=progress, **chosen)
+        stopped = until_stopped(lambda: retry_all(skipped=lambda _, error: summary.refuse(error)))
     if not matched and not everything:
         _suggest(sidejob, output, **chosen)
     said = f"{counted(summary.done, 'entry', 'entries')} retried.{summary.skips}"
     output.answer({"retried": summary.done, "skipped": dict(summary.skipped)}, Text(said))
     summary.note_errors(output)
+    end_if(stopped)
 
 
 @dead.command()

@@ -9,6 +9,8 @@ import click
 
 FORMS = {list: "a JSON list, such as '[1, \"a\"]'", dict: "a JSON object, such as '{\"page\": 7}'"}
 """How arguments look."""
+MOST_SHOWN = 100
+"""Characters of a text that an error shows."""
 
 
 class JsonValue(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
@@ -37,5 +39,6 @@ def parsed(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        hint = f" A text has quotes: {json.dumps(text)}." if text.isidentifier() else ""
-        raise ValueError(f"{text!r} is no JSON value: {error}.{hint}") from error
+        given = repr(text) if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]!r}…"
+        hint = f" A text has quotes: {json.dumps(text)}." if text.isidentifier() and len(text) <= MOST_SHOWN else ""
+        raise ValueError(f"{given} is no JSON value: {error}.{hint}") from error

@@ -37,7 +37,7 @@ def write(sidejob: Any, output: Output, job_id: str, name: str, given: Sequence[
 
     Each VALUE is JSON: 5, '"a text"', '{"page": 7}'. A single - reads them from the standard input, one in a line.
     """
-    values = list(_values(sys.stdin if list(given) == ["-"] else None, given))
+    values = list(_values(_standard_input() if list(given) == ["-"] else None, given))
     load_modules(sidejob)
     port = _port(job_named(sidejob, job_id), name, is_output)
     port.write_many(values)
@@ -75,6 +75,16 @@ def _port(job: Job, name: str, is_output: bool) -> Port:
 
 def _about(port: Port) -> dict[str, Any]:
     return {"job": port.job.id, "port": port.name, "direction": port.direction}
+
+
+def _standard_input() -> Iterator[str]:
+    """Yield the lines of the standard input; a usage error if it is closed, or is no text."""
+    if sys.stdin is None:
+        raise click.UsageError("The standard input is closed.")
+    try:
+        yield from sys.stdin
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"The standard input is no text: {error}.") from error
 
 
 def _values(lines: Iterable[str] | None, given: Sequence[str]) -> Iterator[Any]:

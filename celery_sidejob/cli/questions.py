@@ -31,4 +31,4 @@ def confirm(question: str, *, yes: bool) -> None:
 
 def can_ask() -> bool:
     """Tell whether somebody is there who can answer a question."""
-    return sys.stdin.isatty()
+    return sys.stdin is not None and sys.stdin.isatty()  # None: it is closed

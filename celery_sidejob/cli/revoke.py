@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import click
@@ -19,7 +19,7 @@ from .command import Failed, answering
 from .options import yes_option
 from .output import Output, printable
 from .questions import confirm_all
-from .selection import PAGE
+from .selection import PAGE, end_if, until_stopped
 from .summary import Summary
 
 
@@ -76,23 +76,45 @@ def _revoke_matching(sidejob: Any, output: Output, which: dict[str, Any], yes: b
     with output.progress("Counting the tasks"):
         counts = inspection.count_tasks(**which)
     confirm_all("Revoke", counts, ("task", "tasks"), yes=yes)
-    summary, running, told = Summary(), 0, True
+    summary = _Revoked()
     with output.progress("Revoking tasks") as add:
-        for ids in inspection.task_ids(page=PAGE, **which):
-            found = revocation.revoke_in_all(sidejob.runtime, ids)
-            told = told and _told(sidejob, output, ids, found)  # a broker that is away is asked once
-            _check_stores(found)
-            number = len(found.waiting) + len(found.running)
-            summary.done += number
-            summary.skip("ended meanwhile", len(ids) - number)
-            running += len(found.running)
-            add(number)
-    goes_on = f" Running tasks, which go on and do not begin again: {running}." if running else ""
+        pages = inspection.task_ids(page=PAGE, **which)
+        stopped = until_stopped(lambda: _revoke_pages(sidejob, output, pages, summary, add))
+    goes_on = f" Running tasks, which go on and do not begin again: {summary.running}." if summary.running else ""
     said = f"Revoked: {counted(summary.done, 'task', 'tasks')}.{goes_on}{summary.skips}"
-    document = {"matched": counts.total(), "done": summary.done, "running": running, "skipped": dict(summary.skipped)}
+    document = {
+        "matched": counts.total(),
+        "done": summary.done,
+        "running": summary.running,
+        "skipped": dict(summary.skipped),
+    }
     output.answer(document, Text(said if counts else "No task matches."))
     if not counts:
         names.hint(sidejob, output, task=which["task"], queue=which["queue"])
+    end_if(stopped)
+
+
+class _Revoked(Summary):
+    """The summary of tasks that were revoked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.running = 0
+
+
+def _revoke_pages(
+    sidejob: Any, output: Output, pages: Iterable[list[str]], summary: _Revoked, add: Callable[[int], None]
+) -> None:  # fmt: skip
+    told = True
+    for ids in pages:
+        found = revocation.revoke_in_all(sidejob.runtime, ids)
+        number = len(found.waiting) + len(found.running)
+        summary.done += number
+        summary.running += len(found.running)
+        told = told and _told(sidejob, output, ids, found)  # a broker that is away is asked once
+        _check_stores(found)
+        summary.skip("ended meanwhile", len(ids) - number)
+        add(number)
 
 
 def _told(sidejob: Any, output: Output, task_ids: Sequence[str], found: RevokedInAll) -> bool:

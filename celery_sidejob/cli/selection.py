@@ -49,41 +49,49 @@ def act_on_each(
     confirm_all(verb, statuses, ("job", "jobs"), yes=yes)
     summary = Summary()
     with output.progress(done) as add:
-        stopped = _walk(sidejob.iter_jobs(page=PAGE, **filters), act, summary, add)
+        stopped = until_stopped(lambda: _walk(sidejob.iter_jobs(page=PAGE, **filters), act, summary, add))
     said = f"{done}: {counted(summary.done, 'job', 'jobs')}.{summary.skips}" if matched else "No job matches."
     output.answer({"matched": matched, "done": summary.done, "skipped": dict(summary.skipped)}, Text(printable(said)))
     summary.note_errors(output)
     if not matched:
         names.hint(sidejob, output, task=chosen["task"], queue=chosen["queue"])
+    end_if(stopped)
+
+
+def until_stopped(act: Callable[[], None]) -> BaseException | None:
+    """Act on what matches; return the outage or the Ctrl-C that has ended it before the last one, for a report."""
+    try:
+        act()
+    except (StoreUnavailableError, Failed, KeyboardInterrupt) as stopped:
+        return stopped
+    return None
+
+
+def end_if(stopped: BaseException | None) -> None:
+    """End the command as whatever has stopped it requires, once it has reported how far it came."""
     if isinstance(stopped, KeyboardInterrupt):
         sys.exit(INTERRUPTED)
     if stopped is not None:
         raise Failed(f"The rest was not looked at. {stopped}")
 
 
-def _walk(
-    jobs: Any, act: Act, summary: Summary, add: Callable[[int], None]
-) -> StoreUnavailableError | KeyboardInterrupt | None:  # fmt: skip
-    """Act on each job; return what ended it before the last one."""
-    try:
-        for job in jobs:
-            try:
-                reason = act(job)
-            except StoreUnavailableError:
-                raise
-            except JobNotFoundError:
-                reason = "deleted meanwhile"
-            except SideJobError as error:
-                summary.refuse(error)
-                continue
-            if reason is None:
-                summary.done += 1
-                add(1)
-            else:
-                summary.skip(reason)
-    except (StoreUnavailableError, KeyboardInterrupt) as stopped:
-        return stopped
-    return None
+def _walk(jobs: Any, act: Act, summary: Summary, add: Callable[[int], None]) -> None:
+    """Act on each job."""
+    for job in jobs:
+        try:
+            reason = act(job)
+        except StoreUnavailableError:
+            raise
+        except JobNotFoundError:
+            reason = "deleted meanwhile"
+        except SideJobError as error:
+            summary.refuse(error)
+            continue
+        if reason is None:
+            summary.done += 1
+            add(1)
+        else:
+            summary.skip(reason)
 
 
 def _next_id(sidejob: Any) -> int:

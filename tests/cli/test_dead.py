@@ -48,6 +48,10 @@ def test_an_empty_dead_set(command: Command) -> None:
     assert "no entry 7" in command("show", 7, code=1).err
 
 
+def test_a_number_of_any_length_is_no_id(command: Command) -> None:
+    assert "is no entry's id" in command("show", "1" * 5000, code=2).err
+
+
 def test_only_jobs_among_the_entries_are_failed_jobs(stage: Stage, failed: Job) -> None:
     """Durable tasks, which rest there too, are no jobs."""
     found = stage.sidejob.stats()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 
+import click
 import pytest
 
+from celery_sidejob.cli.ports import _standard_input, _values
 from tests.tools.commands import Command, ask
 from tests.tools.in_process import Stage
 
@@ -94,3 +98,20 @@ def test_what_is_redacted_is_not_shown(database_url: str) -> None:
 
 def _idle(job: object) -> None:
     pass
+
+
+def test_a_standard_input_without_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"1\n\xff\n"), encoding="utf-8"))
+    with pytest.raises(click.UsageError, match="The standard input is no text: 'utf-8' codec"):
+        list(_values(_standard_input(), ["-"]))
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(click.UsageError, match="The standard input is closed"):
+        list(_values(_standard_input(), ["-"]))
+
+
+def test_a_long_text_that_is_no_value_is_shortened(stage: Stage) -> None:
+    job = stage.job(inports=["numbers"])
+    said = ask(stage.app, "write", job.id, "numbers", "-", typed="1" * 5000)
+    assert said.code == 2
+    assert f"line 1: '{'1' * 100}'… is no JSON value" in said.err
+    assert len(said.err) < 500

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from celery_sidejob import Job, RunningJob
 from celery_sidejob.cli import asking, selection
+from celery_sidejob.cli.questions import can_ask
+from celery_sidejob.deadset import DeadSet
 from celery_sidejob.model.errors import IllegalMoveError, StoreUnavailableError
+from celery_sidejob.operations import revocation
 from tests.services.sweep.test_task_sweep import Post, post
 from tests.tools.commands import Command, ask
 from tests.tools.in_process import Stage
@@ -236,6 +239,55 @@ def test_ctrl_c_ends_it_and_what_was_done_is_told(
     trouble(made[2], KeyboardInterrupt())
 
     assert command("run", "--status", "queued", "--yes", code=130).lines == ["Asked to run: 2 jobs."]
+
+
+@pytest.mark.parametrize(
+    ("trouble", "code", "told"),
+    [
+        (StoreUnavailableError("It is away."), 1, "Error: The rest was not looked at. It is away.\n"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_retrying_the_dead_set_ends_with_how_far_it_came(
+    stage: Stage, command: Command, monkeypatch: pytest.MonkeyPatch, trouble: BaseException, code: int, told: str
+) -> None:
+    jobs = [failed(stage) for _ in range(3)]
+    force = DeadSet._force
+
+    def fail_at_the_last(dead: DeadSet, job_id: int) -> Job:
+        if job_id == jobs[2].id:
+            raise trouble
+        return force(dead, job_id)
+
+    monkeypatch.setattr(DeadSet, "_force", fail_at_the_last)
+    said = command("dead", "retry", "--all", "--yes", code=code)
+    assert (said.lines, said.err) == (["2 entries retried."], told)
+    assert statuses(stage) == ["queued", "queued", "failed"]
+
+
+@pytest.mark.parametrize(("trouble", "code"), [(StoreUnavailableError("It is away."), 1), (KeyboardInterrupt(), 130)])
+def test_revoking_ends_with_how_far_it_came(
+    post: Post, monkeypatch: pytest.MonkeyPatch, trouble: BaseException, code: int
+) -> None:
+    for task_id in ("a", "b", "c"):
+        post.send(task_id)
+    revoke = revocation.revoke_in_all
+
+    def fail_at_the_last(runtime: Any, task_ids: Sequence[str]) -> Any:
+        if list(task_ids) == ["c"]:
+            raise trouble
+        return revoke(runtime, task_ids)
+
+    monkeypatch.setattr(revocation, "revoke_in_all", fail_at_the_last)
+    monkeypatch.setattr("celery_sidejob.cli.revoke.PAGE", 1)
+    said = ask(post.app, "revoke", "--queue", "post", "--yes")
+    assert (said.code, said.lines) == (code, ["Revoked: 2 tasks."])
+    assert post.sql("SELECT task_id FROM messages WHERE doom IS NULL") == [("c",)]
+
+
+def test_a_closed_standard_input_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    assert not can_ask()
 
 
 def test_a_question_on_a_real_terminal(stage: Stage) -> None:
