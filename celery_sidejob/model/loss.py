@@ -30,7 +30,7 @@ class LossKind(StrEnum):
     SILENT = "silent"
     """Its worker sent no heartbeat."""
     OVERDUE = "overdue"
-    """It did not renew its own lease, and its process was killed for that."""
+    """It did not renew its own lease. Its process is killed, unless it is the worker's own."""
     DROPPED = "dropped"
     """Its worker held it and did not execute it."""
     LEFT = "left"
@@ -51,9 +51,9 @@ SENTENCES = {
     LossKind.ENDED: "process ended, its exit code is not known (process {process} of worker {worker})",
     LossKind.DISCONNECTED: "worker gone: its connection to Postgres ended, and no heartbeat followed. It was killed, "
     "or its host is down or cut off (worker {worker})",
-    LossKind.SILENT: "worker silent for {silent_s:.0f} seconds: it is frozen or cut off, or its host is down (worker "
-    "{worker})",
-    LossKind.OVERDUE: "lease not renewed: the run did not renew its own lease in time, and its process was killed "
+    LossKind.SILENT: "worker silent for {silent_s:.0f} seconds: it was killed, is frozen or cut off, or its host is "
+    "down (worker {worker})",
+    LossKind.OVERDUE: "lease not renewed: the run did not renew its own lease in time "
     "(process {process} of worker {worker})",
     LossKind.DROPPED: "run dropped: its worker held it and did not execute it (worker {worker})",
     LossKind.LEFT: "body ended with {cause}, which ends a process (worker {worker})",

@@ -31,14 +31,11 @@ LOSSES = {
     ),
     LossKind.SILENT: (
         Loss(LossKind.SILENT, WORKER, silent_s=10.4),
-        "worker silent for 10 seconds: it is frozen or cut off, or its host is down (worker web-1:77:ab12)",
+        "worker silent for 10 seconds: it was killed, is frozen or cut off, or its host is down (worker web-1:77:ab12)",
     ),
     LossKind.OVERDUE: (
         Loss(LossKind.OVERDUE, WORKER, 5),
-        (
-            "lease not renewed: the run did not renew its own lease in time, and its process was killed (process 5 of "
-            "worker web-1:77:ab12)"
-        ),
+        "lease not renewed: the run did not renew its own lease in time (process 5 of worker web-1:77:ab12)",
     ),
     LossKind.DROPPED: (
         Loss(LossKind.DROPPED, WORKER),
