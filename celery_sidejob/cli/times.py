@@ -9,28 +9,27 @@ from typing import Any
 
 import click
 
-from ..model.checks import LONGEST_S
+from ..model.checks import is_seconds
 
 UNITS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 """Seconds of each unit."""
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d|w)", re.ASCII)
 
 
-class Seconds(click.FloatRange):
-    """A number of seconds, or a duration such as 90s, 5min, 2h, 3d or 1w.
+class Seconds(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
+    """A number of seconds, or a duration such as 90s, 5min, 2h, 3d or 1w."""
 
-    Refuses "nan", which passes every comparison.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(0, LONGEST_S)
+    name = "duration"
 
     def convert(self, value: Any, param: Any, context: Any) -> float:
         """Check it, and return the number of seconds."""
         found = _DURATION.fullmatch(str(value))
-        seconds: float = super().convert(float(found[1]) * UNITS[found[2]] if found else value, param, context)
-        if math.isnan(seconds):
-            self.fail(f"{value!r} is no number of seconds.", param, context)
+        try:
+            seconds = float(found[1]) * UNITS[found[2]] if found else float(value)
+        except ValueError:
+            seconds = math.nan
+        if not is_seconds(seconds):
+            self.fail(f"{value!r} is no duration: write 90, 5min, 2h, 3d or 1w, at most 300 years.", param, context)
         return seconds
 
 
