@@ -171,7 +171,8 @@ def delete(sidejob: Any, output: Output, given: Sequence[int | str]) -> None:
 def purge(sidejob: Any, output: Output, older_than: float | None, keep: int | None, reason: str | None) -> None:
     """Delete entries for good, by age, by number or by reason.
 
-    With --reason the command deletes only entries with that reason; with --reason alone, all of them.
+    --reason alone deletes all entries with that reason. With --older-than or --keep, the command deletes only those
+    entries with that reason that the other option would delete too.
     """
     if older_than is None and keep is None and reason is None:
         raise Failed("Say what is to go: --older-than DURATION, --keep N or --reason REASON.", code=2)

@@ -23,7 +23,7 @@ from .times import Moment, Seconds
 @click.option("--kwargs", metavar="JSON", type=JsonValue(dict), default="{}", help="Keyword arguments: a JSON object.")
 @click.option("--queue", metavar="NAME", help="The queue of its runs; by default the task's.")
 @click.option("--eta", metavar="TIME", type=Moment(), help="When its first run is due, such as 2026-11-28T10:30.")
-@click.option("--countdown", metavar="DURATION", type=Seconds(), help="After how long that is: 90, 5min, 2h.")
+@click.option("--countdown", metavar="DURATION", type=Seconds(), help="How long until its first run is due: 90, 5min.")
 @click.option("--priority", type=click.IntRange(0, 9), help="From 0 to 9; higher is sooner.")
 @click.option("--tag", "tags", metavar="TAG", multiple=True, help="A tag; may be repeated.")
 @click.option("--alias", "aliases", metavar="NAME", multiple=True, help="A further name; may be repeated.")

@@ -33,8 +33,8 @@ def jobs(
 ) -> None:  # fmt: skip
     """List jobs by their ids, newest first.
 
-    Beside its status stands what a job waits for (`waiting_for`), or with what error it failed. "Took" is how long the
-    last run took, if that has ended and the job's history has it.
+    A job's status is followed by the reasons for which it waits (`waiting_for`), or by the error with which it failed.
+    "Took" is how long the last run took, if that has ended and the job's history has it.
 
     Running jobs, up to 10,000 children of a job, the jobs of a tag, the job of a key and up to 1,000 jobs made --since
     then are found at once. To find failed jobs, or the queued jobs of one queue, the command looks at them one by one;
