@@ -16,7 +16,7 @@ from ..model.errors import SideJobError
 from ..model.plural import counted
 from . import names
 from .command import Failed, answering, load_modules, nothing_matches
-from .options import limit_option, queue_option, task_option, yes_option
+from .options import check_one_way, limit_option, queue_option, task_option, yes_option
 from .output import Output, facts, in_short, table
 from .questions import confirm
 from .selection import end_if, until_stopped
@@ -120,10 +120,10 @@ def retry(
     Unless you name entries by their ids, the command first shows how many match, and asks you. To choose failed jobs by
     other filters, such as --tag or --since, use `run --status failed --force`.
     """
-    if [bool(given), everything, any(value is not None for value in chosen.values())].count(True) != 1:
-        raise Failed(
-            "Name entries by their IDs, or choose by --group, --task, --queue or --reason, or all with --all.", code=2
-        )
+    check_one_way(
+        bool(given), everything, any(value is not None for value in chosen.values()),
+        say="Name entries by their ids, or choose by --group, --task, --queue or --reason, or all with --all.",
+    )  # fmt: skip
     load_modules(sidejob)
     if given:
         _each(sidejob, output, given, sidejob.dead.retry, "retried")
@@ -175,7 +175,7 @@ def purge(sidejob: Any, output: Output, older_than: float | None, keep: int | No
     entries with that reason that the other option would delete too.
     """
     if older_than is None and keep is None and reason is None:
-        raise Failed("Say what is to go: --older-than DURATION, --keep N or --reason REASON.", code=2)
+        raise click.UsageError("Say what is to go: --older-than DURATION, --keep N or --reason REASON.")
     with output.progress("Purging entries") as add:
         purged = sidejob.dead.purge(older_than=older_than, keep=keep, reason=reason, progress=add)
     _report(output, "purged", purged)

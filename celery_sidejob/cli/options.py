@@ -58,3 +58,9 @@ def job_filters(parent: str = "--parent") -> Callable[[Callable[P, R]], Callable
         return functools.reduce(lambda made, option: option(made), reversed((*_FILTERS, of_parent)), function)
 
     return decorate
+
+
+def check_one_way(*ways: bool, say: str) -> None:
+    """Raise a usage error that says so unless things are chosen in exactly one of these ways."""
+    if ways.count(True) != 1:
+        raise click.UsageError(say)

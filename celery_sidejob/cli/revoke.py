@@ -16,7 +16,7 @@ from ..operations.revocation import RevokedInAll
 from ..store.kept import STATUSES
 from . import names
 from .command import Failed, answering
-from .options import yes_option
+from .options import check_one_way, yes_option
 from .output import Output, printable
 from .questions import confirm_all
 from .selection import PAGE, end_if, until_stopped
@@ -47,8 +47,8 @@ def revoke(
     """
     which = {"task": task, "queue": queue, "statuses": list(statuses) or None}
     by_filters = any(value is not None for value in which.values())
-    if by_filters == bool(task_ids):
-        raise click.UsageError("Name tasks by their ids, or choose them by --task, --queue and --status.")
+    say = "Name tasks by their ids, or choose them by --task, --queue and --status."
+    check_one_way(bool(task_ids), by_filters, say=say)
     if by_filters:
         _revoke_matching(sidejob, output, which, yes)
     else:

@@ -17,7 +17,7 @@ from ..model.plural import counted
 from ..transport.dead_list import DeadList, DeadMessage
 from ..transport.postgres.overview import overview_of
 from .command import Failed, nothing_matches, with_app, with_output
-from .options import as_json, limit_option, queue_option
+from .options import as_json, check_one_way, limit_option, queue_option
 from .output import Output, printable, table_if_any
 
 if TYPE_CHECKING:
@@ -136,8 +136,10 @@ def _decide(
     do: Callable[[DeadList[Any], DeadMessage], bool],
 ) -> None:  # fmt: skip
     """Do something with each chosen message, and report how many it was done with."""
-    if [bool(names), everything, queue is not None].count(True) != 1:
-        raise Failed("Name messages by ID or task id, or choose by --queue, or all with --all.", code=2)
+    check_one_way(
+        bool(names), everything, queue is not None,
+        say="Name messages by their ids or task ids, or choose by --queue, or all with --all.",
+    )  # fmt: skip
     count = 0
     with _channel(app) as channel, output.progress(f"Messages {what}") as add:
         dead = list_of(channel)
