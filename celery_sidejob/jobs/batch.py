@@ -130,7 +130,9 @@ class Batch:
     def wait(self, timeout: float | None = None) -> Batch:
         """Block until the batch has ended; for clients, not for runs. Raises TimeoutError after `timeout` seconds."""
         if active() is not None:
-            raise IllegalMoveError(f"wait() for batch {self.name!r} inside a run would block its worker.")
+            raise IllegalMoveError(
+                f"wait() for batch {self.name!r} inside a run would block its worker; give it on_complete=."
+            )
         if not block_until(lambda: self.ended_at is not None, timeout):
             raise TimeoutError(f"Batch {self.name!r} has not ended after {timeout} s: {self.counts}.")
         return self

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
+from ...model.loss import Loss
 from ...operations import recovery
 from ...operations.runtime import Runtime
 from ..duty import Duty, Report
@@ -71,10 +71,14 @@ class SweepDuty(Duty):
             return True
         return not self._sweep.may_go_on()
 
-    def _rescue(self, report: Report, job_id: int, **run: Any) -> None:
+    def _rescue(
+        self, report: Report, job_id: int, *, run_no: int, worker_id: int, loss: Loss | None = recovery.UNTOLD
+    ) -> None:
         """Rescue a lost run, unless its job is set aside."""
         with self._sweep.aside.by_itself("rescue", job_id) as may:
-            report["rescued"] += may and recovery.rescue(self._runtime, job_id, **run)
+            report["rescued"] += may and recovery.rescue(
+                self._runtime, job_id, run_no=run_no, worker_id=worker_id, loss=loss
+            )
 
 
 class TaskDuty(SweepDuty):
