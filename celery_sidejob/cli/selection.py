@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import click
@@ -47,7 +47,7 @@ def act_on_each(
         statuses: dict[str, int] = sidejob.count_jobs(**filters)
     matched = sum(statuses.values())
     confirm_all(verb, statuses, ("job", "jobs"), yes=yes)
-    summary = Summary()
+    summary, act = Summary(), _if_still(chosen["status"], act)
     with output.progress(done) as add:
         stopped = until_stopped(lambda: _walk(sidejob.iter_jobs(page=PAGE, **filters), act, summary, add))
     said = f"{done}: {counted(summary.done, 'job', 'jobs')}.{summary.skips}" if matched else "No job matches."
@@ -56,6 +56,16 @@ def act_on_each(
     if not matched:
         names.hint(sidejob, output, task=chosen["task"], queue=chosen["queue"])
     end_if(stopped)
+
+
+def _if_still(statuses: Collection[str], act: Act) -> Act:
+    """Act on a job only if it still has one of these statuses: its page may have been read a while ago."""
+
+    def check(job: Job) -> str | None:
+        now = job.refresh()
+        return act(now) if now.status in statuses else f"{now.status} meanwhile"
+
+    return check if statuses else act
 
 
 def until_stopped(act: Callable[[], None]) -> BaseException | None:

@@ -232,6 +232,29 @@ def test_a_store_that_goes_away_ends_it_and_what_was_done_is_told(
     assert said.err == "Error: The rest was not looked at. The store does not answer.\n"
 
 
+def test_a_job_that_has_another_status_when_its_turn_comes_is_skipped(
+    stage: Stage, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody retries failed jobs while others are terminated: both were read in one page."""
+    first, retried, deleted = (failed(stage) for _ in range(3))
+    terminate = Job.terminate
+
+    def meanwhile(job: Job, **options: Any) -> Job:
+        if job == first:
+            retried.run(force=True)
+            terminate(deleted)
+            while stage.run(deleted) != "terminated":
+                pass
+            assert deleted.delete()
+        return terminate(job, **options)
+
+    monkeypatch.setattr(Job, "terminate", meanwhile)
+    assert command("terminate", "--status", "failed", "--yes").lines == [
+        "Asked for the shutdown: 1 job. Skipped: 1 (queued meanwhile), 1 (deleted meanwhile)."
+    ]
+    assert statuses(stage) == ["terminating", "queued"]
+
+
 def test_ctrl_c_ends_it_and_what_was_done_is_told(
     stage: Stage, command: Command, trouble: Callable[[Job, BaseException], None]
 ) -> None:
