@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -64,6 +64,13 @@ SENTENCES = {
 """The sentence of each kind begins with the fact: lists show only the beginning."""
 
 
+FORMS: Mapping[str, type | tuple[type, ...]] = {
+    "worker": str, "process": int, "exit_code": int, "signal": str, "out_of_memory": bool, "silent_s": (int, float),
+    "cause": str,
+}  # fmt: skip
+"""The facts of a loss beside its kind, as they are kept; a fact in another form is of another version."""
+
+
 @dataclass(frozen=True, slots=True)
 class Loss:
     """One loss. A fact that is None is not known.
@@ -110,9 +117,9 @@ class Loss:
         """Return the loss with these facts; facts that only a newer version knows are left out."""
         if not isinstance(kept, dict):
             return cls()
-        known = {one.name: kept[one.name] for one in fields(cls) if one.name in kept}
-        kind = known.pop("kind", None)
-        return cls(LossKind(kind) if kind in set(LossKind) else LossKind.UNKNOWN, **known)
+        known = {name: kept[name] for name, form in FORMS.items() if isinstance(kept.get(name), form)}
+        kind = kept.get("kind")
+        return cls(next((one for one in LossKind if one == kind), LossKind.UNKNOWN), **known)
 
     def redacted(self, hide: Callable[[Any], Any]) -> Loss:
         """Return the loss as people and listeners may see it: `hide` hides the secrets in its cause."""

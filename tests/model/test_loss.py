@@ -84,6 +84,20 @@ def test_signals_without_a_name_and_facts_of_a_newer_version() -> None:
     assert newer == Loss()
 
 
+@pytest.mark.parametrize(
+    "newer",
+    [
+        {"kind": ["killed"]}, {"kind": "silent", "silent_s": "10"}, {"kind": "killed", "out_of_memory": 3},
+        {"kind": "silent", "worker": {"host": "web"}},
+    ],
+)  # fmt: skip
+def test_facts_in_another_form_are_not_known(newer: dict[str, object]) -> None:
+    """A text must be found for each, or its task could never be buried."""
+    loss = Loss.of_json(json.dumps(newer))
+    assert loss == Loss(LossKind(newer["kind"]) if isinstance(newer["kind"], str) else LossKind.UNKNOWN)
+    assert loss.facts["why"]
+
+
 def test_a_body_may_leave_with_any_error() -> None:
     class Odd(SystemExit):
         def __repr__(self) -> str:
