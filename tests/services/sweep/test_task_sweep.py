@@ -377,7 +377,8 @@ def test_a_task_that_may_be_repeated_is_not_said_to_be_another(post: Post) -> No
     assert durable_locks.take_from_the_dead(post.runtime) == 1
 
     error = buried(post)
-    assert error.startswith("WorkerLostError: the run was lost, the only one that max_losses allows: worker test:")
+    assert error.startswith("WorkerLostError: worker silent for 0 seconds: ")
+    assert error.endswith("The run was lost, the only one that max_losses allows.")
 
 
 @pytest.mark.parametrize("by_another", [False, True])
@@ -396,7 +397,7 @@ def test_a_worker_that_stops_is_not_said_to_have_died(post: Post, by_another: bo
         assert durable_locks.give_back(post.runtime, ["one"], worker_id=worker_id, loss=stopped) == 1
 
     assert post.row("one").losses == 1
-    assert re.search(r": worker test:\w+ stopped before the run ended\. `dead retry`", buried(post))
+    assert re.search(r": worker stopped before the run ended \(worker test:\w+\)\. .*`dead retry`", buried(post))
 
 
 def test_a_stop_is_no_loss_of_a_task_that_may_be_repeated(post: Post) -> None:
