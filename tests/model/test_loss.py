@@ -78,10 +78,16 @@ def test_a_kill_says_whether_memory_was_short_as_far_as_that_is_known(killed: bo
     assert "memory" not in Loss.of_process(WORKER, 5, -15, out_of_memory=killed).why, "no other signal is the kernel's"
 
 
+def test_a_process_that_ends_well_in_the_middle_of_a_run_has_exited() -> None:
+    told = f"process exited with code 0 in the middle of the run (process 5 of worker {WORKER})"
+    assert Loss.of_process(WORKER, 5, 0, out_of_memory=None).why == told
+
+
 def test_signals_without_a_name_and_facts_of_a_newer_version() -> None:
     assert Loss.of_process(WORKER, 5, -50, out_of_memory=None).signal == "signal 50"
     newer = Loss.of_json('{"kind": "struck by lightning", "worker": null, "voltage": 3}')
     assert newer == Loss()
+    assert Loss.of_facts({"kind": "silent", "silent_s": None}).why.startswith("worker silent for 0 seconds: ")
 
 
 @pytest.mark.parametrize(

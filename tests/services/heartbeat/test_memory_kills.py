@@ -32,6 +32,7 @@ def test_the_first_file_that_knows_a_number_counts(tmp_path: Path) -> None:
                 "/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory.events",
             ],
         ),
+        ("0::/a:b\n", ["/sys/fs/cgroup/a:b/memory.events", "/sys/fs/cgroup/memory.events"]),
         ("nonsense", []),
     ],
 )  # fmt: skip

@@ -50,6 +50,19 @@ def test_a_kill_is_noticed_once_and_the_pool_is_told() -> None:
     process.wait()
 
 
+def test_a_process_with_the_id_of_a_dead_one_is_another() -> None:
+    process = child("import os; os._exit(3)")
+    listed = [Listed(process.pid)]
+    processes = PoolProcesses(lambda: listed)
+    assert wait_until(processes.died) == {process.pid: 3}
+    process.wait()
+    listed = []
+    assert processes.died() == {}
+
+    listed = [Listed(process.pid, exitcode=4)]
+    assert processes.died() == {process.pid: 4}
+
+
 def test_a_busy_process_that_its_pool_has_forgotten_has_died() -> None:
     """It was made, given a task and killed between two looks."""
     process = child()
