@@ -206,6 +206,22 @@ def test_what_was_rescued_before_the_store_went_away_is_counted(
     assert [row(stage, hold) for hold in holds] == [("queued", 1, 1)] * 2
 
 
+def test_after_a_rescue_other_runs_that_are_held_and_not_run_are_looked_for(
+    stage: Stage, heartbeat: Heartbeat, pool: Pool
+) -> None:
+    hold, forgotten = claimed(stage, heartbeat), claimed(stage, heartbeat)
+    stage.sql("UPDATE messages SET locked_pid = %s WHERE job_id = %s", DEAD_PID, hold.job_id)
+    heartbeat.runs.accepted(heartbeat.runs.received(key(hold)), DEAD_PID)
+    age(stage, forgotten)
+    assert heartbeat.run_once()["rescued"] == 0, "it is not time yet"
+
+    pool.dead.append(DEAD_PID)
+    report = heartbeat.run_once()
+
+    assert (report["orphans"], report["rescued"]) == (1, 1)
+    assert row(stage, forgotten) == ("queued", 1, 1)
+
+
 def test_what_a_process_took_and_had_not_begun_is_rung_again(stage: Stage, heartbeat: Heartbeat, pool: Pool) -> None:
     """Its message was acknowledged, and nothing but its row says that a run is owed."""
     job = stage.job()

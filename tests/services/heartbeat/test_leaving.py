@@ -34,9 +34,13 @@ def test_a_job_that_is_locked_when_its_worker_leaves_counts_no_loss(stage: Stage
 def test_a_worker_that_another_declared_dead_counts_one(stage: Stage) -> None:
     job = stage.job()
     assert stage.claim(job) is not None
+    ((pid,),) = stage.sql("SELECT locked_pid FROM messages")
+    assert pid is not None
     stage.sql("UPDATE workers SET dead_at = now(), suspect_at = now(), suspect_by = 'silence'")
 
     Sweeper(stage.runtime).run_once()
 
     assert job.refresh().status == "queued"
     assert job.info["losses"] == 1
+    [lost] = [one.detail for one in job.history if one.what == "lost"]
+    assert (lost["kind"], lost["process"]) == ("silent", pid)

@@ -420,6 +420,33 @@ def test_a_retry_forgets_losses_and_why(post: Post) -> None:
     assert post.sql("SELECT losses, last_loss FROM messages") == [(0, None)]
 
 
+def test_one_loss_of_a_task_that_must_not_be_repeated_is_its_doom(post: Post) -> None:
+    post.send("one")
+    worker_id = post.worker()
+    assert post.begin("one", worker_id, on_lost="dead")
+    post.declare_dead(worker_id)
+    assert durable_locks.take_from_the_dead(post.runtime) == 1
+
+    assert post.poll().tasks_buried == 1
+    [entry] = post.sidejob.dead
+    assert (entry.reason, entry.losses) == ("lost", 1)
+    assert "The run was lost, and its task must not be repeated without a check." in entry.error
+
+
+def test_a_run_that_is_given_back_without_a_loss_leaves_the_last_loss(post: Post) -> None:
+    post.send("one")
+    first, second = post.worker(), post.worker()
+    assert post.begin("one", first)
+    post.declare_dead(first)
+    assert durable_locks.take_from_the_dead(post.runtime) == 1
+    assert post.begin("one", second)
+
+    stopped = Loss(LossKind.STOPPED, "test:1")
+    assert durable_locks.give_back(post.runtime, ["one"], worker_id=second, loss=stopped) == 1
+
+    assert post.sql("SELECT losses, last_loss->>'kind' AS kind FROM messages") == [(1, "silent")]
+
+
 def test_a_locked_row_is_nobody_else_s(post: Post) -> None:
     post.send("one")
     first, second = post.worker(), post.worker()
@@ -503,6 +530,27 @@ def test_a_lock_that_came_too_late_is_no_run_that_was_lost(
     report = post.sidejob.poll()
     assert (set(post.sent()), report.tasks_buried) == ({"late"} if planned else {"late", "late too"}, 1)
     assert [entry.task_id for entry in post.sidejob.dead] == ["begun"]
+
+
+def test_a_task_that_its_worker_holds_and_does_not_run_is_given_back_after_a_while(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = Worker(post.runtime)
+    worker.worker_id = post.worker()
+    held = HeldTasks(worker)
+    post.send("one")
+    assert post.begin("one", worker.worker_id)
+
+    def look() -> tuple[Any, ...]:
+        monkeypatch.setattr(held, "_reconciled_at", float("-inf"))
+        held.run_once()
+        return post.row("one").locked_by, post.row("one").losses
+
+    assert look() == (worker.worker_id, 0), "a run that locked it just now may be about to begin"
+    post.sql("UPDATE messages SET locked_at = now() - interval '1 hour'")
+    assert look() == (None, 1)
+    worker.disconnect()
+    assert post.sql("SELECT last_loss->>'kind' AS kind FROM messages") == [("dropped",)]
 
 
 def a_message(task_id: str) -> Message:
