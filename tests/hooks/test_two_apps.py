@@ -124,6 +124,11 @@ for call in add.enqueue, add.delay:
 """
 
 
+def test_an_app_without_jobs_is_named_as_the_cause_where_it_is_the_default_app() -> None:
+    said = say(f"from celery import Celery\nCelery('shop').set_default()\n{BEFORE_ITS_APP}")
+    assert said == ["shop.add is a sidejob task, but its app has no SideJob: call SideJob(app)."] * 2
+
+
 def test_a_task_whose_app_nobody_has_imported_names_that_as_the_cause() -> None:
     said = say(BEFORE_ITS_APP)
     assert len(said) == 2
