@@ -645,3 +645,20 @@ def test_a_long_queue_is_read_in_pages(stage: Stage, monkeypatch: pytest.MonkeyP
     assert pages[: 1000 // READ_AHEAD] == [READ_AHEAD] * (1000 // READ_AHEAD)
     assert sum(pages) == 1000
     assert job.state == {"total": sum(range(1000))}
+
+
+def test_a_long_unit_reads_longer_pages(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look passes over what the unit has read, so their number must not grow with it."""
+    job = stage.job(lambda job: job.set(total=sum(job.for_inputs("a", commit_every=1000))))
+    job.input("a").write_many(range(1000))
+    limits: list[int] = []
+    read_ahead = packets.read_ahead
+
+    def noted(*args: Any, **options: Any) -> Any:
+        limits.append(options["limit"])
+        return read_ahead(*args, **options)
+
+    monkeypatch.setattr(packets, "read_ahead", noted)
+    assert stage.run(job) == "completed"
+    assert limits[:5] == [READ_AHEAD, READ_AHEAD, 2 * READ_AHEAD, 4 * READ_AHEAD, 8 * READ_AHEAD]
+    assert job.state == {"total": sum(range(1000))}
