@@ -41,6 +41,12 @@ def test_a_list_of_jobs_fits_a_terminal(width: int) -> None:
     assert text.count("a") > 60, "nothing of a long name is cut"
 
 
+@pytest.mark.parametrize("column", ["Job", "Entry", "Task id", "Took"])
+def test_a_value_that_is_copied_as_a_whole_is_in_one_line(column: str) -> None:
+    value = "0123456789" * 3
+    assert value in "\n".join(printed(44, column, "Task", rows=[(value, "a" * 60)]))
+
+
 def test_a_table_that_fits_is_as_wide_as_its_values() -> None:
     assert printed(80, "Job", "Task", rows=[(1, "a")])[-1].rstrip() == " 1    a"
 

@@ -82,6 +82,9 @@ def test_jobs_of_a_time(stage: Stage, command: Command) -> None:
     assert ids(command, "--since", "1d") == [young.id, old.id]
     assert ids(command, "--since", "1d", "--older-than", "2h") == [old.id]
     assert ids(command, "--since", "0") == []
+    stage.sql("UPDATE jobs SET created_at = now() - interval '6 days' WHERE id = %s", old.id)
+    assert ids(command, "--since", "5d") == [young.id]
+    assert ids(command, "--since", "1w") == [young.id, old.id]
     for wrong in ("2 fortnights", "yesterday", "-2h", "2026-13-01", "nan", "1" * 20, "9999999999w"):
         assert "Invalid value for '--since'" in command("jobs", "--since", wrong, code=2).err
 

@@ -153,6 +153,8 @@ def test_a_misspelt_name_matches_nothing(stage: Stage, command: Command) -> None
     said = command("terminate", "--task", "stage.ilde", "--yes")
     assert said.lines == ["No job matches."]
     assert said.err.endswith("Did you mean 'stage.idle'?\n")
+    said = command("terminate", "--queue", "clery", "--yes")
+    assert said.err.startswith("Nobody knows a queue 'clery': ")
 
 
 def test_jobs_are_read_in_pages(stage: Stage, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,6 +60,15 @@ def test_a_job_is_followed_to_its_end(stage: Stage, monkeypatch: pytest.MonkeyPa
     assert len(followed.lines) == len(set(followed.lines)), "each change once"
 
 
+def test_what_a_job_waits_for_is_told(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[Said] = []
+    job = stage.job(countdown=60)
+    with watching(stage, monkeypatch) as seen, in_thread(lambda: said.append(ask(stage.app, "watch", job.id))):
+        wait_until(lambda: seen, message="the first look")
+        stage.sql("DELETE FROM jobs WHERE id = %s", job.id)
+    assert said[0].lines[0].partition(" ")[2] == "queued: waits for timer"
+
+
 def fail(job: RunningJob) -> None:
     raise ValueError("no\nmoney")
 
