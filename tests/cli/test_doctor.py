@@ -22,7 +22,8 @@ from celery_sidejob.embedded import Valkey
 from celery_sidejob.hooks.broker import announcing_client, broker_check
 from celery_sidejob.model.finding import Finding, Level
 from celery_sidejob.operations import parking
-from celery_sidejob.store import registry, served, workers
+from celery_sidejob.store import registry, served, stats, workers
+from celery_sidejob.store.estimates import Count
 from celery_sidejob.store.schema import migrate
 from tests.tools.apps import make_app
 from tests.tools.brokers import in_postgres
@@ -325,7 +326,7 @@ def test_results_that_wait(locked: Stage) -> None:
     assert levels(locked, "results") == ["warning"]
 
 
-def test_the_dead_set(locked: Stage) -> None:
+def test_the_dead_set(locked: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(job: RunningJob) -> None:
         raise ValueError("no")
 
@@ -349,6 +350,12 @@ def test_the_dead_set(locked: Stage) -> None:
     (finding,) = findings(locked)["dead set"]
     assert finding.level == Level.OK
     assert finding.found.startswith("2 entries, all revoked on purpose")
+
+    monkeypatch.setattr(stats, "dead_entries", lambda executor: (Count(2, is_estimated=True), Count(0)))
+    (finding,) = findings(locked)["dead set"]
+    assert finding.level == Level.WARNING, "the groups are those of a sample, and others may be among the rest"
+    assert finding.found.startswith("about 2 entries: 1 of ")
+    assert finding.found.endswith("; 2 revoked on purpose")
 
 
 def test_references_that_a_change_of_the_broker_has_left(locked: Stage) -> None:
