@@ -208,7 +208,7 @@ def _bury(executor: Transaction, hold: Hold, row: Any, ending: Ending, after_com
     entry = dead.bury(
         executor, job.id, task_id=row.task_id, reason=reason, traceback=ending.traceback,
         error=f"{shown.get('type', '')}: {shown.get('message', '')}",
-        retries=0 if ending.gives_up else job.retries,
+        retries=job.retries,
         wake_pending=ending.gives_up == Status.FAILED and job.status == Status.QUEUED,
         given_group=shown.get("group"), loss=None if ending.loss is None else ending.loss.json,
     )  # fmt: skip

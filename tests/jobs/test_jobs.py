@@ -1002,6 +1002,7 @@ def test_too_many_losses_in_a_row_end_in_the_dead_set(stage: Stage) -> None:
         pass
 
     job = poison.enqueue()
+    stage.sql("UPDATE jobs SET retries = 3")
     for losses in (1, 2):
         hold = stage.claim(job)
         assert hold is not None
@@ -1012,6 +1013,7 @@ def test_too_many_losses_in_a_row_end_in_the_dead_set(stage: Stage) -> None:
     assert (entry.reason, entry.error) == (
         "lost", "WorkerLostError: worker died. 2 runs in a row were lost; this is the last one."
     )  # fmt: skip
+    assert entry.retries == 3
     assert entry.loss == {"why": "worker died", "kind": "unknown"}
 
 
