@@ -75,7 +75,7 @@ def check(sidejob: Any, output: Output) -> None:
     """Check in each store that the schema exists, fits this version, and belongs to this app and broker.
 
     It also checks that the user has all rights that workers need. Ends with 0 if workers can start; 3 if the store
-    cannot be reached, so that it is worth trying again; 4 if `db upgrade` is wanted; 1 if a person must look.
+    cannot be reached, so that it is worth trying again; 4 if `db upgrade` is needed; 1 if a person must look.
     """
     schema = sidejob.settings.schema
     document = {"schema": schema, "ok": True, "error": None}
@@ -102,10 +102,12 @@ def grants(sidejob: Any, output: Output, role: str) -> None:
 @click.option("--beside", is_flag=True, help="Let workers of this broker run beside those of the recorded one.")
 @with_sidejob
 def reassign(sidejob: Any, output: Output, beside: bool) -> None:
-    """Record this app and this broker as the schema's owner, after one of them has moved; not while its workers run.
+    """Record this app and this broker as the schema's owner, after the app or the broker has moved.
 
-    What waits is published again. With --beside the recorded broker stays, and this one is served too, until the
-    command is run without it: then workers of the broker that stays may run, the others have stopped.
+    Stop the workers first. Messages that wait are published again.
+
+    With --beside the recorded broker stays, its workers may run, and workers of this broker may run beside them. When
+    you have stopped the workers of one broker, run the command without --beside, with the broker that stays.
     """
     from ..store.schema import migrate
 

@@ -67,7 +67,7 @@ def dead() -> None:
 @click.option("--wide", is_flag=True, help="Show task ids, reasons and queues too, and whole errors.")
 @answering
 def list_entries(sidejob: Any, output: Output, /, limit: int, wide: bool, **chosen: Any) -> None:
-    """List entries, oldest first; those of a group newest first.
+    """List entries, oldest first; with --group, newest first.
 
     The list fits a terminal of 80 columns. An entry without a job is a durable task: `dead show` and --wide have its
     task id.

@@ -33,12 +33,12 @@ def jobs(
 ) -> None:  # fmt: skip
     """List jobs by their ids, newest first.
 
-    A job's status is followed by the reasons for which it waits (`waiting_for`), or by the error with which it failed.
-    "Took" is how long the last run took, if that has ended and the job's history has it.
+    Beside the status the list shows why a job waits (`waiting_for`), or the error of a failed job. "Took" is how long
+    the last run took, if the run has ended and the job's history has it.
 
-    Running jobs, up to 10,000 children of a job, the jobs of a tag, the job of a key and up to 1,000 jobs made --since
-    then are found at once. To find failed jobs, or the queued jobs of one queue, the command looks at them one by one;
-    for other filters, at all jobs, until enough match: a million takes a second.
+    These jobs are found at once: running jobs, up to 10,000 children of a job, the jobs of a tag, the job of a key, and
+    up to 1,000 jobs made --since a time. Failed jobs, and queued jobs of one queue, are read one by one. With any other
+    filter the command reads all jobs until enough match: a million takes a second.
     """
     newest_first = not oldest_first and after is None
     filters = {**chosen, "status": chosen["status"] or None}

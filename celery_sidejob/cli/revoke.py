@@ -39,8 +39,8 @@ def revoke(
 ) -> None:  # fmt: skip
     """Revoke durable tasks: a waiting task does not run; a running task goes on, and does not begin again.
 
-    Name the tasks by their ids, or choose them by --task, --queue and --status. The command then first shows how many
-    there are, and asks you. Tasks that are called meanwhile may be revoked too.
+    Name the tasks by their ids, or choose them by --task, --queue and --status. If you choose them, the command first
+    shows how many there are, and asks you. Tasks that are called meanwhile may be revoked too.
 
     The store keeps the revocation, and the command tells the workers, as Celery's own revoke does. The exit code is 1
     if a named task neither waits nor runs.

@@ -75,8 +75,8 @@ def queues_command(app: Any, output: Output) -> None:
 def dead_list() -> None:
     """List messages that were given up, and retry or delete them.
 
-    They belong to ordinary tasks. Such a message came back after it had begun, as often as delivery_limit says, or its
-    text is no message. The message of a durable task is in the dead set: see `celery -A app sidejob dead`.
+    They belong to ordinary tasks. A message is given up if it came back too often after it had begun (delivery_limit),
+    or if its text is not a message. The message of a durable task is in the dead set: see `celery -A app sidejob dead`.
     """
 
 

@@ -32,7 +32,7 @@ from .output import Output, at_least, printable, status
 def tree(sidejob: Any, output: Output, job_id: str, depth: int, limit: int, svg: str | None) -> None:
     """Show a job and all jobs below it. Reading and printing a thousand jobs takes a fifth of a second.
 
-    Each level moves the lines by four columns: of a tree that is a thousand levels deep, --json and --svg are shorter.
+    Each level indents the lines by four columns. For a tree of a thousand levels, --json and --svg are shorter.
     """
     with output.progress("Reading the tree"):
         nodes = Inspection(sidejob.runtime).tree(job_named(sidejob, job_id), depth=depth, limit=limit)
