@@ -218,7 +218,7 @@ class DeadSet:
         """
         check_texts(reason=reason)
         if older_than is None and keep is None and reason is None:
-            raise InvalidValueError("purge() takes older_than=, keep= or reason=: what is to go?")
+            raise InvalidValueError("purge() needs older_than=, keep= or reason=: say which entries are to be deleted.")
         if keep is not None:
             check_number("keep", keep, of="entries")
         age_s = check_age("older_than", older_than)

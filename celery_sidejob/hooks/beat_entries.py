@@ -61,8 +61,8 @@ def _cron_of(name: str, schedule: crontab) -> str:
     texts = [_field(str(given), numbers, full) for (given, numbers), full in zip(fields, FULL, strict=True)]
     if not texts[2].startswith("*") and not texts[4].startswith("*"):
         raise InvalidValueError(
-            f"{name!r} means days of the month that are certain days of the week as well. In a cron expression either "
-            "is enough: make a schedule of one of the two, and let the task look at the other."
+            f"{name!r} means days of the month that are certain days of the week as well. In a cron expression one of "
+            "the two is enough: make a schedule with one of them, and let the task check the other."
         )
     return " ".join(texts)
 

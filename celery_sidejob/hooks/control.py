@@ -120,12 +120,12 @@ class _Once(Producer):
 
 
 NOT_KEPT = (
-    "The revocation was not kept, because the store is away; the workers that run now were told. What they do not "
-    "receive before they restart runs: revoke it again when the store is back. ({error})"
+    "The revocation was not kept, because the store is away. The workers that run now were told; a worker that starts "
+    "later does not know of it. Revoke the task again when the store is back. ({error})"
 )
-NOT_TOLD = "The revocation is kept, but the workers could not be told: what waits does not run all the same. ({error})"
+NOT_TOLD = "The revocation is kept: waiting tasks do not run, although the workers could not be told. ({error})"
 NOT_TERMINATED = (
-    "The revocation is kept, but the workers could not be told: what waits does not run, and what runs is not "
-    "terminated. Revoke it again when the broker is back. ({error})"
+    "The revocation is kept, but the workers could not be told: waiting tasks do not run, and running tasks are not "
+    "terminated. Revoke them again when the broker is back. ({error})"
 )
 NOT_KEPT_THERE = "Only the workers that run now know of the revocation: {error}"

@@ -77,9 +77,9 @@ def check_durable(task: Any) -> None:
         raise SettingsError(f"{wrong} ({task.name}).")
     if getattr(task, "locks_late", None) and lost_policy(task) != "requeue":
         raise SettingsError(
-            f"locks_late is for tasks that may be repeated, and {task.name} must not be (on_lost is 'dead'): of a run "
-            "that dies before its lock nothing is known, so it begins again. Say on_lost='requeue' if it may, or leave "
-            "locks_late out."
+            f"locks_late is for tasks that may be repeated, and {task.name} must not be (on_lost is 'dead'): a run "
+            "that dies before its lock is written leaves no trace, so the task begins again. Say on_lost='requeue' if "
+            "it may be repeated, or leave locks_late out."
         )
 
 

@@ -166,7 +166,7 @@ class CapacityPool:
     def _admission(self, weight: int, on_full: str, bounded: bool) -> Admission:
         if on_full == "drop" and self.spec.covers == "running":
             raise InvalidValueError(
-                f"Capacity pool {self.name!r} covers what runs: no call is refused, so that there is nothing to drop."
+                f"Capacity pool {self.name!r} covers running work: no call is refused, so there is nothing to drop."
             )
         if not bounded:
             return Admission(self.spec, weight, "exceed")

@@ -22,7 +22,7 @@ def edges_of(
 ) -> tuple[tuple[int, OnFailure], ...]:
     """Return what a new job is to wait for: (job id, what a failure of that one does), each job once."""
     if on_failure is not None and not depends_on:
-        raise InvalidValueError("on_failure= says what a failure of another job does: name that in depends_on=.")
+        raise InvalidValueError("on_failure= says what happens if another job fails: name that job in depends_on=.")
     if isinstance(depends_on, str) or not isinstance(depends_on, Iterable):
         raise InvalidValueError(f"depends_on= takes a list of jobs, ids or aliases, not {shown(depends_on)}.")
     how = check_on_failure("wait" if on_failure is None else on_failure)

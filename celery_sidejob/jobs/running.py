@@ -282,8 +282,8 @@ def heartbeat(strict: bool = False) -> bool:
         return False
     if strict and not in_durable_run:
         raise IllegalMoveError(
-            "heartbeat(strict=True) outside of a run: there is no lease here to be renewed. A thread is in its "
-            "body's run only with the body's context (contextvars.copy_context())."
+            "heartbeat(strict=True) outside of a run: there is no lease to renew. A thread that a body starts is part "
+            "of the run only with the body's context (contextvars.copy_context())."
         )
     return True
 

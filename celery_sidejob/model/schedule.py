@@ -170,9 +170,7 @@ def _check_spelling(where: str, options: Mapping[Any, Any]) -> None:
 def _task(where: str, given: Any) -> str:
     name = given if isinstance(given, Mapping) else getattr(given, "name", given)
     if not is_text(name) or not name:
-        raise InvalidValueError(
-            f"task of {where} is a task, the name of one, or a signature of one task, not {shown(given)}."
-        )
+        raise InvalidValueError(f"task of {where} is a task, its name, or a signature of one task, not {shown(given)}.")
     return name
 
 

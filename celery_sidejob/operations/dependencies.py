@@ -76,8 +76,8 @@ def check_waits(job: Any) -> None:
     """Raise IllegalMoveError unless a job waits for its first run."""
     if job.status != Status.QUEUED or job.unit_no is not None or job.ran_at is not None:
         raise IllegalMoveError(
-            f"Job {job.id} is {job.status}, and its first run has begun: only a job that has not begun can be made to "
-            "depend on others, or not to."
+            f"Job {job.id} is {job.status}, and its first run has begun: dependencies can be added and removed only "
+            "before that."
         )
 
 

@@ -609,7 +609,9 @@ def test_a_transaction_that_has_failed_already_says_so(shop: Shop) -> None:
     with engine.connect() as connection:
         with pytest.raises(DBAPIError):
             connection.exec_driver_sql("SELECT 1/0")
-        with pytest.raises(InvalidValueError, match="was aborted by an error before: roll it back"):
+        with pytest.raises(
+            InvalidValueError, match="was aborted by an error before: nothing more can be done in it, so roll it back"
+        ):
             shop.add.enqueue(transaction=connection)
 
 

@@ -284,7 +284,7 @@ def test_what_is_kept_holds_although_the_broker_is_away(post: Post, caplog: pyte
     sidejob = client.sidejob
     try:
         client.AsyncResult("waits").revoke()
-        assert "The revocation is kept, but the workers could not be told" in caplog.text
+        assert "The revocation is kept: waiting tasks do not run, although the workers could not be told" in caplog.text
         assert post.row("waits").doom == "revoked"
 
         with pytest.raises(OperationalError, match=r"is kept, but .* what runs is not terminated"):

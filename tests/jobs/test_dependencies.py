@@ -384,7 +384,7 @@ def test_two_who_close_a_circle_at_once_do_not_both_succeed(stage: Stage, at: Ar
         ({"depends_on": [True]}, "is a job, an id or an alias, not True"),
         ({"depends_on": [1.5]}, "is a job, an id or an alias, not 1.5"),
         ({"depends_on": [1], "on_failure": "stop"}, "on_failure is 'wait', 'fail' or 'run', not 'stop'"),
-        ({"on_failure": "fail"}, "name that in depends_on="),
+        ({"on_failure": "fail"}, "name that job in depends_on="),
     ],
 )
 def test_what_is_no_dependency_is_refused(stage: Stage, options: dict[str, Any], message: str) -> None:

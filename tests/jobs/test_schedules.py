@@ -512,7 +512,7 @@ def test_a_durable_task_is_kept_with_the_schedules_commit_or_not_at_all(shop: St
 
 def test_a_call_that_its_task_would_refuse_is_refused_when_the_schedule_is_made(shop: Stage) -> None:
     refused: list[tuple[type[Exception], str, Any, dict[str, Any]]] = [
-        (InvalidValueError, "'plain' is an ordinary task, of which nothing is kept", "plain", {}),
+        (InvalidValueError, "'plain' is an ordinary task, whose calls are not kept", "plain", {}),
         (UnknownTaskError, "No sidejob task 'stage.cal' is registered.*Did you mean 'stage.call'", "stage.cal", {}),
         (TypeError, "required positional argument|missing", "mail", {}),
         (TypeError, "too many positional arguments", shop.idle, {"args": (1,)}),
@@ -580,7 +580,7 @@ def test_a_name_or_a_task_that_is_none_is_refused(stage: Stage) -> None:
     for name, text in ((5, "A schedule's name is a text, not 5."), ("", "A schedule's name is a text, not ''.")):
         with pytest.raises(InvalidValueError, match=text):
             stage.sidejob.schedule(name, stage.idle, every=60)
-    with pytest.raises(InvalidValueError, match="task of schedule 'tick' is a task, the name of one, or a signature"):
+    with pytest.raises(InvalidValueError, match="task of schedule 'tick' is a task, its name, or a signature"):
         stage.sidejob.schedule("tick", None, every=60)
     with pytest.raises(ScheduleNotFoundError, match="There is no schedule 'tick'"):
         Schedule("tick", runtime=stage.runtime).pause()

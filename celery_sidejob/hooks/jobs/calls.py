@@ -299,7 +299,7 @@ class CeleryTasks:
             task = known
         if isinstance(task, group | chord | chain) or not isinstance(task, Signature | Task):
             raise InvalidValueError(
-                f"A capacity pool takes a task, the name of one, or a signature of one task, not {shown(task)}."
+                f"A capacity pool takes a task, its name, or a signature of one task, not {shown(task)}."
             )
         return task.apply_async(args, kwargs, **options)
 
@@ -312,7 +312,7 @@ class CeleryTasks:
             return "message"
         if known is not None:
             raise InvalidValueError(
-                f"{task!r} is an ordinary task, of which nothing is kept: decorate it with @sidejob_task, or make it "
+                f"{task!r} is an ordinary task, whose calls are not kept: decorate it with @sidejob_task, or make it "
                 "durable with durable=True or sidejob_durable_tasks."
             )
         self._registered(task)

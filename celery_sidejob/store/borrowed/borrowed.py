@@ -131,7 +131,7 @@ class Borrowed(Transaction):
 
 
 _UNFIT = {
-    "25P02": "was aborted by an error before: roll it back, there is no more to be done with it.",
+    "25P02": "was aborted by an error before: nothing more can be done in it, so roll it back.",
     "25006": "only reads, and a job or a message has to be written: give one that may write.",
 }
 """Why nothing can be written in a transaction, by Postgres' code."""
