@@ -21,7 +21,7 @@ from tests.tools.workers import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
-DURABLE, DJANGO, FLASK = (ROOT / "docs" / f"{name}.md" for name in ("durable", "django", "flask"))
+DURABLE, DJANGO, FLASK, FASTAPI = (ROOT / "docs" / f"{name}.md" for name in ("durable", "django", "flask", "fastapi"))
 BANNER = "[queues]"
 """A worker as the pages start it logs warnings only."""
 SUMS = list(accumulate(range(20_000)))
@@ -109,7 +109,11 @@ def test_the_first_lines_of_durable_tasks(bare: BareSystem) -> None:
     assert "was lost with its worker" in terminal.log()
 
 
-@pytest.mark.parametrize(("guide", "tests"), [(DJANGO, "python manage.py test"), (FLASK, "")], ids=["django", "flask"])
+@pytest.mark.parametrize(
+    ("guide", "tests"),
+    [(DJANGO, "python manage.py test"), (FLASK, ""), (FASTAPI, "")],
+    ids=["django", "flask", "fastapi"],
+)
 def test_a_guide(bare: BareSystem, guide: Path, tests: str) -> None:
     directory = f"{guide.stem}_shop"
     first = in_clone(bare, block(guide, "python3 -m venv"))

@@ -8,7 +8,7 @@ from celery import Celery
 
 from celery_sidejob import SideJob
 
-DATABASE_URL = os.environ.get("DATABASE_URL", "postgresql://localhost/fastapi_shop")
+DATABASE_URL = os.environ.get("DATABASE_URL", "postgresql:///fastapi_shop")
 
 app = Celery("fastapi_shop", include=["orders.tasks"])
 app.conf.update(
