@@ -189,7 +189,7 @@ def show_entry(output: Output, entry: DeadEntry) -> None:
         shown[name] = shown[name] or None
     if entry.loss is not None:  # as a sentence, if that is not in the error already
         shown["loss"] = None if entry.loss["why"] in entry.error else entry.loss["why"]
-    output.answer(document, facts(shown), Text(entry.traceback or ""))
+    output.answer(document, facts(shown), Text(entry.traceback) if entry.traceback else None)
 
 
 def _each(sidejob: Any, output: Output, given: Sequence[int | str], act: Callable[[int | str], Any], what: str) -> None:

@@ -40,5 +40,8 @@ def parsed(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         given = repr(text) if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]!r}…"
-        hint = f" A text has quotes: {json.dumps(text)}." if text.isidentifier() and len(text) <= MOST_SHOWN else ""
+        quoted, hint = json.dumps(text), ""
+        if text.isidentifier() and len(text) <= MOST_SHOWN:
+            # A shell removes the outer quotes: who typed "a" has given a.
+            hint = f" A text has double quotes: {quoted}. In a shell, type '{quoted}'."
         raise ValueError(f"{given} is no JSON value: {error}.{hint}") from error

@@ -37,7 +37,7 @@ _FILTERS = (
     click.option("--tag", metavar="TAG", help="Only jobs that have this tag."),
     click.option(
         "--since", metavar="TIME", type=Since(),
-        help="Only jobs made since this time (2026-11-28T10:30), or no longer ago than this (2h).",
+        help="Only jobs made since this time (2026-11-28T10:30, in local time), or no longer ago than this (2h).",
     ),
     click.option(
         "--older-than", metavar="DURATION", type=Seconds(),

@@ -56,4 +56,7 @@ class Since(click.ParamType):  # type: ignore[type-arg]  # generic in newer vers
         given = str(value)
         if _DURATION.fullmatch(given) or given.replace(".", "", 1).isdecimal():
             return Seconds().convert(value, param, context)
-        return Moment().convert(value, param, context)
+        try:
+            return Moment().convert(value, param, context)
+        except click.BadParameter as error:
+            self.fail(f"{error.message.removesuffix('.')}, and no duration such as 2h.", param, context)

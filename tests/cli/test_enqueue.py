@@ -82,7 +82,7 @@ def test_what_cannot_be_made_is_one_line(stage: Stage, command: Command) -> None
     [
         (("--args", "5"), "'5' is not a JSON list, such as '[1, \"a\"]'."),
         (("--kwargs", "[]"), "'[]' is not a JSON object, such as '{\"page\": 7}'."),
-        (("--args", "ann"), "Expecting value: line 1 column 1 (char 0). A text has quotes: \"ann\"."),
+        (("--args", "ann"), "A text has double quotes: \"ann\". In a shell, type '\"ann\"'."),
         (("--args", "[" * 100_000), "is no JSON value"),
         (("--eta", "soon"), "'soon' is no time such as 2026-11-28 or 2026-11-28T10:30."),
         (("--countdown", "2 days"), "'2 days' is no duration: write 90, 5min, 2h, 3d or 1w, at most 300 years."),

@@ -87,6 +87,8 @@ def test_jobs_of_a_time(stage: Stage, command: Command) -> None:
     assert ids(command, "--since", "1w") == [young.id, old.id]
     for wrong in ("2 fortnights", "yesterday", "-2h", "2026-13-01", "nan", "1" * 20, "9999999999w"):
         assert "Invalid value for '--since'" in command("jobs", "--since", wrong, code=2).err
+    said = "'yesterday' is no time such as 2026-11-28 or 2026-11-28T10:30, and no duration such as 2h."
+    assert said in command("jobs", "--since", "yesterday", code=2).err
 
 
 def test_many_young_jobs_are_found_as_few_are(stage: Stage) -> None:

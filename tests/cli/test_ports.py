@@ -38,8 +38,8 @@ def test_values_are_read_from_the_standard_input(stage: Stage) -> None:
     said = ask(stage.app, "write", job.id, "numbers", "-", typed="1\ntwo\n3")
     assert said.code == 2
     assert (
-        "line 2: 'two' is no JSON value: Expecting value: line 1 column 1 (char 0). A text has quotes: \"two\"."
-        in said.err
+        "line 2: 'two' is no JSON value: Expecting value: line 1 column 1 (char 0). "
+        'A text has double quotes: "two". In a shell, type \'"two"\'.' in said.err
     )
     assert len(job.input("numbers")) == 0, "all or none"
     assert ask(stage.app, "write", job.id, "numbers", "-", "--json", typed="").document["written"] == 0
