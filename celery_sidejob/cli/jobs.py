@@ -16,7 +16,9 @@ from .command import answering
 from .options import job_filters, limit_option
 from .output import Output, in_short, lasting, status
 
-COLUMNS = ("Job", "Status", "Task", "Queue", "Parent", "Created", "Last run", "Took")
+PARENT = "Parent"
+"""Left out of a list in which no job has one: a terminal is narrow."""
+COLUMNS = ("Job", "Status", "Task", "Queue", PARENT, "Created", "Last run", "Took")
 JOB_ID = click.IntRange(0, MOST)
 
 
@@ -54,8 +56,10 @@ def jobs(
     documents = (
         {**job.info, "waiting_for": waiting_for.get(job.id, []), "lasted_s": lasted.get(job.id)} for job in found
     )
-    rows = (_row(job, waiting_for.get(job.id, []), lasted.get(job.id)) for job in found)
-    output.answer_with_list(documents, COLUMNS, rows, more=more)
+    families = any(job.info["parent"] is not None for job in found)
+    columns = COLUMNS if families else [column for column in COLUMNS if column != PARENT]
+    rows = (_row(job, waiting_for.get(job.id, []), lasted.get(job.id), families=families) for job in found)
+    output.answer_with_list(documents, columns, rows, more=more)
     if not found:
         names.hint(sidejob, output, task=chosen["task"], queue=chosen["queue"])
 
@@ -65,12 +69,13 @@ def parent_of(info: dict[str, Any]) -> str:
     return "" if info["parent"] is None else f"{info['parent']} / {info['child_name']}"
 
 
-def _row(job: Job, waiting_for: list[str], lasted_s: float | None) -> tuple[Any, ...]:
+def _row(job: Job, waiting_for: list[str], lasted_s: float | None, *, families: bool) -> tuple[Any, ...]:
     info = job.info
     why = ", ".join(waiting_for) or (_error(info["error"]) if job.status == Status.FAILED else "")
     shown = Text.assemble(status(job.status), f": {why}" if why else "")
     took = None if lasted_s is None else lasting(lasted_s)
-    return job.id, shown, job.task, job.queue, parent_of(info), job.created_at, job.ran_at, took
+    parent = (parent_of(info),) if families else ()
+    return job.id, shown, job.task, job.queue, *parent, job.created_at, job.ran_at, took
 
 
 def _error(error: dict[str, Any] | None) -> str:

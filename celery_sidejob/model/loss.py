@@ -13,7 +13,7 @@ from .checks import shown
 
 MOST_OF_CAUSE = 200
 """Characters of an error's text that a loss keeps."""
-OUT_OF_MEMORY = {True: ", out of memory", False: ", not for want of memory", None: ""}
+OUT_OF_MEMORY = {True: ", out of memory", False: ", not because memory ran out", None: ""}
 
 
 class LossKind(StrEnum):

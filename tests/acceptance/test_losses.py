@@ -24,7 +24,7 @@ FACTS = {
 }
 WHY = {
     "exit": "process exited with code 3 in the middle of the run",
-    "kill": "process killed by SIGKILL, not for want of memory",
+    "kill": "process killed by SIGKILL, not because memory ran out",
     "crash": "process killed by SIGSEGV",
     "memory": "process killed by SIGKILL, out of memory",
 }

@@ -60,6 +60,10 @@ def test_jobs_lists_jobs_newest_first(stage: Stage, command: Command) -> None:
     assert second.startswith(f"{child.id} queued stage.idle celery {parent.id} / part 20")
     assert [line.split()[0] for line in command("jobs", "--unique", "k").lines] == ["Job", str(child.id)]
 
+    header, only = command("jobs", "--queue", "maths").lines
+    assert header == "Job Status Task Queue Created Last run Took", "no job of the list has a parent"
+    assert only.startswith(f"{parent.id} completed stage.idle maths 20")
+
 
 def test_jobs_as_json_are_everything_about_their_rows(stage: Stage, command: Command) -> None:
     job = stage.job(state={"a": 1}, created_by="me")

@@ -69,7 +69,7 @@ def test_a_loss_is_a_sentence_and_survives_its_json(kind: LossKind) -> None:
     ("killed", "told"),
     [
         (True, "process killed by SIGKILL, out of memory"),
-        (False, "process killed by SIGKILL, not for want of memory"),
+        (False, "process killed by SIGKILL, not because memory ran out"),
         (None, "process killed by SIGKILL"),
     ],
 )
