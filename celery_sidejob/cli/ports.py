@@ -14,7 +14,7 @@ from ..jobs.job import Job
 from ..jobs.port import Port
 from ..model.checks import MOST
 from ..model.plural import counted
-from .command import answering, job_named, load_modules
+from .command import Failed, answering, job_named, load_modules
 from .json_values import parsed
 from .options import job_argument
 from .output import Output, moment, printable, shortened
@@ -70,7 +70,13 @@ def peek(sidejob: Any, output: Output, job_id: str, name: str, is_output: bool, 
 
 
 def _port(job: Job, name: str, is_output: bool) -> Port:
+    if not is_output and name not in _names(job.inports) and name in _names(job.outports):
+        raise Failed(f"Job {job.id} has no input port {name!r}, but an output port of this name: add --output.")
     return job.output(name) if is_output else job.input(name)
+
+
+def _names(ports: Iterable[Port]) -> set[str]:
+    return {port.name for port in ports}
 
 
 def _about(port: Port) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import sys
 import click
 import pytest
 
+from celery_sidejob import RunningJob
 from celery_sidejob.cli.ports import _standard_input, _values
 from tests.tools.commands import Command, ask
 from tests.tools.in_process import Stage
@@ -115,3 +116,16 @@ def test_a_long_text_that_is_no_value_is_shortened(stage: Stage) -> None:
     assert said.code == 2
     assert f"line 1: '{'1' * 100}'… is no JSON value" in said.err
     assert len(said.err) < 500
+
+
+@pytest.mark.parametrize("verb", [("peek",), ("write", "1")])
+def test_an_output_port_is_suggested(stage: Stage, command: Command, verb: tuple[str, ...]) -> None:
+    @stage.task(name="fixed", inports=["both"], outports=["sums", "both"])
+    def fixed(job: RunningJob) -> None:
+        pass
+
+    job = fixed.enqueue()
+    said = command(verb[0], job.id, "sums", *verb[1:], code=1)
+    assert f"Job {job.id} has no input port 'sums', but an output port of this name: add --output." in said.err
+    command(verb[0], job.id, "both", *verb[1:])
+    assert len(job.output("sums")) == 0
