@@ -10,6 +10,7 @@ pytest_plugins = [
     "tests.tools.brokers",
     "tests.tools.crash_points",
     "tests.tools.few",
+    "tests.tools.first",
     "tests.tools.in_process",
     "tests.tools.matrix",
     "tests.tools.recorder",

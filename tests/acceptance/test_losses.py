@@ -67,6 +67,7 @@ def check_process(scene: Scene, worker: WorkerProcess, entry: DeadEntry, how: st
 
 
 @PROCESSES
+@pytest.mark.few(3)
 @KINDS
 @pytest.mark.parametrize("how", ["exit", "kill", "crash"])
 def test_the_end_of_a_process_is_told(scene: Scene, kind: str, how: str) -> None:
@@ -76,6 +77,7 @@ def test_the_end_of_a_process_is_told(scene: Scene, kind: str, how: str) -> None
 
 
 @PROCESSES
+@pytest.mark.few(1)
 @KINDS
 def test_a_kill_for_want_of_memory_is_told(scene: Scene, kind: str) -> None:
     with memory_group(limit_mb=300) as group:
@@ -87,6 +89,7 @@ def test_a_kill_for_want_of_memory_is_told(scene: Scene, kind: str) -> None:
         worker.kill_group()
 
 
+@pytest.mark.few(2)
 @KINDS
 @pytest.mark.parametrize("how", ["killed", "frozen"])
 def test_the_death_of_a_worker_is_told_by_another(scene: Scene, kind: str, how: str) -> None:

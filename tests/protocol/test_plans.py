@@ -63,6 +63,8 @@ from celery_sidejob.store.statement import Statement
 from tests.tools.databases import SCHEMA, Databases
 from tests.tools.waiting import wait_until
 
+pytestmark = pytest.mark.first  # filling its stores takes a while
+
 MODULES = (
     aliases, arming, askings, asks, batches, burials, checks, claims, continuations, counters, dead, dependencies,
     depths, doorbells, holds, job_lists, jobs, kept, latecomers, packets, ports, progress, publishing, revocation, room,
