@@ -80,7 +80,7 @@ def test_rpc(using: With) -> None:
     assert chained.get(timeout=TIMEOUT_S) == 3
     with pytest.raises(ValueError, match="for good"):
         failed.get(timeout=TIMEOUT_S)
-    with pytest.raises(Exception, match="worker of this run died"):
+    with pytest.raises(Exception, match="The run was lost, and its task must not be repeated"):
         lost.get(timeout=TIMEOUT_S)
     site.wait_quiet()
     wait_until(lambda: len(site.dead()) == 2, timeout=TIMEOUT_S)

@@ -248,9 +248,9 @@ def test_who_waits_is_told_that_a_run_was_lost(site: Site) -> None:
         os.kill(site.holding(result)["pid"], signal.SIGKILL)
 
     assert (site.entry(alone).reason, site.entry(part).reason) == ("lost", "lost")
-    with pytest.raises(Exception, match="worker of this run died"):
+    with pytest.raises(Exception, match="The run was lost, and its task must not be repeated"):
         alone.get(timeout=TIMEOUT_S)
-    with pytest.raises(Exception, match="worker of this run died"):
+    with pytest.raises(Exception, match="The run was lost, and its task must not be repeated"):
         whole.get(timeout=TIMEOUT_S)
     site.record.wait_for("errback", of=alone.id, timeout=TIMEOUT_S)
     site.record.wait_for("errback", of=whole.id, timeout=TIMEOUT_S)

@@ -48,8 +48,11 @@ def test_a_job_is_found_and_followed_through_the_deaths_of_its_processes(scene: 
 
     made, *entries = job.history
     assert (made.what, made.run_no, made.worker, made.detail) == ("made", None, None, {"by": "me"})
+    lost = entries[2].detail
+    assert lost is not None
+    assert (lost["signal"], lost["process"], lost["worker"]) == ("SIGKILL", pid, here.name)
     assert [(entry.what, entry.run_no, entry.detail) for entry in entries] == [
-        ("claimed", 1, None), ("packed", 1, {"run": 1}), ("lost", 1, None),
+        ("claimed", 1, None), ("packed", 1, {"run": 1}), ("lost", 1, lost),
         ("claimed", 2, None), ("packed", 2, {"run": 2}), ("retried", 2, None),
         ("claimed", 3, None), ("packed", 3, {"run": 3}), ("completed", 3, None),
     ]  # fmt: skip
@@ -66,8 +69,10 @@ def test_a_job_is_found_and_followed_through_the_deaths_of_its_processes(scene: 
     assert sidejob.workers()[0].running == [held]
     worker.kill_group()
     wait_until(lambda: sidejob.poll() and not sidejob.workers(), timeout=30, message="the worker to be declared dead")
-    lost = held.history[-1]
-    assert (lost.what, lost.run_no, lost.worker) == ("lost", 1, here.name)
+    last = held.history[-1]
+    assert (last.what, last.run_no, last.worker) == ("lost", 1, here.name)
+    assert last.detail is not None
+    assert last.detail["kind"] == "disconnected"
 
 
 def test_failures_of_a_group_are_retried_in_their_order(scene: Scene) -> None:

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from celery import Celery
 
-from celery_sidejob.model.loss import Loss
+from celery_sidejob.model.loss import Loss, LossKind
 from celery_sidejob.operations import durable_locks, publishing
 from celery_sidejob.operations.durable_runs import Run
 from celery_sidejob.store import workers
@@ -53,7 +53,8 @@ def row(app: Celery) -> tuple[Any, ...]:
 def test_what_was_given_back_meanwhile_is_not_hidden_by_it(app: Celery, loss: bool) -> None:
     """Neither what was lost nor what a worker that stops has given back."""
     run = begun(app)
-    assert durable_locks.give_back(run.runtime, ["one"], worker_id=run.worker_id, loss=Loss() if loss else None) == 1
+    given = Loss(LossKind.UNKNOWN if loss else LossKind.STOPPED)
+    assert durable_locks.give_back(run.runtime, ["one"], worker_id=run.worker_id, loss=given) == 1
 
     run.runtime.connections.write_behind_now()
 
