@@ -24,10 +24,12 @@ def _told() -> Any:
         found.conf[key] = value
     names = json.loads(os.environ.get(DJANGO, "{}"))
     if names:
-        from django.db import connections  # the test has it; the app may not have imported it yet
+        from django.conf import settings  # the test has it; the app may not have imported it yet
+        from django.db import connections
 
-        for alias, name in names.items():
-            connections[alias].settings_dict["NAME"] = name
+        if settings.configured or "DJANGO_SETTINGS_MODULE" in os.environ:  # otherwise the app does without Django
+            for alias, name in names.items():
+                connections[alias].settings_dict["NAME"] = name
     return found
 
 

@@ -204,9 +204,11 @@ def storm(scene: Scene, kills: int, number_of_runs: int) -> None:
             killed_at.update({pid: time.time() for pid in pids if pid not in killed_at and not _lives(pid)})
             workers.append(scene.worker(concurrency=4, **QUICK))
         elif _lives(last):
+            # Its run is over now. Its death may be seen only after the next run has begun in its place: the worker
+            # rescues the run first, and then has its pool read the exit code.
+            killed_at[last] = time.time()
             os.kill(last, signal.SIGKILL)
             wait_until(lambda last=last: not _lives(last), timeout=10, message="the process to die")
-            killed_at[last] = time.time()
     wait_until(lambda: len(ended(scene)) == number_of_runs, timeout=120, message="all runs")
     assert most_at_once(scene, killed_at) == 3
     scene.settle(60)

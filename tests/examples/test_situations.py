@@ -147,6 +147,7 @@ def test_an_order_that_waits_for_weeks(shop: Situations) -> None:
         wait_until(lambda: not sidejob.stats()["queues"]["celery"]["depth"], timeout=60, message="the reminders")
 
 
+@pytest.mark.slow
 def test_a_pipeline_of_stages(shop: Situations) -> None:
     texts = [f"{'word ' * n}\n" for n in range(1, 41)]
     for number, text in enumerate(texts):
@@ -164,6 +165,7 @@ def test_a_pipeline_of_stages(shop: Situations) -> None:
         assert add.get("words") == sum(range(1, 41))
 
 
+@pytest.mark.slow
 def test_a_nightly_schedule(shop: Situations) -> None:
     shop.worker("first").kill_group()
     shop.worker("second")

@@ -198,10 +198,8 @@ class Stage:
         if without:
             kept = ", ".join(f"t.{name}" for name in self._columns_of_messages if name not in without)
             rows["messages"] = f"ROW({kept})"
-        return {
-            name: [found for (found,) in self.sql(f'SELECT {row}::text FROM "{name}" t ORDER BY 1')]
-            for name, row in rows.items()
-        }
+        read = ", ".join(f'ARRAY(SELECT {row}::text FROM "{name}" t ORDER BY 1)' for name, row in rows.items())
+        return dict(zip(rows, self.sql(f"SELECT {read}")[0], strict=True))
 
     @cached_property
     def _columns_of_messages(self) -> list[str]:

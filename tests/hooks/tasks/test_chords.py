@@ -143,7 +143,7 @@ class Pair:
 def pair(
     database_url: str, databases: Databases, database_template: str, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Pair]:
-    monkeypatch.setattr(stores, "WAIT_S", 0.5)
+    monkeypatch.setattr(stores, "WAIT_S", 2.0)  # less is too little for a store that is there, on a busy machine
     with databases.fresh(template=database_template) as name, TcpProxy.to(database_url) as proxy:
         second = databases.url_of(name)
         with psycopg.connect(second, autocommit=True) as connection:
