@@ -18,12 +18,12 @@ def follow(job: RunningJob, order: int) -> str:
     if job.get("paid") or job.input("payments").read() is not NO_DATA:
         job.set(paid=True)
         return f"order {order} is paid"
-    reminded = job.get("reminded", 0)
+    reminded = job.get("reminded")  # None: no run has committed yet; the first one may have been killed
     if reminded == REMINDERS:
         raise JobFailed("not paid", f"order {order} was not paid in {REMINDERS + 1} weeks")
-    if job.run_no > 1:
+    if reminded is not None:
         remind.delay(order)  # a durable task, which belongs to the same commit
-        job.set(reminded=reminded + 1)
+    job.set(reminded=0 if reminded is None else reminded + 1)
     job.run(countdown=WEEK_S)  # a timer, kept in Postgres
     job.suspend()  # until the timer or a payment, whichever comes first; no worker is busy meanwhile
 

@@ -19,6 +19,7 @@ def shop(tmp_path: Path, processes: Processes, empty_database_url: str, redis_ur
     return FastApiShop("fastapi_shop", tmp_path, processes, empty_database_url, redis_url)
 
 
+@pytest.mark.slow
 def test_each_order_is_handled_once_whatever_dies(shop: FastApiShop) -> None:
     shop.run("create_tables")
     assert "it is new" in shop.celery("sidejob", "db", "upgrade")

@@ -127,7 +127,7 @@ def test_an_order_that_waits_for_weeks(shop: Situations) -> None:
 
         def reminded(job: Job, times: int) -> None:
             wait_until(
-                lambda: job.refresh().status == "queued" and job.get("reminded", 0) == times and job.timers,
+                lambda: job.refresh().status == "queued" and job.get("reminded") == times and job.timers,
                 timeout=60, message=f"{times} reminders",
             )  # fmt: skip
 
