@@ -42,6 +42,15 @@ class Hostages:
         self.busy = site.start_worker()
         site.record.wait_for("holding", job=self._long.id)
 
+    def wait_for_all_given_back(self) -> None:
+        """Wait until the worker holds no message any more: they may come back in several parts."""
+
+        def none_held() -> bool:
+            held = self._site.sidejob.app.control.inspect(timeout=1.0).reserved()
+            return bool(held) and not any(held.values())
+
+        wait_until(none_held, timeout=SOON_S, message="all that was fetched to be given back")
+
     def run_elsewhere(self) -> None:
         """Start another worker, which runs them beside the long run."""
         self._site.start_worker()
@@ -60,6 +69,7 @@ def test_what_was_fetched_behind_a_long_run_goes_to_an_idle_worker(
     hostages = Hostages(site)
     if worker_pool != "solo":  # which reads nothing while it is in a body
         hostages.busy.wait_for_log("Gave back")
+        hostages.wait_for_all_given_back()
 
     hostages.run_elsewhere()
 
