@@ -135,3 +135,13 @@ def test_a_turn_reads_the_ports_and_the_parent_in_one_statement(stage: Stage, st
     assert turns[1:] == [5, 4], (
         "the ports with the parent, the lock, the fence with the packet read, the one written, the wake"
     )
+
+
+def test_a_call_does_not_read_what_it_has_just_made(stage: Stage, statements: list[str]) -> None:
+    @stage.task(name="called")
+    def called(job: RunningJob, number: int) -> None: ...
+
+    statements.clear()
+    result = called.delay(5)
+    assert [text.split()[0] for text in statements if "SELECT" in text.split()[:1]] == []
+    assert result.id == result.job.task_id
