@@ -320,8 +320,8 @@ DECLARE first_in text; weight smallint; taken smallint; BEGIN LOOP
   ; END LOOP; END $$;
 CREATE FUNCTION {s}.enter_pool() RETURNS trigger LANGUAGE plpgsql
   SET search_path = pg_catalog, pg_temp AS $$ BEGIN
-  PERFORM FROM {s}.capacity_shards c WHERE c.pool = NEW.pool ORDER BY c.shard FOR UPDATE
-  ; IF FOUND THEN PERFORM {s}.fill_pool(NEW.pool)
+  PERFORM FROM {s}.capacity_shards c WHERE c.pool IN (NEW.pool, OLD.pool) ORDER BY c.pool, c.shard FOR UPDATE
+  ; IF EXISTS (SELECT FROM {s}.capacity_shards c WHERE c.pool = NEW.pool) THEN PERFORM {s}.fill_pool(NEW.pool)
   ; ELSE UPDATE {s}.messages m SET due_at = m.due_at - interval '5000 years', next_check_at = now()
     WHERE m.task_id = NEW.task_id AND m.pool_shard IS NULL AND m.due_at >= '5000-01-01 00:00:00+00'::timestamptz
   ; END IF; RETURN NULL; END $$;
@@ -336,7 +336,7 @@ CREATE FUNCTION {s}.pause_in_pool() RETURNS trigger LANGUAGE plpgsql
   ; NEW.next_check_at = '9000-01-01 00:00:00+00'::timestamptz; NEW.published_at = NULL
   ; END IF; RETURN NEW; END $$;
 CREATE TRIGGER messages_pause_in_pool BEFORE UPDATE ON {s}.messages FOR EACH ROW
-  WHEN (NEW.pool_runs AND OLD.locked_by IS NOT NULL AND NEW.locked_by IS NULL AND OLD.pool_shard IS NOT NULL)
+  WHEN (NEW.pool_runs AND OLD.locked_by IS NOT NULL AND NEW.locked_by IS NULL AND NEW.pool_shard IS NOT NULL)
   EXECUTE FUNCTION {s}.pause_in_pool();
 CREATE CONSTRAINT TRIGGER messages_enter_pool AFTER INSERT OR UPDATE OF due_at ON {s}.messages
   DEFERRABLE INITIALLY DEFERRED FOR EACH ROW

@@ -33,6 +33,12 @@ def admission_to(app: Celery, queue: str, *, follows: bool) -> Admission | None:
     return replace(admission, mode="wait") if follows else admission
 
 
+def waiting_in(app: Celery, task: str, queue: str) -> Admission | None:
+    """Return how a work of a task that nobody calls waits for slots in a queue; None without a pool."""
+    own = admission_of(app.tasks.get(task), {})
+    return admission_to(app, queue, follows=True) if own is None else replace(own, mode="wait")
+
+
 def is_follower(options: Mapping[str, Any]) -> bool:
     """Tell by its options whether Celery makes a call for another: it is never refused."""
     return any(options.get(name) for name in OF_FOLLOWERS)

@@ -79,8 +79,7 @@ def draft(  # noqa: PLR0913 - the options of a new job
     edges = edges_of(runtime, depends_on, on_failure, executor)
     admission, columns = call.admission, dict(call.columns)
     if admission is not None:
-        runs = admission.pool.covers == "running"
-        columns |= {"pool": admission.pool.name, "pool_weight": admission.weight, "pool_runs": runs}
+        columns |= admission.columns
         if wait_s is not None or due_at is not None or edges:
             admission = replace(admission, mode="wait")
     return NewJob(

@@ -8,9 +8,11 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from ..model import values
+from ..model.capacity import Admission
 from ..model.changes import Move, Stage
 from ..model.checks import check_texts, is_number, shown
 from ..model.errors import InvalidValueError
+from ..operations import capacity
 from ..operations.runtime import Runtime
 from .creation import port_rows, when
 
@@ -28,7 +30,7 @@ def stage_of(  # noqa: PLR0913 - what a stage may change
     if queue is not None:
         check_texts(queue=queue)
     if task is None and args is None and kwargs is None:
-        return Stage(queue=queue, priority=priority)
+        return Stage(queue=queue, priority=priority, pool=_pool_of(runtime, row, row.task, queue or row.queue))
     limit = runtime.settings.max_value_bytes
     call = runtime.tasks.call(
         row.task if task is None else task,
@@ -37,15 +39,26 @@ def stage_of(  # noqa: PLR0913 - what a stage may change
         queue=queue, priority=priority, options={},
     )  # fmt: skip
     is_other = task is not None
+    there = call.queue if is_other else queue
     return Stage(
         task=call.task if is_other else None,
-        queue=call.queue if is_other else queue,
+        queue=there,
         priority=priority,
         args=values.encode(list(call.args), limit=limit, what="args"),
         kwargs=values.encode(dict(call.kwargs), limit=limit, what="kwargs"),
         columns=call.columns if is_other else {},
         ports=port_rows((call.inports, call.outports), None, None) if is_other else (),
+        pool=_pool_of(runtime, row, call.task, there or row.queue),
     )
+
+
+def _pool_of(runtime: Runtime, row: Any, task: str, queue: str) -> Mapping[str, Any] | None:
+    """Return the columns of the pool into which a stage takes a job; None if it stays where it is."""
+    given, then = (runtime.tasks.admission(*of) for of in ((row.task, row.queue), (task, queue)))
+    if Admission.stays(row.pool, given, then):
+        return None
+    capacity.prepare(runtime, [then])
+    return {} if then is None else then.columns
 
 
 def moved_to(stage: Stage) -> str | None:

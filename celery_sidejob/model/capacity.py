@@ -99,6 +99,23 @@ class Admission:
         """Whether a full pool refuses it."""
         return self.mode == "refuse"
 
+    @property
+    def columns(self) -> dict[str, Any]:
+        """The columns of a job that has its slots in this way."""
+        runs = self.pool.covers == "running"
+        return {"pool": self.pool.name, "pool_weight": self.weight, "pool_runs": runs}
+
+    @classmethod
+    def stays(cls, pool: str | None, given: Admission | None, then: Admission | None) -> bool:
+        """Tell whether a work stays in its `pool` when it goes on as something else.
+
+        `given` and `then`: how the former and the latter get slots if no call names a pool. A work stays in a pool that
+        its call has named, whatever it goes on as.
+        """
+        if pool == (then and then.pool.name):
+            return True
+        return pool is not None and pool != (given and given.pool.name)
+
     def check(self) -> Admission:
         """Return the admission, or raise InvalidValueError for a weight that no work can have."""
         if not is_number(self.weight, least=1, most=MOST_WEIGHT):

@@ -238,7 +238,8 @@ class Undepend:
 class Stage:
     """What a job does from its next run on; None leaves something as it is. Arguments are JSON text.
 
-    `columns` are those that follow from the options of another task, `ports` are that task's own.
+    `columns` are those that follow from the options of another task, `ports` are that task's own. `pool` has the
+    columns of the capacity pool into which the stage takes the job; None if the job stays where it is.
     """
 
     task: str | None = None
@@ -248,6 +249,7 @@ class Stage:
     kwargs: str | None = None
     columns: Mapping[str, Any] = field(default_factory=dict)
     ports: tuple[PortRow, ...] = ()
+    pool: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 from .broker_view import Look
 from .buried import Buried, Cursor
 from .call import Call
+from .capacity import Admission
 from .durable import Key, Message
 from .encoded import Encoded
 from .events import Event
@@ -211,6 +212,10 @@ class Tasks(Protocol):
         options: Mapping[str, Any],
     ) -> Call:
         """Resolve a task, a name or a signature, and check the arguments against the task's own parameters."""
+        ...
+
+    def admission(self, task: str, queue: str) -> Admission | None:
+        """Return how a job of a task waits for slots in a queue, if its call names no pool; None without a pool."""
         ...
 
     def ports(self, task: str) -> tuple[Mapping[str, PortOptions], Mapping[str, PortOptions]]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 from ..model.crash_points import reach
-from ..model.durable import NOWHERE, Address, Content, Death, Key
+from ..model.durable import NOWHERE, Address, Content, Death, Key, Message
 from ..model.errors import IllegalMoveError
 from ..model.events import TaskBuried
 from ..model.messages import CONTINUATION, Continuation
@@ -18,6 +18,7 @@ from ..store import duplicates
 from ..store.errors import OutcomeUnknown, repeat
 from ..store.outbox import burials, continuations, tasks
 from ..store.statement import Transaction
+from . import capacity
 from .after_commit import tell
 from .contents import as_kept
 from .endings import storable
@@ -121,12 +122,13 @@ def revive(runtime: Runtime, entry_ids: Sequence[int]) -> int:
     """Take entries out of the dead set and publish their messages again, in new generations; returns their number."""
     wait_s = runtime.settings.lost_after
     revive_tasks = partial(burials.revive, entry_ids=entry_ids, check_interval_s=wait_s)
-    messages = runtime.connections.transact("durable-revive", revive_tasks, single=True)
-    publish_and_mark(runtime, messages)
-    if len(messages) == len(entry_ids):
-        return len(messages)
+    rows = runtime.connections.transact("durable-revive", revive_tasks, single=True)
+    publish_and_mark(runtime, [Message.of_row(row) for row in rows if row.pool is None])
+    capacity.ring(runtime, [row.pool for row in rows])
+    if len(rows) == len(entry_ids):
+        return len(rows)
     revive_others = partial(continuations.revive, entry_ids=entry_ids, prefix=CONTINUATION, check_interval_s=wait_s)
-    return len(messages) + runtime.connections.transact("continuation-revive", revive_others, single=True)
+    return len(rows) + runtime.connections.transact("continuation-revive", revive_others, single=True)
 
 
 def not_revived(entry_id: int | str, task_id: str | None) -> IllegalMoveError:

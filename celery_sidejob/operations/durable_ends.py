@@ -17,7 +17,7 @@ from ..store.outbox import holds, latecomers, tasks
 from ..store.outbox.tasks import Kept
 from ..store.statement import Transaction
 from ..store.write_behind import WriteBehind
-from . import deferred_locks
+from . import capacity, deferred_locks
 from .after_commit import tell
 from .durable_locks import has_lock, have_lock
 from .durable_runs import Run, lease_lost
@@ -35,8 +35,10 @@ LATE_END_S = 0.5
 """Seconds after which an end that was given up is tried again."""
 
 
-def go_on(runtime: Runtime, run: Run, message: Message) -> None:
+def go_on(runtime: Runtime, run: Run, message: Message, *, enters_pool: bool = False) -> None:
     """Turn the row of a run into the row of its next message, and publish that message when it is due.
+
+    With `enters_pool` the message leaves the pool of the run, if it has one, and waits for slots of its own.
 
     Tries for a lease if the store is unavailable, because Celery takes a retry that cannot be sent for a failure.
     Raises LeaseLostError if the row was taken from this run.
@@ -46,7 +48,7 @@ def go_on(runtime: Runtime, run: Run, message: Message) -> None:
     began = time.monotonic()
 
     def work(executor: Transaction) -> Kept | None:
-        end = tasks.move(message, run.key, waits_of(runtime), worker_id=run.worker_id)
+        end = tasks.move(message, run.key, waits_of(runtime), worker_id=run.worker_id, enters_pool=enters_pool)
         found = end_task_runs(executor, end)
         return Kept(found[0].waits, found[0].generation) if found else None
 
@@ -68,6 +70,8 @@ def go_on(runtime: Runtime, run: Run, message: Message) -> None:
     run.moved = True
     if not kept.waits:
         publish_kept(runtime, [replace(message, generation=kept.generation)], since=began)
+    if enters_pool and message.admission is not None:
+        capacity.ring(runtime, [message.admission.pool.name])
 
 
 def counts(runtime: Runtime, run: Run, *, ended_well: bool) -> bool:

@@ -80,7 +80,7 @@ def has_lock(runtime: Runtime, run: Run) -> bool:
 def adopt(runtime: Runtime, run: Run, message: Message, *, pid: int, on_lost: str, max_losses: int) -> bool:
     """Keep a message that came without a row, locked for its run; False if it has a row, or another delivery made one.
 
-    Raises `AtGateError` as `begin` does.
+    Raises `AtGateError` as `begin` does, and also if its row now waits for a slot of its pool.
 
     Its publisher had no extension, or no store that answered; in that case a store may have its row after all.
     """
@@ -100,9 +100,11 @@ def adopt(runtime: Runtime, run: Run, message: Message, *, pid: int, on_lost: st
         return runtime.connections.transact("durable-begin", work, single=not noted, within_s=patience_s(runtime))
 
     adopted = repeat(once)
-    begun = adopted is not None and (
-        adopted.begun or _begin_by_permit(runtime, run, pid=pid, on_lost=on_lost, max_losses=max_losses)
-    )
+    begun = adopted is not None and adopted.begun
+    if adopted is not None and not begun:
+        begun = begin(runtime, run, pid=pid, on_lost=on_lost, max_losses=max_losses, is_here=False)
+        if not begun and message.admission is not None:
+            raise AtGateError(f"task {run.key[0]} waits for a slot of capacity pool {message.admission.pool.name}")
     run.queue = message.queue
     return begun and _counts(runtime, run, address)
 

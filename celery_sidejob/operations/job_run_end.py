@@ -190,12 +190,12 @@ def _arm_next_run(
         executor, hold.job_id, task_id=task_id, wait_s=wait_s, moved=ending.moved,
         check_interval_s=runtime.settings.lost_after,
     )  # fmt: skip
-    if armed.for_run is not None:
+    if stage is not None or armed.for_run is not None:
         after_commit.ring(hold.row if stage is None else hold.row._replace(**stage._asdict()), armed)
 
 
 def _begin_stage(executor: Transaction, hold: Hold, ending: Ending, after_commit: AfterCommit) -> Any:
-    """Give the job the stage that its run has asked for; returns its task, queue and priority."""
+    """Give the job the stage that its run has asked for; returns what has changed in its row."""
     assert ending.then is not None
     add_ports(executor, hold.job_id, ending.then.ports, after_commit)
     return moving.change(executor, hold.job_id, ending.then)

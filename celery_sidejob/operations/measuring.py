@@ -50,9 +50,9 @@ def task_begun(run: Run) -> None:
 
 
 def row_found(run: Run, row: Any) -> None:
-    """Count how long a run has waited that began without a lock, once its row tells it: (queue, waited_s)."""
+    """Count how long a run has waited that began without a lock, once its row tells it: (pool, queue, waited_s)."""
     if run.queue is None:
-        run.queue, run.waited_s = row.queue, row.waited_s
+        run.pool, run.queue, run.waited_s = row.pool, row.queue, row.waited_s
         task_begun(run)
 
 

@@ -30,8 +30,8 @@ def check_may_move(job_id: int, status: str, *, in_run: bool, has_time: bool) ->
 
 def apply(runtime: Runtime, executor: Transaction, change: Move, lock_set: LockSet, after_commit: AfterCommit) -> bool:
     """Move a locked or new job; returns whether it is to be asked to run now."""
-    job_id, status = change.job_id, lock_set.statuses[change.job_id]
-    in_run = job_id not in lock_set.new and lock_set.rows[job_id].unit_no is not None
+    job_id, status, before = change.job_id, lock_set.statuses[change.job_id], lock_set.job(change.job_id)
+    in_run = job_id not in lock_set.new and before.unit_no is not None
     check_may_move(job_id, status, in_run=in_run, has_time=change.has_time)
     if change.has_time:
         moving.forget_times(executor, job_id, later=change.is_later)
@@ -42,6 +42,8 @@ def apply(runtime: Runtime, executor: Transaction, change: Move, lock_set: LockS
     add_ports(executor, job_id, change.stage.ports, after_commit)
     after_commit.silence(job_id)
     after_commit.ring(moved, moved)
+    if before.pool not in (None, moved.pool):
+        after_commit.pools.add(before.pool)  # it has left a slot there
     if change.is_later:
         after = asks.set_timer(executor, job_id, due_at=change.due_at, wait_s=change.wait_s, force=False)
         after_commit.moved(moved, status, after)

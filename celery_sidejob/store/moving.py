@@ -10,19 +10,24 @@ from .statement import Statement, Transaction, first
 
 _OF_TASK = ("max_losses", "retention_s", "retention_keep", "rate_interval_s", "rate_burst", "rate_terminates")
 """The columns that follow from a task's own options."""
+_OF_POOL = {"pool": "text", "pool_weight": "smallint", "pool_runs": "boolean"}
+"""The columns of a job that say of which pool it gets slots, with their types."""
 _CHANGES = f"""task = coalesce(%(task)s, j.task), queue = coalesce(%(queue)s, j.queue),
     priority = coalesce(%(priority)s::smallint, j.priority),
     args = coalesce(%(args)s::json, j.args), kwargs = coalesce(%(kwargs)s::json, j.kwargs),
     started = j.started AND %(task)s IS NULL,
     rate_opens_at = CASE WHEN %(task)s IS NULL THEN j.rate_opens_at END,
-    {", ".join(f"{name} = CASE WHEN %(task)s IS NULL THEN j.{name} ELSE %({name})s END" for name in _OF_TASK)}"""
+    {", ".join(f"{name} = CASE WHEN %(task)s IS NULL THEN j.{name} ELSE %({name})s END" for name in _OF_TASK)},
+    {", ".join(f"{n} = CASE WHEN %(enters)s THEN %({n})s::{of} ELSE j.{n} END" for n, of in _OF_POOL.items())}"""
 """What a stage changes in its job `j`, as SQL. A job of another task begins with that one's startup."""
 
-_CHANGE = Statement(f"UPDATE {{jobs}} j SET {_CHANGES} WHERE j.id = %(id)s RETURNING j.task, j.queue, j.priority")
+_CHANGE = Statement(
+    f"UPDATE {{jobs}} j SET {_CHANGES} WHERE j.id = %(id)s RETURNING j.task, j.queue, j.priority, j.pool"
+)
 
 
 def change(executor: Transaction, job_id: int, stage: Stage) -> Any:
-    """Give a locked job, whose run has just ended, its next stage; returns its (task, queue, priority)."""
+    """Give a locked job, whose run has just ended, its next stage; returns its (task, queue, priority, pool)."""
     return executor.run(_CHANGE, id=job_id, **_given(stage))[0]
 
 
@@ -77,4 +82,5 @@ def _given(stage: Stage) -> dict[str, Any]:
     return {
         "task": stage.task, "queue": stage.queue, "priority": stage.priority, "args": stage.args,
         "kwargs": stage.kwargs, **{name: stage.columns.get(name) for name in _OF_TASK},
+        "enters": stage.pool is not None, **{name: (stage.pool or {}).get(name) for name in _OF_POOL},
     }  # fmt: skip

@@ -238,6 +238,83 @@ def test_a_job_keeps_its_slot_or_its_place_before_the_pool(stage: Stage) -> None
     assert pool.used == 0
 
 
+def pressed(stage: Stage, name: str, pool: CapacityPool | None, body: Any = does_nothing) -> Any:
+    return stage.task(body, name=f"stage.{name}", capacity=pool)
+
+
+def holders(*pools: CapacityPool) -> list[list[Job | None]]:
+    return [[holder.job for holder in pool.children()] for pool in pools]
+
+
+@pytest.mark.parametrize(
+    ("how", "covers"),
+    [("waits", "queued"), ("runs", "running"), ("goes on", "queued"), ("goes on", "running"), ("rests", "running")],
+)
+def test_a_job_that_comes_into_another_pool_waits_for_a_slot_there_and_leaves_its_own(
+    stage: Stage, how: str, covers: str
+) -> None:
+    left, entered = CapacityPool("left", 1, covers=covers), CapacityPool("entered", 1, covers=covers)
+    then = pressed(stage, "then", entered)
+
+    def body(job: RunningJob) -> None:
+        if how == "goes on":
+            job.then(then)
+        if how == "rests":
+            job.suspend()
+
+    first = pressed(stage, "first", left, body)
+    there, job = then.enqueue(), first.enqueue()
+    behind = left.apply_async(stage.idle, on_full="wait").job
+    assert holders(left, entered) == [[job], [there]]
+    if how != "waits":
+        hold = stage.claim(job)
+        assert hold is not None
+        if how != "runs":
+            stage.perform(hold)
+    if how != "goes on":
+        job.move(task=then, force=how == "runs", countdown=0 if how == "rests" else None)
+    assert holders(left, entered) == [[behind], [there]]
+    assert (job.refresh().waiting_for, job.info["pool"], stage.claim(job)) == (["pool"], "entered", None)
+    stage.runtime.connections.write_behind_now()
+    published = "SELECT published_at IS NOT NULL FROM messages WHERE job_id = %s"
+    assert stage.sql(published, behind.id) == [(True,)], "who has got the slot that was left is published at once"
+    assert stage.run(there) == "completed"
+    assert (holders(entered), job.waiting_for) == ([[job]], [])
+    assert [stage.run(each) for each in (job, behind)] == ["completed"] * 2
+    assert (left.used, entered.used) == (0, 0)
+
+
+def test_a_queue_s_pool_takes_who_comes_and_lets_go_who_leaves(stage: Stage) -> None:
+    pool, own, named = CapacityPool("pool", 1), CapacityPool("own", 1), CapacityPool("named", 9)
+    there = Stage(stage.database_url, sidejob_queues={"q": {"pool": pool}})
+    try:
+        idle, limited = there.idle, pressed(there, "limited", own)
+        first, second = idle.enqueue(queue="elsewhere"), limited.enqueue()
+        heavy = named.apply_async(idle, weight=3).job
+        first.move(queue="q")
+        second.move(queue="q")
+        heavy.move(queue="q")
+        assert holders(pool, own, named) == [[first], [second], [heavy]]
+        second.move(task=idle, queue="q")
+        assert (holders(pool, own), second.waiting_for, named.used) == ([[first], []], ["pool"], 3)
+        first.move(queue="elsewhere")
+        assert (holders(pool), first.info["pool"], first.waiting_for) == ([[second]], None, [])
+        second.move(task=limited)
+        assert holders(pool, own) == [[], [second]]
+        assert [there.run(each) for each in (first, second, heavy)] == ["completed"] * 3
+    finally:
+        there.close()
+
+
+def test_a_moved_job_waits_before_its_pool_by_its_new_priority(stage: Stage) -> None:
+    pool = CapacityPool("press", 1)
+    task = pressed(stage, "pressed", pool)
+    inside, first, last = task.enqueue(), *(pool.apply_async(task, on_full="wait").job for _ in range(2))
+    last.move(priority=9)
+    stage.run(inside)
+    assert (first.waiting_for, last.waiting_for) == (["pool"], [])
+
+
 def test_a_job_comes_into_a_managed_queue_and_leaves_it(stage: Stage) -> None:
     stage.sidejob.queue(QUEUE).configure(ordered=True)
     comes, there = stage.job(queue="elsewhere"), stage.job(queue=QUEUE, priority=5)

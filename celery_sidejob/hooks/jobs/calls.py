@@ -7,6 +7,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, Literal
@@ -33,7 +34,7 @@ from ...model.unique import Unique
 from ...store import registry
 from ...store.connection.connections import Connections
 from ...unit.open_unit import active
-from ..admission import admission_of, admission_to, following, is_follower
+from ..admission import admission_of, admission_to, following, is_follower, waiting_in
 from ..call_options import check_call, check_options
 from ..durability import is_durable
 from ..messages.carried import check_headers, check_names
@@ -227,6 +228,12 @@ class CeleryTasks:
         if not exchange:  # the default exchange leads to the queue of that name
             return str(routing_key) if routing_key in self._app.amqp.queues else None
         return self._queue_at(exchange, routing_key)
+
+    def admission(self, task: str, queue: str) -> Admission | None:
+        """Return how a job of a task waits for slots in a queue, if its call names no pool; None without a pool."""
+        row = None if task in self._app.tasks else registry.served(self._connections, task)
+        own = None if row is None else _registered_admission(values.decode(row.options), {})
+        return waiting_in(self._app, task, queue) if own is None else replace(own, mode="wait")
 
     def ports(self, task: str) -> Ports:
         """Return the input and output ports that a task declares, here or where a worker served it last."""

@@ -11,6 +11,7 @@ from celery import Celery
 from ...jobs.capacity import CapacityPool
 from ...jobs.job import Job, enqueue, find_by_task_id
 from ...jobs.running import RetryRun
+from ...model.capacity import Admission
 from ...model.errors import IllegalMoveError
 from ...model.port import PortOptions, parse_ports
 from ...model.rate import parse_rate
@@ -82,8 +83,7 @@ class SideJobTask(TaskBody):
             "retention_keep": retention.keep,
         }
         if self.capacity is not None:
-            runs = self.capacity.spec.covers == "running"
-            columns |= {"pool": self.capacity.name, "pool_weight": 1, "pool_runs": runs}
+            columns |= Admission.of(self.capacity.spec).columns
         rate = parse_rate(self.run_rate)
         if rate is None:
             return columns

@@ -7,7 +7,7 @@ import os
 import random
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NoReturn
 
@@ -21,6 +21,7 @@ from ...operations.contents import as_kept, is_forged
 from ...operations.durable_runs import Run
 from ...operations.permits import AtGateError
 from ...operations.runtime import Runtime
+from ..admission import waiting_in
 from ..apps import runtime_for
 from ..broker.connection import PAUSE_S
 from ..messages.kept_message import unpacker
@@ -148,7 +149,8 @@ def _lock(delivery: Delivery, run: Run) -> bool:
     there = run.runtime
     if delivery.adopted is not None:
         run.content = delivery.adopted.content
-        return durable_locks.adopt(there, run, delivery.adopted, **delivery.policy)
+        admission = waiting_in(delivery.task.app, delivery.task.name, delivery.adopted.queue)
+        return durable_locks.adopt(there, run, replace(delivery.adopted, admission=admission), **delivery.policy)
     run.content = as_kept(there, run.key, run.content)
     is_here = delivery.request.id in RUNS
     return durable_locks.begin(there, run, delivery.address, is_here=is_here, **delivery.policy)

@@ -24,13 +24,14 @@ from kombu.compression import compress
 from kombu.serialization import dumps
 from kombu.utils.functional import maybe_list
 
+from ...model.capacity import Admission
 from ...model.durable import ADOPTED, CALL, DEATHS, DELAYED, DIGEST, HEADER, REPUBLISHED, WORKER, Message
 from ...model.errors import IllegalMoveError, InvalidValueError, SettingsError, StoreUnavailableError
 from ...model.unique import Unique
 from ...operations import batches, capacity, durable_ends, keeping
 from ...operations.durable_runs import Run
 from ...operations.unique_keys import KeyHeldError, is_replaced
-from ..admission import admission_of, admission_to, is_follower
+from ..admission import admission_of, admission_to, is_follower, waiting_in
 from ..apps import runtime_for
 from ..call_options import check_call
 from ..durability import is_durable, known_tasks
@@ -196,7 +197,9 @@ class KeepingProducer:
         if present_call().unique is not None:
             logger.warning("unique= of %s has no effect: it follows another task", self._task)
         if run.key[0] == message.task_id:
-            durable_ends.go_on(run.runtime, run, message)
+            given = waiting_in(self._app, run.task, run.queue or message.queue)
+            stays = Admission.stays(run.pool, given, message.admission)
+            durable_ends.go_on(run.runtime, run, message, enters_pool=not stays)
         elif _in_callbacks is not None and _in_callbacks.get():
             run.follows.append(message)  # the end of the run keeps it
         else:

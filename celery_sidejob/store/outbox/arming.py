@@ -69,7 +69,8 @@ def armed(
     forbids (a pause, a limit, a rate) is no condition of a row: the claim looks for it (`permits.py`).
 
     A row of a capacity pool without a slot waits for one (`WITHOUT_SLOT`), unless it is a shutdown's; the triggers of
-    `messages` admit it at the commit if there is room, and otherwise when a slot is freed.
+    `messages` admit it at the commit if there is room, and otherwise when a slot is freed. A job that has come into
+    another pool leaves its slot, which the same triggers free.
 
     In a managed queue the row gets a `rank`, by which the claim finds the best. A queue that is not managed has no
     settings, and its rows have no rank.
@@ -100,7 +101,8 @@ def armed(
         later = f"{at}/*!+ make_interval(secs => %(check_interval_s)s)*/"
         return f"CASE WHEN {at} > now() THEN {later} ELSE {first_check} END"
 
-    keeps_slot = f"m.pool_shard IS NOT NULL AND m.pool_runs IS NOT TRUE AND {in_pool('excluded')}"
+    keeps_slot = f"""m.pool = excluded.pool AND m.pool_shard IS NOT NULL AND m.pool_runs IS NOT TRUE
+          AND {in_pool("excluded")}"""
     turned = f"""
   ON CONFLICT (job_id) DO UPDATE
     SET task_id = excluded.task_id, for_run = excluded.for_run, queue = excluded.queue,
@@ -109,7 +111,9 @@ def armed(
         ELSE excluded.next_check_at END,
       check_interval = excluded.check_interval, losses = m.losses + excluded.losses,
       published_at = coalesce(excluded.published_at/*!, CASE WHEN {keeps_slot} THEN now() END*/), suspected_at = NULL,
-      rank = excluded.rank, limit_key = excluded.limit_key, {UNLOCKED}
+      rank = excluded.rank, limit_key = excluded.limit_key, pool = excluded.pool, pool_weight = excluded.pool_weight,
+      pool_rank = excluded.pool_rank, pool_runs = excluded.pool_runs,
+      pool_shard = CASE WHEN m.pool = excluded.pool THEN m.pool_shard END, {UNLOCKED}
       /*!, priority = excluded.priority*/
     WHERE {anew} OR m.locked_by IS NOT NULL OR {cut_short} AND m.due_at > now()"""
     return f"""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ...model.durable import Content, Death, Key, Message
+from ...model.durable import Content, Death, Key
 from ...model.run_end import RunEnd
 from ..dead import OLD, OWN, Bounds
 from ..statement import Reader, Statement, Transaction, first
 from ..task_end import TaskEnd
-from .arming import FIRST_CHECK_S
+from .arming import FIRST_CHECK_S, NEVER, WITHOUT_SLOT
 from .tasks import DIGEST
 
 MOST_DEATHS = 10
@@ -28,7 +28,8 @@ WITH gone AS (
 INSERT INTO {{dead}} (task_id, task, queue, reason, error, traceback, retries, given_group, payload, body)
 SELECT task_id, task, queue, %(reason)s, %(error)s, %(traceback)s, %(retries)s, %(given_group)s,
   json_build_object('v', 2, 'publication', publication, 'generation', generation, 'losses', losses, 'due_at', due_at,
-    'loss', last_loss),
+    'loss', last_loss, 'slots', CASE WHEN pool IS NOT NULL THEN
+      json_build_object('pool', pool, 'weight', pool_weight, 'rank', pool_rank, 'runs', pool_runs) END),
   body
 FROM gone RETURNING id, task""")
 
@@ -84,22 +85,28 @@ WITH gone AS (
   DELETE FROM {{dead}} d WHERE d.id = ANY(ARRAY(
       SELECT max(e.id) FROM {{dead}} e WHERE e.id = ANY(%(ids)s::bigint[]) AND e.body IS NOT NULL GROUP BY e.task_id))
     AND NOT EXISTS (SELECT FROM {{messages}} m WHERE m.task_id = d.task_id) RETURNING *)
-INSERT INTO {{messages}} (task_id, task, queue, publication, body, generation, next_check_at, check_interval)
+INSERT INTO {{messages}} (task_id, task, queue, publication, body, generation, due_at, next_check_at, check_interval,
+  pool, pool_weight, pool_rank, pool_runs)
 SELECT task_id, task, queue,
   (SELECT json_build_object('v', p.j->'v', 'about', p.j->'about', 'deaths', json_agg(d.death ORDER BY d.no))::text
    FROM (SELECT death, no FROM json_array_elements(p.j->'deaths') WITH ORDINALITY AS old (death, no)
          UNION ALL SELECT json_build_object('at', died_at, 'reason', reason, 'error', split_part(error, ':', 1)), 1e9
          ORDER BY no DESC LIMIT {MOST_DEATHS}) d), body,
-  (payload->>'generation')::int + 1, now() + make_interval(secs => {FIRST_CHECK_S}),
-  make_interval(secs => %(check_interval_s)s)
+  (payload->>'generation')::int + 1, CASE WHEN s.j IS NULL THEN now() ELSE now() + {WITHOUT_SLOT} END,
+  CASE WHEN s.j IS NULL THEN now() + make_interval(secs => {FIRST_CHECK_S}) ELSE {NEVER} END,
+  make_interval(secs => %(check_interval_s)s), s.j->>'pool', (s.j->>'weight')::smallint, (s.j->>'rank')::smallint,
+  (s.j->>'runs')::boolean
 FROM gone CROSS JOIN LATERAL (SELECT (payload->>'publication')::json AS j) p
-RETURNING task_id, task, queue, publication, body, generation, expires_at""")
+  CROSS JOIN LATERAL (SELECT CASE WHEN payload->'slots'->>'pool' IS NOT NULL THEN payload->'slots' END AS j) s
+RETURNING task_id, task, queue, publication, body, generation, expires_at, pool""")
 
 
-def revive(executor: Transaction, entry_ids: Sequence[int], *, check_interval_s: float) -> list[Message]:
-    """Take entries out of the dead set, and keep their messages as new generations, if their task ids are free."""
-    rows = executor.run(_REVIVE, ids=list(entry_ids), check_interval_s=check_interval_s)
-    return [Message.of_row(row) for row in rows]
+def revive(executor: Transaction, entry_ids: Sequence[int], *, check_interval_s: float) -> Sequence[Any]:
+    """Take entries out of the dead set, and keep their messages as new generations, if their task ids are free.
+
+    Returns their rows. Those of a `pool` wait for slots, and are not to be published before they have them.
+    """
+    return executor.run(_REVIVE, ids=list(entry_ids), check_interval_s=check_interval_s)
 
 
 _OLD_ENTRIES = Statement(f"""

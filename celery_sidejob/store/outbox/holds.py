@@ -15,9 +15,9 @@ from ...model.run_end import RunEnd
 from ..statement import Autocommit, Reader, Statement, Transaction, first
 from ..task_end import UNLOCKED, TaskEnd
 from ..workers import LOSS_KIND, SILENT_S
-from .arming import AT_GATE, MANAGED
+from .arming import AT_GATE, MANAGED, NEVER, WITHOUT_SLOT
 from .kinds import BY_TASK_ID, JOBS, TASKS, Kind, free
-from .tasks import DIGEST
+from .tasks import DIGEST, pool_of
 
 HELD = """locked_by = %(worker_id)s, locked_at = now(), locked_pid = %(pid)s, next_check_at = 'infinity',
     suspected_at = NULL"""
@@ -57,19 +57,23 @@ def begin(
 
 _ADOPT = Statement(f"""
 INSERT INTO {{messages}} (task_id, task, queue, publication, body, generation, expires_at, published_at, next_check_at,
-  check_interval, locked_by, locked_at, locked_pid, on_lost, max_losses)
-SELECT %(task_id)s, %(task)s, m.queue, %(publication)s, %(body)s, 1, %(expires_at)s::timestamptz, now(),
-  CASE WHEN g.is_managed THEN now() + make_interval(secs => %(check_interval_s)s) ELSE 'infinity' END,
-  make_interval(secs => %(check_interval_s)s), CASE WHEN NOT g.is_managed THEN w.id END,
-  CASE WHEN NOT g.is_managed THEN now() END, %(pid)s, CASE WHEN NOT g.is_managed THEN %(on_lost)s END, %(max_losses)s
-FROM {{workers}} w CROSS JOIN (SELECT %(queue)s::text AS queue) m
-  CROSS JOIN LATERAL (SELECT EXISTS ({MANAGED}) AS is_managed) g
+  check_interval, locked_by, locked_at, locked_pid, on_lost, max_losses, pool, pool_weight, pool_rank, pool_runs,
+  due_at)
+SELECT %(task_id)s, %(task)s, m.queue, %(publication)s, %(body)s, 1, %(expires_at)s::timestamptz,
+  CASE WHEN m.pool IS NULL THEN now() END, CASE WHEN m.pool IS NOT NULL THEN {NEVER}
+    WHEN g.waits THEN now() + make_interval(secs => %(check_interval_s)s) ELSE 'infinity' END,
+  make_interval(secs => %(check_interval_s)s), CASE WHEN NOT g.waits THEN w.id END,
+  CASE WHEN NOT g.waits THEN now() END, %(pid)s, CASE WHEN NOT g.waits THEN %(on_lost)s END, %(max_losses)s,
+  m.pool, %(pool_weight)s::smallint, %(pool_rank)s::smallint, %(pool_runs)s::boolean,
+  CASE WHEN m.pool IS NULL THEN now() ELSE now() + {WITHOUT_SLOT} END
+FROM {{workers}} w CROSS JOIN (SELECT %(queue)s::text AS queue, %(pool)s::text AS pool) m
+  CROSS JOIN LATERAL (SELECT m.pool IS NOT NULL OR EXISTS ({MANAGED}) AS waits) g
 WHERE w.id = %(worker_id)s AND w.dead_at IS NULL
 ON CONFLICT (task_id) DO NOTHING RETURNING locked_by IS NOT NULL AS begun""")
 
 
 class Adopted(NamedTuple):
-    """A message of which a row was made. It has `begun` unless its queue is managed: then `permits.begin` decides."""
+    """A message of which a row was made. It has `begun` unless its queue is managed, or it waits for a slot."""
 
     begun: bool
 
@@ -83,7 +87,7 @@ def adopt(
         executor.run(
             _ADOPT, task_id=message.task_id, task=message.task, queue=message.queue, publication=message.publication,
             body=message.body, expires_at=message.expires_at, worker_id=worker_id, pid=pid, on_lost=on_lost,
-            max_losses=max_losses, check_interval_s=check_interval_s,
+            max_losses=max_losses, check_interval_s=check_interval_s, **pool_of(message),
         )
     )  # fmt: skip
     return None if row is None else Adopted(row.begun)

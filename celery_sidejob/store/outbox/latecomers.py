@@ -55,7 +55,7 @@ FROM {_RUNS}
 WHERE m.task_id = r.task_id AND m.generation = {_FIRST} AND m.body IS NOT NULL AND {_IS_ITS_OWN}
   AND ({_WAS_THERE} AND m.doom IS NULL OR m.locked_by = %(worker_id)s AND m.locked_pid = %(pid)s)
   AND {LIVES}
-RETURNING m.task_id, m.queue, {_WAITED}""",
+RETURNING m.task_id, m.pool, m.queue, {_WAITED}""",
     frequent=True,
 )
 
@@ -63,7 +63,8 @@ RETURNING m.task_id, m.queue, {_WAITED}""",
 def lock_late(executor: Transaction, runs: Sequence[LateRun], *, worker_id: int, pid: int) -> dict[str, Any]:
     """Lock the rows of runs that have already begun; returns those that are locked now, also by an earlier try.
 
-    {task id: (queue, waited_s)}. The other rows belong to other runs, are gone or doomed, or have another content.
+    {task id: (pool, queue, waited_s)}. The other rows belong to other runs, are gone or doomed, or have another
+    content.
     """
     found = executor.run(_LOCK_LATE, worker_id=worker_id, pid=pid, **_parameters(runs))
     return {row.task_id: row for row in found}
@@ -75,13 +76,13 @@ DELETE FROM {{messages}} m USING {_RUNS}, (SELECT {SOON} AS how) commit
 WHERE commit.how = 'off' AND m.task_id = r.task_id AND m.generation = {_FIRST} AND m.body IS NOT NULL
   AND {_IS_ITS_OWN}
   AND ({_WAS_THERE} OR m.locked_by = %(worker_id)s AND m.locked_pid = %(pid)s)
-RETURNING m.task_id, m.queue, {_WAITED}""",
+RETURNING m.task_id, m.pool, m.queue, {_WAITED}""",
     frequent=True,
 )
 
 
 def remove_late(runs: Sequence[LateRun], *, worker_id: int, pid: int) -> TaskEnd:
-    """Remove the rows of runs that ended well, whether they were locked or not; returns (task_id, queue, waited_s).
+    """Remove the rows of runs that ended well, whether they were locked or not: (task_id, pool, queue, waited_s).
 
     Commits without waiting for the disk: a row that is back after a crash of the server belongs to a repeatable task.
     """

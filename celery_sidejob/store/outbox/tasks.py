@@ -105,11 +105,8 @@ def keep(
     keep a message of this task id or key, and be open still: this waits for its end, with `locked_s` for so many
     seconds at most. Then Postgres raises LockNotAvailable.
     """
-    columns = _columns(message, waits) | {
-        "task_id": message.task_id, "unique_key": message.unique_key, "pool": _pool(message),
-        "pool_weight": _pool_weight(message), "pool_rank": _pool_rank(message), "pool_runs": _pool_runs(message),
-        "slot": message.slot,
-    }  # fmt: skip
+    own = {"task_id": message.task_id, "unique_key": message.unique_key, "slot": message.slot}
+    columns = _columns(message, waits) | own
     if locked_s is None:
         found = run(_KEEP, **columns)
     else:
@@ -231,11 +228,20 @@ def _pool_runs(message: Message) -> bool | None:
     return None if message.admission is None else message.admission.pool.covers == "running"
 
 
+def pool_of(message: Message) -> dict[str, Any]:
+    """Return the columns of a message's capacity pool, all null without one."""
+    return {
+        "pool": _pool(message), "pool_weight": _pool_weight(message), "pool_rank": _pool_rank(message),
+        "pool_runs": _pool_runs(message),
+    }  # fmt: skip
+
+
 def _columns(message: Message, waits: Waits) -> dict[str, Any]:
     return {
         "task": message.task, "queue": message.queue, "publication": message.publication, "body": message.body,
         "eta": message.eta, "expires_at": message.expires_at, "check_interval_s": waits.check_interval_s,
         "horizon_s": waits.horizon_s, "first_check_s": FIRST_CHECK_S, "early_s": EARLY_S, "priority": message.priority,
+        **pool_of(message),
     }  # fmt: skip
 
 
@@ -250,13 +256,21 @@ def is_kept(executor: Reader, message: Message) -> bool:
     return bool(found and found[0].same)
 
 
+_ENTERS = "%(enters_pool)s AND pool IS DISTINCT FROM %(pool)s::text"
+_WAITS_ANEW = f"(doom IS NULL AND {_ENTERS} AND %(pool)s::text IS NOT NULL)"
+_OF_POOL = {"pool": "text", "pool_weight": "smallint", "pool_rank": "smallint", "pool_runs": "boolean"}
+_POOL_ENTERED = ", ".join(
+    f"{name} = CASE WHEN {_ENTERS} THEN %({name})s::{of} ELSE {name} END" for name, of in _OF_POOL.items()
+)
 _MOVE = Statement(f"""
 /*!WITH moved AS (*/
 UPDATE {{messages}} SET task = %(task)s, queue = %(queue)s, publication = %(publication)s, body = %(body)s,
-  generation = generation + 1, due_at = coalesce(%(eta)s::timestamptz, now()), expires_at = %(expires_at)s::timestamptz,
-  next_check_at = CASE WHEN doom IS NULL THEN {_FIRST_CHECK} ELSE now() END,
+  generation = generation + 1, due_at = {_due("%(eta)s::timestamptz", _WAITS_ANEW)},
+  expires_at = %(expires_at)s::timestamptz,
+  next_check_at = CASE WHEN {_WAITS_ANEW} THEN {NEVER} WHEN doom IS NULL THEN {_FIRST_CHECK} ELSE now() END,
   check_interval = make_interval(secs => %(check_interval_s)s),
-  published_at = coalesce(NULL::timestamptz/*!, CASE WHEN doom IS NULL THEN {_sent(_PRIORITY)} END*/),
+  published_at = coalesce(NULL::timestamptz/*!, CASE WHEN doom IS NULL THEN {_sent(_PRIORITY, _WAITS_ANEW)} END*/),
+  {_POOL_ENTERED}, pool_shard = CASE WHEN NOT ({_ENTERS}) THEN pool_shard END,
   suspected_at = NULL, {UNLOCKED}, on_lost = NULL, max_losses = NULL, losses = 0,
   last_loss = NULL/*!, priority = {_PRIORITY}*/
 WHERE task_id = %(task_id)s AND generation = %(generation)s AND locked_by = %(worker_id)s
@@ -264,12 +278,13 @@ RETURNING generation, {_WAITS}/*!, {KEPT}),{referred("moved")}
 SELECT generation, waits FROM moved*/""")
 
 
-def move(message: Message, key: Key, waits: Waits, *, worker_id: int) -> TaskEnd:
+def move(message: Message, key: Key, waits: Waits, *, worker_id: int, enters_pool: bool) -> TaskEnd:
     """Turn the row that a run holds into the row of its next message: a retry, or the task that replaces it.
 
-    Returns the columns of `Kept`; nothing if the run no longer holds the row.
+    It stays in its pool, unless it `enters_pool`: then it is in the message's, and waits for a slot there. Returns the
+    columns of `Kept`; nothing if the run no longer holds the row.
     """
-    run = {"task_id": key[0], "generation": key[1], "worker_id": worker_id}
+    run = {"task_id": key[0], "generation": key[1], "worker_id": worker_id, "enters_pool": enters_pool}
     return TaskEnd(RunEnd.RETRIED, _MOVE, run | _columns(message, waits))
 
 

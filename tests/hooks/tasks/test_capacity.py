@@ -9,15 +9,19 @@ from typing import Any
 import psycopg
 import pytest
 from celery import Celery, chord, group
+from celery.app.task import Context
 from celery.exceptions import TimeoutError
 
 from celery_sidejob import CapacityPool, InvalidValueError, Overloaded, StoreUnavailableError
+from celery_sidejob.hooks.messages.kept_message import publication_of
+from celery_sidejob.hooks.tasks import beginning, not_begun
 from celery_sidejob.jobs.capacity import SlotHolder
-from celery_sidejob.model.durable import Content
+from celery_sidejob.model.durable import ADOPTED, WORKER, Content, Message
 from celery_sidejob.operations.revocation import revoke
 from celery_sidejob.store import workers
 from celery_sidejob.store.outbox import holds
 from celery_sidejob.store.statement import Statement
+from celery_sidejob.testing.inline import run_until_quiet
 from tests.acceptance.lenders import LENDERS
 from tests.tools.apps import make_app
 from tests.tools.crash_points import Arm, lost
@@ -175,6 +179,92 @@ def test_a_durable_task_gives_its_slot_back_between_two_runs(app: Celery) -> Non
     assert [holder.task_id for holder in pool.children()] == ["two"]
     end(app, "two")
     assert slots(app) == [(0, 3, 3)]
+
+
+def test_a_task_that_is_taken_out_of_the_dead_set_waits_for_the_slots_that_it_had(app: Celery) -> None:
+    """Those of its task's pool, and those that its call has named."""
+    other = CapacityPool("other", 2)
+    call(app, "one")
+    other.apply_async(app.tasks["other"], task_id="heavy", weight=2)
+    revoke(app.sidejob.runtime, ["one", "heavy"])
+    app.sidejob.poll()
+    call(app, "two")
+    call(app, "three")
+    other.apply_async(app.tasks["other"], task_id="light")
+    assert app.sidejob.dead.retry_all() == 2
+    app.sidejob.runtime.connections.write_behind_now()
+    waiting = {"one": False, "heavy": False}
+    assert (slots(app), other.used, published(app)) == (
+        [(2, 3, 1)], 1, {"two": True, "three": True, "light": True, **waiting},
+    )  # fmt: skip
+    end(app, "two")
+    end(app, "light")
+    assert (slots(app), other.used) == ([(2, 4, 2)], 2)
+    app.sidejob.poll()
+    assert published(app) == {"three": True, "one": True, "heavy": True}
+
+
+def test_a_task_that_goes_on_as_another_leaves_its_pool_and_waits_in_that_one_s(database_url: str) -> None:
+    left, entered = CapacityPool("left", 1), CapacityPool("entered", 1)
+    app = make_app("pools", sidejob_database_url=database_url, sidejob_queues={"q": {"pool": left}})
+    ran: list[tuple[str, int, int]] = []
+
+    def then() -> None:
+        ran.append(("then", left.used, entered.used))
+
+    def first(self: Any, how: str) -> None:
+        ran.append(("first", left.used, entered.used))
+        if how == "replaces":
+            raise self.replace(limited.s())
+        if self.request.retries == 0:
+            raise self.retry(countdown=0, queue="free")
+
+    begins = app.task(first, name="first", bind=True, durable=True, shared=False)
+    limited = app.task(then, name="then", durable=True, shared=False, capacity=entered)
+    try:
+        app.sidejob.register_tasks()
+        limited.apply_async(task_id="there", countdown=3600)
+        begins.apply_async(("replaces",), queue="q", task_id="one")
+        run_until_quiet(app.sidejob)
+        assert (ran, left.used, published(app)["one"]) == ([("first", 1, 1)], 0, False), "there is no slot"
+        end(app, "there")
+        run_until_quiet(app.sidejob)
+        assert ran.pop() == ("then", 0, 1)
+        ran.clear()
+        begins.apply_async(("retries",), queue="q")
+        run_until_quiet(app.sidejob)
+        entered.apply_async(begins, ("retries",), queue="q")
+        run_until_quiet(app.sidejob)
+        assert ran == [("first", 1, 0), ("first", 0, 0), ("first", 0, 1), ("first", 0, 1)], "its call has named a pool"
+        assert (left.used, entered.used, kept(app)) == (0, 0, [])
+    finally:
+        app.sidejob.close()
+        app.close()
+
+
+def test_a_message_that_comes_without_a_row_waits_for_a_slot(app: Celery) -> None:
+    runtime = app.sidejob.runtime
+    worker_id = workers.register(runtime.connections, "test:adopts")
+
+    def comes(task_id: str) -> None:
+        headers, properties = {"id": task_id, "task": "mail", "lang": "py"}, {"delivery_info": {}, "priority": 0}
+        about = {
+            "content_type": "application/json", "content_encoding": "utf-8", "headers": headers,
+            "properties": properties, "exchange": "", "routing_key": "celery", "delivery_mode": None, "declare": [],
+        }  # fmt: skip
+        message = Message(task_id, "mail", "celery", publication_of(about), b"[[], {}, {}]")
+        beginning.begin(app.tasks["mail"], Context(id=task_id, task="mail", **{ADOPTED: message, WORKER: worker_id}))
+
+    call(app, "one")
+    comes("two")
+    assert [(holder.task_id, holder.running) for holder in POOL.children()] == [("one", False), ("two", True)]
+    with pytest.raises(not_begun.AtGate):
+        comes("three")
+    runtime.connections.write_behind_now()
+    assert (slots(app), published(app)["three"]) == ([(2, 2, 0)], False)
+    end(app, "one")
+    app.sidejob.poll()
+    assert (slots(app), published(app)["three"]) == ([(2, 3, 1)], True)
 
 
 def test_a_revoked_task_that_waits_is_buried_without_a_slot(app: Celery) -> None:

@@ -29,7 +29,7 @@ CHANGED = {
 }  # fmt: skip
 CHANGED_OUTSIDE_RUNS = {
     "parent_id", "name", "priority", "task", "queue", "args", "kwargs", "max_losses", "retention_s", "retention_keep",
-    "rate_interval_s", "rate_burst", "rate_terminates",
+    "rate_interval_s", "rate_burst", "rate_terminates", "pool", "pool_weight", "pool_runs",
 }  # fmt: skip
 
 UTILITY = re.compile(r"SET LOCAL\b", re.IGNORECASE)
