@@ -82,6 +82,7 @@ INSERT INTO {s}.leases (name) VALUES ('sweeper');
 
 CREATE TABLE {s}.queues (
   name text CONSTRAINT queues_pkey PRIMARY KEY,
+  ranked boolean NOT NULL DEFAULT false,
   ordered boolean NOT NULL DEFAULT false,
   run_limit int,
   key_limit int,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -31,6 +31,7 @@ def pause(runtime: Runtime, name: str, reason: str | None) -> None:
     """
     for there in runtime.in_each_store():
         queues.pause(there.connections, name, reason)
+        rank(there, name)
 
 
 def resume(runtime: Runtime, name: str) -> None:
@@ -39,6 +40,7 @@ def resume(runtime: Runtime, name: str) -> None:
     If the process dies between the two, the sweeper publishes it.
     """
     for there in runtime.in_each_store():
+        rank(there, name)
         queues.resume(there.connections, name)
         permits.let_in(there, name)
 
@@ -75,7 +77,8 @@ def configure(runtime: Runtime, name: str, changes: Mapping[str, Any]) -> QueueS
             return changed
 
         settings = there.connections.transact("configure-queue", work)
-        _take_over(there, name)
+        rank(there, name)
+        permits.let_in(there, name)
     return settings
 
 
@@ -98,8 +101,8 @@ def counts(runtime: Runtime, name: str) -> Any:
 
 def peek(runtime: Runtime, name: str, *, limit: int) -> Sequence[int]:
     """Return the ids of the jobs that are owed a run, in the order of service."""
-    is_managed = permits.is_managed(runtime, name)
-    return queues.peek(runtime.connections, name, limit=limit, is_managed=is_managed)
+    has_ranks = permits.is_managed(runtime, name) and not queues.unranked(runtime.connections, name)
+    return queues.peek(runtime.connections, name, limit=limit, has_ranks=has_ranks)
 
 
 def set_priority(runtime: Runtime, job_id: int, priority: int) -> None:
@@ -111,6 +114,23 @@ def set_priority(runtime: Runtime, job_id: int, priority: int) -> None:
         queues.set_priority(executor, job_id, priority)
 
     runtime.connections.transact("set-priority", work)
+
+
+def rank(runtime: Runtime, name: str | None = None, *, must_stop: Callable[[], bool] = lambda: False) -> None:
+    """Rank what waited in a queue, or in any, before it was managed.
+
+    If the process dies meanwhile, or it `must_stop`, or somebody has locked a message, the sweeper looks through the
+    queue again.
+    """
+    for queue in queues.unranked(runtime.connections, name):
+        after, goes_on, has_missed = 0, True, False
+        while goes_on:
+            page = runtime.connections.transact("rank", partial(queues.rank, name=queue, after=after), single=True)
+            after, goes_on, has_missed = page.last, page.goes_on, has_missed or page.has_missed
+            if goes_on and must_stop():
+                return
+        if not has_missed:
+            runtime.connections.transact("rank", partial(queues.has_ranked, name=queue), single=True)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -127,16 +147,5 @@ def _declare(runtime: Runtime, name: str, declared: Mapping[str, Any]) -> None:
 
     if runtime.connections.transact("configure-queue", work):
         logger.info("Queue %s has the settings that sidejob_queues declares: %s", name, dict(declared))
-        _take_over(runtime, name)
-
-
-def _take_over(runtime: Runtime, name: str) -> None:
-    """Rank what waited before its queue was managed, and let in what a closed gate has kept.
-
-    If the process dies meanwhile, the rest is served in the order in which its messages come.
-    """
-    after, goes_on = 0, True
-    while goes_on:
-        page = runtime.connections.transact("rank", partial(queues.rank, name=name, after=after), single=True)
-        after, goes_on = page.last, page.goes_on
-    permits.let_in(runtime, name)
+        rank(runtime, name)
+        permits.let_in(runtime, name)

@@ -74,8 +74,12 @@ it names them: then it is of an earlier run. (`now()` is the condition that an i
 _PLACE = f"({_UNDER_WAY}) AS has_permit, m.next_check_at >= {AT_GATE} AS is_at_gate"
 """The columns, as SQL, that say where a message `m` that begins has waited; with neither, for the sweeper."""
 _GATE_OF_M = "m.due_at + interval '5000 years'"
-_LEFT = f"published_at = NULL, suspected_at = NULL, next_check_at = {_GATE_OF_M}"
-"""Leaves a message at the gate, as SQL: those that have been due for the longest are let in first."""
+_LEFT = f"""published_at = NULL, suspected_at = NULL, next_check_at = {_GATE_OF_M}, rank = coalesce(m.rank, (
+    SELECT coalesce(j.priority, 0::smallint) FROM {{jobs}} j WHERE j.id = m.job_id))"""
+"""Leaves a message at the gate, as SQL: those that have been due for the longest are let in first.
+
+One that was committed after its queue was managed, and armed before, has its rank from now on.
+"""
 TRIED = 10
 """Jobs that a claim by keys tries to lock: the first of so many keys."""
 _LOCKED = "FOR NO KEY UPDATE OF j SKIP LOCKED"

@@ -115,25 +115,47 @@ def paused(executor: Reader, *, for_s: float) -> Sequence[Any]:
 
 RANKED_TOGETHER = 1000
 
+_UNRANKED = Statement("""
+SELECT q.name FROM {queues} q WHERE NOT q.ranked AND (q.name = %(name)s OR %(name)s::text IS NULL) ORDER BY q.name""")
 _RANK = Statement(f"""
 WITH page AS MATERIALIZED (
   SELECT m.task_id, m.job_id FROM {{messages}} m
   WHERE m.job_id > %(after)s::bigint AND m.queue = %(name)s AND m.rank IS NULL AND m.locked_by IS NULL
-  ORDER BY m.job_id LIMIT {RANKED_TOGETHER} FOR UPDATE OF m SKIP LOCKED),
+  ORDER BY m.job_id LIMIT {RANKED_TOGETHER}),
+free AS MATERIALIZED (
+  SELECT m.task_id, m.job_id FROM {{messages}} m
+  WHERE m.task_id = ANY(ARRAY(SELECT page.task_id FROM page)) AND m.rank IS NULL AND m.locked_by IS NULL
+  FOR UPDATE OF m SKIP LOCKED),
 ranked AS (
   UPDATE {{messages}} m SET rank = coalesce(j.priority, 0::smallint)
-  FROM page JOIN {{jobs}} j ON j.id = page.job_id WHERE m.task_id = page.task_id RETURNING m.job_id)
-SELECT max(ranked.job_id) AS last, count(*) = {RANKED_TOGETHER} AS goes_on FROM ranked""")
+  FROM free JOIN {{jobs}} j ON j.id = free.job_id WHERE m.task_id = free.task_id RETURNING m.job_id)
+SELECT max(page.job_id) AS last, count(*) = {RANKED_TOGETHER} AS goes_on,
+  count(*) > (SELECT count(*) FROM ranked) AS has_missed
+FROM page""")
+_HAS_RANKED = Statement("UPDATE {queues} SET ranked = true WHERE name = %(name)s")
+
+
+def unranked(executor: Reader, name: str | None = None) -> list[str]:
+    """Read which queues, or whether this one, may have messages that are older than their management."""
+    return [row.name for row in executor.run(_UNRANKED, name=name)]
 
 
 def rank(executor: Transaction, name: str, *, after: int) -> Any:
-    """Rank a page of messages of jobs that are older than the management of their queue: (last, goes_on)."""
+    """Rank a page of messages of jobs that are older than the management of their queue: (last, goes_on, has_missed).
+
+    `has_missed`: somebody had locked some of them, or has changed them.
+    """
     return executor.run(_RANK, name=name, after=after)[0]
+
+
+def has_ranked(executor: Transaction, name: str) -> None:
+    """Note that all messages of a queue have been looked at since it is managed, and none was missed."""
+    executor.run(_HAS_RANKED, name=name)
 
 
 _SET_RANK = Statement(f"""
 WITH j AS (UPDATE {{jobs}} SET priority = %(priority)s::smallint WHERE id = %(id)s RETURNING id, priority)
-UPDATE {{messages}} m SET rank = CASE WHEN m.rank IS NOT NULL THEN j.priority END,
+UPDATE {{messages}} m SET rank = CASE WHEN m.rank IS NOT NULL OR EXISTS ({MANAGED}) THEN j.priority END,
   pool_rank = CASE WHEN m.pool IS NOT NULL THEN j.priority END,
   published_at = CASE WHEN EXISTS ({MANAGED}) OR m.due_at > now() THEN m.published_at END,
   next_check_at = CASE WHEN EXISTS ({MANAGED}) OR m.due_at > now() THEN m.next_check_at ELSE now() END
@@ -176,9 +198,9 @@ WHERE m.queue = %(name)s AND m.rank IS NOT NULL AND m.locked_by IS NULL AND m.du
 ORDER BY m.rank DESC, m.due_at, m.job_id LIMIT %(limit)s""")
 
 
-def peek(executor: Reader, name: str, *, limit: int, is_managed: bool) -> list[int]:
-    """Read the jobs that are owed a run, best first; of a queue that is not managed it reads all that waits."""
-    found: Sequence[Any] = executor.run(_PEEK_RANKED if is_managed else _PEEK, name=name, limit=limit)
+def peek(executor: Reader, name: str, *, limit: int, has_ranks: bool) -> list[int]:
+    """Read the jobs that are owed a run, best first; of a queue where not all have ranks it reads all that waits."""
+    found: Sequence[Any] = executor.run(_PEEK_RANKED if has_ranks else _PEEK, name=name, limit=limit)
     return [row.job_id for row in found]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from celery.app.task import Context
 
 from celery_sidejob import CapacityPool, InvalidValueError, Job, RunningJob
 from celery_sidejob.hooks.jobs.permit import like
+from celery_sidejob.model.crash_points import Died
 from celery_sidejob.operations import permits, queues, runs
 from celery_sidejob.operations.hold import Hold
 from celery_sidejob.store.outbox import checks
@@ -112,10 +113,60 @@ def test_what_waited_before_the_queue_was_managed_is_ranked(stage: Stage) -> Non
     assert [taken(stage, low) for _ in range(2)] == [high.id, low.id]
 
 
+def make_managed(stage: Stage, how: str) -> None:
+    queue = stage.sidejob.queue(QUEUE)
+    if how == "paused":
+        queue.pause()
+    elif how == "configured":
+        queue.configure(limit=1)
+    else:
+        queues.apply_declared(stage.runtime, {QUEUE: {"ordered": True}})
+
+
+@pytest.mark.parametrize("how", ["paused", "configured", "declared"])
+@pytest.mark.parametrize("dies", [False, True])
+def test_what_waits_is_ranked_whatever_makes_its_queue_managed(stage: Stage, at: Arm, how: str, dies: bool) -> None:
+    """Also if the process dies before that."""
+
+    def die() -> None:
+        raise Died
+
+    jobs = [stage.job(queue=QUEUE, priority=priority) for priority in (1, 2, 3, 0)]
+    if dies:
+        at("rank:before-commit", die)
+    with pytest.raises(Died) if dies else nullcontext():
+        make_managed(stage, how)
+    assert stage.sql("SELECT count(rank) FROM messages") == [(0 if dies else len(jobs),)]
+    queue = stage.sidejob.queue(QUEUE)
+    jobs[3].set_priority(9)
+    new = stage.job(queue=QUEUE, priority=2)
+    order = [jobs[3], jobs[2], jobs[1], new, jobs[0]]
+    assert queue.peek() == order
+    if dies and how != "paused":
+        stage.sidejob.poll()
+    queue.resume()
+    queue.configure(limit=None)
+    assert queue.peek() == order
+    assert [taken(stage, jobs[0]) for _ in order] == [job.id for job in order]
+
+
+def test_a_message_that_is_locked_while_its_queue_is_ranked_is_ranked_by_the_sweeper(stage: Stage) -> None:
+    jobs = [stage.job(queue=QUEUE, priority=priority) for priority in (1, 2)]
+    with stage.connect(autocommit=False) as client:
+        client.execute("SELECT FROM messages WHERE job_id = %s FOR UPDATE", [jobs[1].id])
+        stage.sidejob.queue(QUEUE).pause()
+    assert stage.sql("SELECT rank FROM messages ORDER BY job_id") == [(1,), (None,)]
+    stage.sidejob.poll()
+    assert stage.sql("SELECT rank FROM messages ORDER BY job_id") == [(1,), (2,)]
+
+
 def test_a_job_that_was_armed_just_before_its_queue_was_managed_is_served_by_its_name(stage: Stage) -> None:
-    job = stage.job(queue=QUEUE)
-    stage.sidejob.queue(QUEUE).pause()  # ranks nothing
+    with stage.connect(autocommit=False) as client:
+        job = stage.job(queue=QUEUE, priority=3, transaction=client)
+        stage.sidejob.queue(QUEUE).pause()
+    assert stage.sql("SELECT rank FROM messages") == [(None,)]
     assert taken(stage, job) is None
+    assert stage.sql("SELECT rank FROM messages") == [(3,)], "at the gate it waits like all others"
     stage.sidejob.queue(QUEUE).resume()
     assert taken(stage, job) == job.id
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from ...operations import permits
+from ...operations.queues import rank
 from ...store import queues
 from ...store.permits import MOST_LET_IN
 from ..duty import Count, Report
@@ -15,17 +16,14 @@ TURN_S = 0.5
 
 
 class Gates(SweepDuty):
-    """Publishes what waits at open gates, as many as there are free slots and tokens."""
+    """Ranks what waited before its queue was managed; publishes what waits at open gates, as far as those are open."""
 
     counts = (Count("let_in", "Messages that waited at the gate of a managed queue and were published."),)
 
-    def is_due(self) -> bool:
-        """Tell whether anything can be published."""
-        return self._runtime.broker.ready
-
     def _do(self, report: Report) -> None:
         until = time.monotonic() + TURN_S
-        while let := permits.let_in(self._runtime):
+        rank(self._runtime, must_stop=lambda: self._must_stop(until))
+        while self._runtime.broker.ready and (let := permits.let_in(self._runtime)):
             report["let_in"] += let
             if let < MOST_LET_IN or self._must_stop(until):
                 return

@@ -35,7 +35,8 @@ TABLES = {
     "tallies": Table("day queue task measure bucket number total_us squares_us"),
     "leases": Table("name holder expires_at", "SELECT UPDATE"),
     "queues": Table(
-        "name ordered run_limit key_limit rate_interval_s rate_burst rate_opens_at paused_at pause_reason declared"
+        "name ranked ordered run_limit key_limit rate_interval_s rate_burst rate_opens_at paused_at pause_reason "
+        "declared"
     ),
     "limit_keys": Table("queue key served_at"),
     "capacity_pools": Table("name capacity declared shards covers refused sampled created_at", "SELECT INSERT UPDATE"),
