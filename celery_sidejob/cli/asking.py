@@ -10,7 +10,7 @@ from rich.text import Text
 
 from ..jobs.job import Job
 from ..model.status import Status
-from ..operations.shutdown import end_without_shutdown
+from ..operations.shutdown import terminate_without_shutdown
 from ..operations.waiting import is_parked
 from .command import Failed, answering, job_named, load_modules
 from .options import job_filters, job_or_filters, yes_option
@@ -87,9 +87,11 @@ def terminate(
         act = partial(_terminate, sidejob, recursive=recursive, without_shutdown=without_shutdown)
         act_on_each(sidejob, output, chosen, act, verb="Terminate", done="Asked for the shutdown", yes=yes)
         return
-    job = job_named(sidejob, str(job_id)).terminate(recursive=recursive)
-    if without_shutdown:
-        done = end_without_shutdown(sidejob.runtime, job.id, recursive=recursive)
+    job = job_named(sidejob, str(job_id))
+    if not without_shutdown:
+        job = job.terminate(recursive=recursive)
+    else:
+        done = terminate_without_shutdown(sidejob.runtime, job.id, recursive=recursive)
         job = job.refresh()
         if not done:
             below = " or below it" if recursive else ""
@@ -116,8 +118,10 @@ def _terminate(sidejob: Any, job: Job, *, recursive: bool, without_shutdown: boo
     """Ask for the shutdown of one of many jobs; returns why that was not needed, or is not done at once."""
     if job.status == Status.TERMINATED and not recursive:
         return "terminated already"
-    job.terminate(recursive=recursive)
-    if not without_shutdown or end_without_shutdown(sidejob.runtime, job.id, recursive=recursive):
+    if not without_shutdown:
+        job.terminate(recursive=recursive)
+        return None
+    if terminate_without_shutdown(sidejob.runtime, job.id, recursive=recursive):
         return None
     return "a run is in progress, and the shutdown follows it"
 

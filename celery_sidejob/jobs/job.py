@@ -56,7 +56,7 @@ from ..operations.moving import check_may_move
 from ..operations.queues import set_priority
 from ..operations.recovery import move_by_force
 from ..operations.runtime import Runtime
-from ..operations.shutdown import end_without_shutdown
+from ..operations.shutdown import terminate_without_shutdown
 from ..operations.unit_of_work import carry_out
 from ..operations.waiting import waiting_for
 from ..store import aliases as alias_rows
@@ -417,9 +417,10 @@ class Job:
                 f"terminate(without_shutdown=True) of job {self.id} inside a run, or with transaction=: it cannot be "
                 "part of a unit, nor of your transaction."
             )
-        self._do("terminate", Terminate(self.id, tree=recursive), transaction)
         if without_shutdown:
-            end_without_shutdown(self._runtime, self.id, recursive=recursive)
+            terminate_without_shutdown(self._runtime, self.id, recursive=recursive)
+        else:
+            self._do("terminate", Terminate(self.id, tree=recursive), transaction)
         return self if transaction is not None else self._forget()
 
     @property

@@ -108,9 +108,9 @@ UPDATE {{messages}} SET due_at = now(), next_check_at = now()
 WHERE job_id = %(job_id)s::bigint AND due_at = {NEVER} RETURNING job_id""")
 
 
-def release_one(connections: Autocommit, job_id: int) -> bool:
+def release_one(executor: Autocommit | Transaction, job_id: int) -> bool:
     """Have the run of a job begin that may be parked; returns whether it was."""
-    return bool(connections.run(_RELEASE_ONE, job_id=job_id))
+    return bool(executor.run(_RELEASE_ONE, job_id=job_id))
 
 
 _TO_END = Statement(f"""

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from celery_sidejob import IllegalMoveError, Job
-from celery_sidejob.operations import parking
+from celery_sidejob.operations import parking, runs
 from celery_sidejob.operations.shutdown import end_without_shutdown
 from celery_sidejob.store import asks, jobs, parked
 from celery_sidejob.store.outbox.kinds import JOBS
 from celery_sidejob.store.outbox.publishing import mark_published
 from tests.tools.commands import ask
+from tests.tools.crash_points import Arm
 from tests.tools.in_process import Stage
 
 Aside = Callable[..., Future[Any]]
@@ -459,6 +460,40 @@ def test_a_run_in_progress_is_left_to_end_with_its_shutdown(stage: Stage) -> Non
     stage.perform(hold)
     stage.drain()
     assert root.terminated
+
+
+@pytest.mark.parametrize("gate", ["open", "paused", "full", "rate"])
+@pytest.mark.parametrize("recursive", [False, True])
+def test_a_job_is_ended_without_its_shutdown_whatever_workers_and_gates_do(
+    stage: Stage, at: Arm, gate: str, recursive: bool
+) -> None:
+    ran: list[int] = []
+
+    @stage.task(name="stage.hooked", queue="q")
+    def task(job: Any) -> None:
+        pass
+
+    task.on_shutdown(lambda job: ran.append(job.id))
+    first, root = task.enqueue(), task.enqueue()
+    child = root.enqueue(task, child_name="child") if recursive else None
+    queue = stage.sidejob.queue("q")
+    if gate == "paused":
+        queue.pause()
+    if gate == "full":
+        queue.configure(limit=1)
+    if gate == "rate":
+        queue.configure(rate="1/h")
+    assert runs.claim(stage.runtime, first.id, task=first.task, for_run=1, worker_id=stage.worker_id, passes=True)
+
+    def an_idle_worker_comes() -> None:
+        for job in filter(None, (root, child)):
+            for (for_run,) in stage.sql("SELECT run_no + 1 FROM jobs WHERE id = %s", job.id):
+                if begun := stage.claim(job, for_run=for_run):
+                    stage.perform(begun)
+
+    at("terminate:after-commit", an_idle_worker_comes)
+    root.terminate(recursive=recursive, without_shutdown=True)
+    assert (root.terminated, ran, stage.row_counts()["messages"]) == (True, [], 1)
 
 
 def test_to_end_without_a_shutdown_is_part_of_no_unit_and_of_no_transaction_of_others(stage: Stage) -> None:
