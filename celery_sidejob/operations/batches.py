@@ -1,11 +1,10 @@
-"""Members of batches: a job joins in the transaction that makes it, a durable task right after it was kept."""
+"""Members of batches: each joins in the transaction that makes it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
 
 from ..model.changes import JoinBatch, NewJob
 from ..model.errors import BatchClosedError, IllegalMoveError
@@ -58,19 +57,8 @@ def check_takes_tasks(runtime: Runtime) -> None:
         )
 
 
-def join_tasks(runtime: Runtime, task_ids: Iterable[str], transaction: Any = None) -> None:
-    """Add durable tasks to the batch in whose block this is, if it is in one.
-
-    With the caller's `transaction` in it, before they are kept. Otherwise after they were kept: if the process dies in
-    between, the call has not returned; its task runs, and does not belong to the batch.
-    """
+def join_tasks(executor: Transaction, task_ids: Iterable[str]) -> None:
+    """Add durable tasks to the batch in whose block this is, if it is in one, in the transaction that keeps them."""
     batch_id = present()
-    if batch_id is None:
-        return
-    check_takes_tasks(runtime)
-    change = JoinBatch(batch_id, task_ids=tuple(task_ids))
-    if transaction is not None:
-        borrowed = runtime.connections.borrow(transaction)
-        borrowed.apply(lambda: join(borrowed, change))
-    else:
-        runtime.connections.transact("batch", lambda executor: join(executor, change))
+    if batch_id is not None:
+        join(executor, JoinBatch(batch_id, task_ids=tuple(task_ids)))

@@ -21,7 +21,7 @@ from ..store.errors import OutcomeUnknown, RowsLocked, repeat
 from ..store.outbox import tasks
 from ..store.outbox.tasks import Kept, Waits
 from ..store.statement import Reader, Transaction
-from . import capacity
+from . import batches, capacity
 from .failover.first import in_the_first
 from .lending import do_after_commit
 from .publishing import addressed, publish_kept
@@ -48,6 +48,7 @@ def keep(runtime: Runtime, message: Message) -> None:
     A message due later than `sidejob_timer_horizon` waits in the store. If the process dies between commit and
     publication, the sweeper publishes.
     """
+    batches.check_takes_tasks(runtime)
     began = time.monotonic()
     encoded: list[Encoded | None] = []
     there, tried, kept = in_the_first(runtime, lambda there, tried: _keep(there, message, tried, encoded))
@@ -86,6 +87,7 @@ def lend(runtime: Runtime, message: Message, transaction: Any) -> None:
 
     If we are not told of the commit, or this process dies before, the sweeper does that.
     """
+    batches.check_takes_tasks(runtime)
     borrowed: Borrowed = runtime.connections.borrow(transaction)
     began = time.monotonic()
     with capacity.refusing(runtime), borrowed.atomic():
@@ -94,6 +96,7 @@ def lend(runtime: Runtime, message: Message, transaction: Any) -> None:
             if (refusal := _refusal(borrowed, message)) is not None:
                 raise refusal
             admitted = admitted or _admitted_alone(borrowed, message)
+        batches.join_tasks(borrowed, [message.task_id])
 
     def committed() -> None:
         if runtime.sends(message):  # its savepoint may have been rolled back, and a worker is woken for nothing
@@ -127,6 +130,7 @@ def keep_many(runtime: Runtime, messages: Sequence[Message], *, of_run: bool = F
     a task id is taken.
     """
     _check_ids(messages)
+    batches.check_takes_tasks(runtime)
     pages = list(_pages(messages))
     encoded: list[Encoded | None] = []
 
@@ -151,12 +155,14 @@ def keep_many(runtime: Runtime, messages: Sequence[Message], *, of_run: bool = F
 def lend_many(runtime: Runtime, messages: Sequence[Message], transaction: Any) -> None:
     """Keep messages in the caller's transaction, and give them to the broker once it is committed."""
     _check_ids(messages)
+    batches.check_takes_tasks(runtime)
     pages = list(_pages(messages))
     borrowed: Borrowed = runtime.connections.borrow(transaction)
     began = time.monotonic()
     with capacity.refusing(runtime), borrowed.atomic():
         pages = _admitted(borrowed, pages)
         _keep_pages([borrowed.run] * len(pages), pages, waits_of(runtime), repeated=False)
+        batches.join_tasks(borrowed, [message.task_id for message in messages])
 
     def committed() -> None:
         for number, page in enumerate(pages):
@@ -242,7 +248,7 @@ def _keep_unless_locked(
     within_s = runtime.stores.wait_s
     locked_s = None if message.unique_key is None else within_s / 2
     is_judged = capacity.judged(message) is not None
-    single = not tried and message.replaces is None and not is_judged
+    single = not tried and message.replaces is None and not is_judged and batches.present() is None
 
     def keeping(executor: OwnExecutor) -> Kept | None:
         encoded.clear()
@@ -256,7 +262,9 @@ def _keep_unless_locked(
             raise _taken(message.task_id)  # nobody has the key now; what has given way comes back
         if is_judged and kept is None:
             raise _NotKeptError
-        _note(executor, [message] if kept is not None else [], tried)
+        if kept is not None:
+            _note(executor, [message], tried)
+            batches.join_tasks(executor, [message.task_id])
         return kept
 
     while True:
@@ -305,6 +313,7 @@ def _keep_all(
         kept = pages if repeated else _admitted(executor, pages)
         waiting = _keep_pages(runs, kept, waits_of(runtime), repeated=repeated)
         _note(executor, [message for page in pages for message in page], tried)
+        batches.join_tasks(executor, [message.task_id for page in pages for message in page])
         return waiting
 
     first = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,12 +17,14 @@ from celery_sidejob import (
     IllegalMoveError,
     InvalidValueError,
     RunningJob,
+    StoreUnavailableError,
     UnknownTaskError,
 )
 from celery_sidejob.jobs.batch import settle, settle_all
 from celery_sidejob.model.crash_points import Died
 from celery_sidejob.testing import run_job, run_until_quiet
-from tests.tools.crash_points import Arm
+from tests.tools.apps import make_app
+from tests.tools.crash_points import Arm, lost
 from tests.tools.in_process import Stage
 
 pytestmark = pytest.mark.pooled_too
@@ -29,6 +32,10 @@ pytestmark = pytest.mark.pooled_too
 
 def fails(job: RunningJob) -> None:
     raise ValueError("it does not work")
+
+
+def idle() -> None:
+    """Do nothing."""
 
 
 class Followed:
@@ -126,6 +133,47 @@ def test_an_open_batch_takes_more_by_its_name(stage: Stage) -> None:
     assert [one.counts.total for one in stage.sidejob.batches()] == [0]
     with pytest.raises(BatchNotFoundError, match="replaced by another"):
         batch.progress  # noqa: B018 - it raises
+
+
+def test_a_call_into_a_batch_that_was_closed_keeps_nothing(stage: Stage) -> None:
+    work = work_of(stage)
+    batch = stage.sidejob.batch("import")
+    batch.close()
+    stage.runtime.connections.write_behind_now()
+    before = stage.everything()
+    with stage.connect(autocommit=False) as connection, batch_block(batch):
+        for transaction in ({}, {"transaction": connection}):
+            for call in (
+                partial(work.apply_async, **transaction), partial(work.apply_async, unique="k", **transaction),
+                partial(stage.sidejob.send_many, [work.s(), work.s()], **transaction),
+                partial(stage.sidejob.enqueue, stage.idle, **transaction),
+            ):  # fmt: skip
+                with pytest.raises(BatchClosedError, match="Batch 'import' is closed: nothing"):
+                    call()
+        connection.commit()
+    assert stage.everything() == before
+
+
+def test_a_call_whose_answer_was_lost_belongs_to_its_batch_once(stage: Stage, at: Arm) -> None:
+    work = work_of(stage)
+    with stage.sidejob.batch("import") as batch:
+        at("durable-keep:after-commit", lost)
+        work.delay()
+        at("durable-keep:after-commit", lost)
+        stage.sidejob.send_many([work.s(), work.s()])
+    assert (batch.counts.total, stage.row_counts()["messages"]) == (3, 3)
+
+
+def test_a_call_into_a_batch_is_not_published_without_its_row(stage: Stage) -> None:
+    batch = stage.sidejob.batch("import")
+    app = make_app("away", sidejob_database_url="postgresql://127.0.0.1:1/nowhere", sidejob_on_store_down="publish")
+    work = app.task(idle, name="away.work", durable=True, shared=False)
+    with batch_block(batch):
+        for call in (work.delay, partial(app.sidejob.send_many, [work.s()])):
+            with pytest.raises(StoreUnavailableError):
+                call()
+    app.sidejob.close()
+    app.close()
 
 
 def test_an_error_in_the_block_leaves_the_batch_open(stage: Stage) -> None:

@@ -175,9 +175,7 @@ class KeepingProducer:
         if together is not None:
             self._collect(together, body, deaths, options)
         elif transaction is not None:
-            message = _keyed(self._message(body, deaths, **options))
-            batches.join_tasks(self._runtime, [message.task_id], transaction)
-            keeping.lend(self._runtime, message, transaction)
+            keeping.lend(self._runtime, _keyed(self._message(body, deaths, **options)), transaction)
         elif run is not None and (not run.moved if run.key[0] == headers.get("id") else run.body_is_over):
             self._keep_of(run, self._message(body, deaths, **options))
         else:
@@ -207,16 +205,14 @@ class KeepingProducer:
 
     def _keep_anywhere(self, body: Any, deaths: Any, options: dict[str, Any]) -> Any:
         message = _keyed(self._message(body, deaths, self._new_call(options["headers"]), **options))
-        batches.check_takes_tasks(self._runtime)
         try:
             keeping.keep(self._runtime, message)
         except StoreUnavailableError as error:
-            needs_row = message.unique_key is not None or message.admission is not None
+            needs_row = message.unique_key is not None or message.admission is not None or batches.present() is not None
             if needs_row or self._runtime.settings.on_store_down != "publish":
                 raise
             logger.warning("%s is published without a row, as sidejob_on_store_down says: %s", message.task_id, error)
             return self._producer.publish(body, **_without_row(message, options))
-        batches.join_tasks(self._runtime, [message.task_id])
         return None
 
     def _new_call(self, headers: Mapping[str, Any]) -> str | None:

@@ -85,10 +85,7 @@ def _collected(index: int, signature: Signature, producer: Any) -> Any:
 
 def _keep(app: Celery, together: Together, transaction: Any) -> None:
     runtime = app.sidejob.runtime
-    ids = [message.task_id for message in together.messages]
-    batches.check_takes_tasks(runtime)
     if transaction is not None:
-        batches.join_tasks(runtime, ids, transaction)
         keeping.lend_many(runtime, together.messages, transaction)
         return
     run = present_run(app)
@@ -98,14 +95,12 @@ def _keep(app: Celery, together: Together, transaction: Any) -> None:
         else:
             keeping.keep_many(runtime, together.messages)
     except StoreUnavailableError as error:
-        if runtime.settings.on_store_down != "publish":
+        if runtime.settings.on_store_down != "publish" or batches.present() is not None:
             raise
         count = len(together.messages)
         logger.warning("%d tasks are published without rows, as sidejob_on_store_down says: %s", count, error)
         for publish in together.without_rows:
             publish()
-        return
-    batches.join_tasks(runtime, ids)
 
 
 def _tell(app: Celery, calls: Sequence[Callable[[], Any]]) -> None:
