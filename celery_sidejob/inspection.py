@@ -267,6 +267,7 @@ class Inspection:
             "args": hide(headers.get("argsrepr")),
             "kwargs": hide(headers.get("kwargsrepr")),
             "due_at": row.due_at,
+            "declined_at": row.declined_at,
             "expires_at": row.expires_at,
             "published_at": row.published_at,
             "running_since": row.locked_at,
@@ -409,7 +410,7 @@ class Inspection:
         """Return the work that is left, in one queue or in all, and the jobs that rest.
 
         `queues` has the queues with runs that are due within the horizon or in progress; `unserved` names those of
-        them that no live worker serves. `parked` counts jobs whose task no worker of their queue knows. `later` counts
+        them that no live worker serves. `parked` counts runs whose task no worker of their queue knows. `later` counts
         runs whose `eta` or backoff ends after the horizon. `suspended` jobs and `timers` cannot be brought to an end by
         a worker now. `results` counts results that the backend does not have yet.
         """

@@ -118,7 +118,7 @@ QUEUE = (
     ("sidejob_queue_running", "running", "Runs in progress."),
     ("sidejob_queue_scheduled", "scheduled", "Durable tasks that wait for their eta."),
     ("sidejob_queue_delayed", "delayed", "Runs that wait for the end of a retry's backoff."),
-    ("sidejob_queue_parked", "parked", "Jobs whose task no worker of the queue knows."),
+    ("sidejob_queue_parked", "parked", "Runs whose task no worker of the queue knows."),
     ("sidejob_queue_unpublished", "unpublished", "Runs that are due and that the broker has not been given."),
     ("sidejob_queue_oldest_due_age_seconds", "oldest_due_s", "How long the oldest due run has waited."),
     ("sidejob_queue_oldest_unpublished_age_seconds", "oldest_unpublished_s",

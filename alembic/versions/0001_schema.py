@@ -259,6 +259,7 @@ CREATE TABLE {s}.messages (
   check_interval interval NOT NULL,
   published_at timestamptz,
   suspected_at timestamptz,
+  declined_at timestamptz,
   locked_by bigint,
   locked_at timestamptz,
   locked_pid int,
@@ -290,6 +291,8 @@ CREATE TABLE {s}.messages (
     AND pool_weight > 0 AND (pool_shard IS NULL OR pool IS NOT NULL))
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
 CREATE INDEX messages_queue_next_check_at_idx ON {s}.messages (queue, next_check_at);
+CREATE INDEX messages_declined_idx ON {s}.messages (task, queue, declined_at)
+  WHERE due_at = '9000-01-01 00:00:00+00'::timestamptz OR declined_at IS NOT NULL;
 CREATE INDEX messages_locked_by_idx ON {s}.messages (locked_by) WHERE locked_by IS NOT NULL;
 CREATE INDEX messages_rank_idx ON {s}.messages (queue, rank DESC, due_at, job_id)
   WHERE rank IS NOT NULL AND locked_by IS NULL;
@@ -347,16 +350,6 @@ CREATE CONSTRAINT TRIGGER messages_rest_in_pool AFTER UPDATE ON {s}.messages DEF
   FOR EACH ROW WHEN (OLD.pool_shard IS NOT NULL AND NEW.pool_shard IS NULL) EXECUTE FUNCTION {s}.leave_pool();
 CREATE CONSTRAINT TRIGGER messages_leave_pool AFTER DELETE ON {s}.messages DEFERRABLE INITIALLY DEFERRED
   FOR EACH ROW WHEN (OLD.pool_shard IS NOT NULL) EXECUTE FUNCTION {s}.leave_pool();
-
-CREATE TABLE {s}.parked (
-  job_id bigint CONSTRAINT parked_pkey PRIMARY KEY
-    CONSTRAINT parked_job_id_fkey REFERENCES {s}.jobs ON DELETE CASCADE,
-  task text NOT NULL,
-  queue text NOT NULL,
-  parked_at timestamptz NOT NULL DEFAULT now(),
-  end_at timestamptz);
-CREATE INDEX parked_task_queue_idx ON {s}.parked (task, queue);
-CREATE INDEX parked_end_at_idx ON {s}.parked (end_at) WHERE end_at IS NOT NULL;
 
 CREATE TABLE {s}.duplicates (
   task_id text NOT NULL,

@@ -77,7 +77,7 @@ def _undone(left: dict[str, Any]) -> str:
 def _done(left: dict[str, Any]) -> str:
     rest = [counted(left[what], one, many) for what, (one, many) in RESTING.items() if left[what]]
     if left["parked"]:
-        parked = counted(left["parked"], "parked job", "parked jobs")
+        parked = counted(left["parked"], "parked run", "parked runs")
         rest.insert(0, f"{parked} (no worker of the queue knows the task)")
     if left["later"]:
         later = counted(left["later"], "run for later", "runs for later")

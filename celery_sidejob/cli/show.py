@@ -69,6 +69,7 @@ def _show_task(output: Output, task: dict[str, Any]) -> None:
             "unique key": task["unique"],
             "arguments": " ".join(part for part in (task["args"], task["kwargs"]) if part) or None,
             "due": task["due_at"],
+            "declined": task["declined_at"] and f"by all workers since {moment(task['declined_at'])}",
             "expires": task["expires_at"],
             "published": task["published_at"] or (None if task["worker"] else "not yet"),
             "running since": task["running_since"],

@@ -84,8 +84,8 @@ def tasks(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     if rows:
         shown = ", ".join(f"{row.task} in {row.queue} ({row.runs} due)" for row in rows[:5])
         yield error(
-            "tasks", f"no live worker of its queue knows {shown}", meaning="These runs do not begin. A job is "
-            "parked, and a durable task goes to the dead set, when a worker gets its message.",
+            "tasks", f"no live worker of its queue knows {shown}", meaning="These runs do not begin. They are "
+            "parked when a worker gets their message.",
             remedy="Start a worker of that queue that imports the task, or register a renamed task under its old "
             f"name too. {GIVE_UP}",
         )  # fmt: skip
@@ -99,18 +99,18 @@ def tasks(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
             "gets its message.",
             remedy="Register the task under its old name too, or import its module (imports, autodiscover_tasks).",
         )  # fmt: skip
-    parked_jobs = parked.count(executor, limit=6)
-    if parked_jobs:
-        shown = ", ".join(f"{row.jobs} of {row.task} in {row.queue}" for row in parked_jobs[:5])
-        more = ", and others" if len(parked_jobs) > 5 else ""
+    declined = parked.count(executor, limit=6)
+    if declined:
+        shown = ", ".join(f"{row.runs} of {row.task} in {row.queue}" for row in declined[:5])
+        more = ", and others" if len(declined) > 5 else ""
         yield error(
-            "tasks", f"jobs are parked: {shown}{more}",
-            meaning="No worker of their queue knew the task when their message came. They run within seconds once "
-            "one does, and cost nothing until then.",
+            "tasks", f"workers have declined runs: {shown}{more}",
+            meaning="The workers that got their messages did not know the task, or could not read the message. They "
+            f"run once a worker can. A durable task goes to the dead set after {parked.PATIENCE}; jobs wait.",
             remedy="Start a worker of that queue that imports the task, or register a renamed task under its old "
-            f"name too. {GIVE_UP}",
+            f"name too. If the workers do know it, their log says why they cannot read the message. {GIVE_UP}",
         )  # fmt: skip
-    if not (rows or unknown or parked_jobs):
+    if not (rows or unknown or declined):
         yield well("tasks", "every task of which a run is due is known to a worker")
 
 

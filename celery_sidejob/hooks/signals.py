@@ -49,6 +49,10 @@ TEXTS: dict[type[events.Event], str] = {
     events.JobParked:
         "Job %(job_id)d is parked: no worker of queue %(queue)s knows its task %(task)s. Nothing is lost: it waits in "
         "the store, and goes on when a worker starts that imports the task. Start one, or terminate the job",
+    events.TaskParked:
+        "Task %(task_id)s is parked: no worker of queue %(queue)s knows the task %(task)s. Nothing is lost: it "
+        "waits in the store, and goes on when a worker starts that imports the task. Start one; after a day it goes to "
+        "the dead set",
     events.RunLost: "Run %(run_no)d of job %(job_id)d (%(task)s) was lost with its worker: %(why)s",
     events.TaskBuried: "Task %(task_id)s (%(task)s) was entered in the dead set: %(reason)s",
     events.TaskLost: "Task %(task_id)s (%(task)s) was lost with its worker: %(why)s",

@@ -145,6 +145,16 @@ class TaskBuried(TaskEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class TaskParked(TaskEvent):
+    """No worker of a durable task's queue knows it: it waits until one does."""
+
+    total = "tasks_parked"
+    meaning = "Durable tasks parked because no worker of their queue knew them."
+
+    queue: str
+
+
+@dataclass(frozen=True, slots=True)
 class TaskLost(TaskEvent):
     """The worker of a durable task died while it ran."""
 
@@ -189,6 +199,6 @@ class Measured:
 Event = JobEvent | TaskEvent | Swept | Measured
 
 COUNTED: tuple[type[JobEvent | TaskEvent], ...] = (
-    RunLost, RunRescued, LeaseLost, TaskLost, TaskEndedWell, JobBuried, TaskBuried, JobParked, JobMoved,
+    RunLost, RunRescued, LeaseLost, TaskLost, TaskEndedWell, JobBuried, TaskBuried, JobParked, TaskParked, JobMoved,
 )  # fmt: skip
 """The events with a total, in the order in which people see them."""

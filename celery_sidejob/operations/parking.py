@@ -1,66 +1,96 @@
-"""Parks jobs whose task no worker of their queue knows, and releases them once a worker knows the task."""
+"""Lets work wait that a worker declines, as it does not know the task, or cannot read the message.
+
+In a rolling deploy, workers of two versions serve a queue. Work whose task none of them knows is parked, until a worker
+says that it knows the task. Other work is sent again until a worker gets it that can run it.
+"""
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from typing import Any
 
-from ..model.events import JobParked
+from ..model.events import JobParked, TaskParked
 from ..store import jobs, parked, served
+from ..store.outbox.kinds import JOBS, Kind
 from ..store.statement import Transaction
 from .runtime import Runtime
 
 logger = logging.getLogger("celery_sidejob")
 
+LONGEST_S = 600.0
+"""Seconds after which a message is sent again, at most, that a worker could not read."""
 
-def park(runtime: Runtime, job_id: int, *, for_run: int, task: str) -> None:
-    """Park a job whose message a worker has received that does not know its task.
 
-    It is not parked if a live worker of the queue knows the task: the message is then sent again within seconds. If the
-    process dies before the commit, the message counts as missing and is sent again too.
+def decline(runtime: Runtime, kind: Kind, key: tuple[Any, int], *, task: str, unread: str | None = None) -> bool:
+    """Have the message wait that a worker has received and cannot run; True if all have declined it for too long.
+
+    `unread`: why it cannot be read here; otherwise its task is unknown here, and it is parked. It is not parked if a
+    live worker of the queue knows the task, nor in a store where workers do not record what they serve: the message is
+    then sent again within seconds. If the process dies before the commit, the message counts as missing and is sent
+    again too.
     """
+    may_park = unread is None and runtime.store.place == 0
 
-    def work(executor: Transaction) -> tuple[Any | None, float | None]:
-        jobs.lock(executor, [job_id])  # otherwise a termination that is not committed would not see that it is parked
-        parked.take_turn(executor)
-        row = parked.park(executor, job_id, for_run=for_run, task=task)
-        if row is not None:
-            return row, None
-        return None, parked.send_again(executor, job_id, for_run=for_run, lost_after_s=runtime.settings.lost_after)
+    def work(executor: Transaction) -> tuple[Any | None, parked.SentAgain | None]:
+        if kind is JOBS:  # otherwise a termination that is not committed would not see that it is parked
+            jobs.lock(executor, [key[0]])
+        if may_park:
+            parked.take_turn(executor)
+            row = parked.park(executor, kind, key, task=task)
+            if row is not None:
+                return row, None
+        longest_s = runtime.settings.lost_after if unread is None else LONGEST_S
+        return None, parked.send_again(executor, kind, key, task=task, longest_s=longest_s)
 
-    row, wait_s = runtime.connections.transact("park", work)
+    row, sent_again = runtime.connections.transact("park", work)
+    shown = f"{'job' if kind is JOBS else 'task'} {key[0]} ({task})"
     if row is None:
-        _tell_of_message(job_id, task, wait_s)
-        return
-    runtime.observer.tell(JobParked(job_id, task, row.queue))
+        _tell_of_message(shown, sent_again, unread)
+        return sent_again is not None and sent_again.given_up and not may_park
+    event = JobParked(key[0], task, row.queue) if kind is JOBS else TaskParked(key[0], task, row.queue)
+    runtime.observer.tell(event)
     if row.terminating:
         logger.warning(
-            "Job %d (%s) is terminated without its shutdown in %g seconds, unless a worker comes to know the task.",
-            job_id, task, parked.SHUTDOWN_WAITS_S,
+            "%s is terminated without its shutdown in %g seconds, unless a worker comes to know the task.",
+            _capital(shown), parked.SHUTDOWN_WAITS_S,
         )  # fmt: skip
+    return False
 
 
-def _tell_of_message(job_id: int, task: str, wait_s: float | None) -> None:
-    """Say what becomes of a message whose job is not parked: None if the run that it announces is not owed now."""
-    if wait_s is None:
+def _tell_of_message(shown: str, sent_again: parked.SentAgain | None, unread: str | None) -> None:
+    """Say what becomes of a message that is not parked: None if the run that it announces is not owed now."""
+    if sent_again is None:
         logger.info(
-            "A message of job %d (%s) is dropped: this worker does not know the task, and the run that it announces is "
-            "not owed, or has begun. Nothing is lost, and there is nothing to do.", job_id, task,
+            "A message of %s is dropped: this worker cannot run it, and the run that it announces is not owed, or has "
+            "begun. Nothing is lost, and there is nothing to do.", shown,
+        )  # fmt: skip
+        return
+    wait_s = math.ceil(sent_again.wait_s)
+    if unread is not None:
+        logger.warning(
+            "%s is not run here: this worker cannot read its message (%s). Nothing is lost: it is sent again in %d "
+            "seconds, to any worker of its queue. A durable task that none can read goes to the dead set after %s.",
+            _capital(shown), unread, wait_s, parked.PATIENCE,
         )  # fmt: skip
         return
     logger.warning(
-        "Job %d (%s) is not run here: this worker does not know the task, but another of its queue does. Nothing is "
-        "lost: its message is sent again in %.0f seconds, to any of them. To avoid this, start this worker with the "
-        "code of the task, or give the task a queue of its own.", job_id, task, wait_s,
+        "%s is not run here: this worker does not know the task, but another of its queue does. Nothing is lost: its "
+        "message is sent again in %d seconds, to any of them. To avoid this, start this worker with the code of the "
+        "task, or give the task a queue of its own.", _capital(shown), wait_s,
     )  # fmt: skip
 
 
+def _capital(shown: str) -> str:
+    return shown[0].upper() + shown[1:]
+
+
 def serve(executor: Transaction, worker_id: int, *, queues: Sequence[str], tasks: Sequence[str]) -> Any:
-    """Record what a worker serves, and release the first of the jobs that are parked for it.
+    """Record what a worker serves, and release the first of the messages that are parked for it.
 
     It is one transaction: a later parking sees this worker, and this worker sees every earlier parking.
-    Returns how many `jobs` were released, and whether it `goes_on`: call it again for the next. If the process dies
+    Returns how many `runs` were released, and whether it `goes_on`: call it again for the next. If the process dies
     before that, another worker that serves the task releases them, or this one's successor.
     """
     parked.take_turn(executor)

@@ -67,10 +67,10 @@ class Recorder:
         worker_id, queues, tasks = found
         serve = partial(parking.serve, worker_id=worker_id, queues=queues, tasks=tasks)
         released = self._connections.transact("serve", serve)
-        jobs = released.jobs
+        runs = released.runs
         while released.goes_on:
             released = self._connections.transact("serve", serve)
-            jobs += released.jobs
-        if jobs:
-            logger.info("%d jobs go on that were parked: this worker knows their tasks", jobs)
+            runs += released.runs
+        if runs:
+            logger.info("%d runs go on that were parked: this worker knows their tasks", runs)
         self._noted, self._noted_at = found, time.monotonic()

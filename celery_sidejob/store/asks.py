@@ -11,7 +11,6 @@ from typing import Any
 
 from .dependencies import NOTED
 from .outbox.arming import NEVER, OPENS_AT, armed
-from .parked import SHUTDOWN_WAITS_S
 from .statement import Reader, Statement, Transaction, first
 
 _ASK = Statement(
@@ -56,23 +55,21 @@ def ask(executor: Transaction, ids: Iterable[int], *, force: bool, check_interva
     return executor.run(_ASK, ids=list(ids), force=force, check_interval_s=check_interval_s)
 
 
+# `parked` reads `armed`, to change the rows that it has left alone after it: one statement changes a row only once.
 _TERMINATE = Statement(
-    f"""
+    """
 WITH asked AS (
-  UPDATE {{jobs}} SET status = 'terminating', wakes_taken = wakes, timer_in_run = false, blocked = NULL,
+  UPDATE {jobs} SET status = 'terminating', wakes_taken = wakes, timer_in_run = false, blocked = NULL,
     losses = CASE status WHEN 'failed' THEN 0 ELSE losses END,
     terminate_tree = (status = 'terminating' AND terminate_tree) OR %(tree)s
   WHERE id = ANY(%(ids)s::bigint[]) AND status <> 'terminated'
   RETURNING id, unit_no, run_no, queue, priority, limit_key, pool, pool_weight, pool_runs),
 cancelled AS (
-  DELETE FROM {{timers}} WHERE job_id = ANY(%(ids)s::bigint[]) AND (id < %(timers_before)s::bigint) IS NOT FALSE),
+  DELETE FROM {timers} WHERE job_id = ANY(%(ids)s::bigint[]) AND (id < %(timers_before)s::bigint) IS NOT FALSE),
 freed AS (
-  DELETE FROM {{dependencies}} WHERE job_id IN (SELECT id FROM asked)),
+  DELETE FROM {dependencies} WHERE job_id IN (SELECT id FROM asked)),
 settled AS (
-  DELETE FROM {{dead}} WHERE job_id IN (SELECT id FROM asked)),
-doomed AS (
-  UPDATE {{parked}} SET end_at = now() + make_interval(secs => {SHUTDOWN_WAITS_S})
-  WHERE job_id = ANY(%(ids)s::bigint[]) AND end_at IS NULL),"""
+  DELETE FROM {dead} WHERE job_id IN (SELECT id FROM asked)),"""
     + armed(
         "asked j LEFT JOIN {askings} a ON a.job_id = j.id AND a.closed_at IS NULL",
         task_id="coalesce(a.task_id, gen_random_uuid()::text)",
@@ -81,9 +78,12 @@ doomed AS (
         waits="false",
         blocked="false",
     )
-    + """
+    + f""",
+parked AS (
+  UPDATE {{messages}} m SET declined_at = now() FROM asked
+  WHERE m.job_id = asked.id AND m.due_at = {NEVER} AND m.declined_at IS NULL AND (SELECT count(*) FROM armed) >= 0)
 SELECT asked.id, armed.task_id, armed.for_run, x.options::text AS options
-FROM asked LEFT JOIN armed ON armed.job_id = asked.id LEFT JOIN {askings} x ON x.task_id = armed.task_id"""
+FROM asked LEFT JOIN armed ON armed.job_id = asked.id LEFT JOIN {{askings}} x ON x.task_id = armed.task_id"""
 )
 
 
@@ -92,7 +92,7 @@ def terminate(
 ) -> Sequence[Any]:
     """Make jobs terminating: remove earlier wakes and timers (up to the id `timers_before`), cut a backoff short.
 
-    A job that is parked stays so, for `SHUTDOWN_WAITS_S` at most: nobody could run its shutdown.
+    A job that is parked stays so, for `parked.SHUTDOWN_WAITS_S` at most: nobody could run its shutdown.
     Returns a row for each job that was not terminated already; rows with a `task_id` are to be published.
     """
     return executor.run(

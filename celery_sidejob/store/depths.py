@@ -25,11 +25,11 @@ _COUNTS = f"""count(*) AS messages, count(*) FILTER (WHERE locked_by IS NOT NULL
     ) AS later,
   min(due_at) FILTER (WHERE waits AND due_at > now() + make_interval(secs => %(horizon_s)s) AND due_at < {AT_GATE}
     ) AS later_from,
-  count(*) FILTER (WHERE waits AND due_at <= now() AND published_at IS NULL AND next_check_at < {AT_GATE}
-    ) AS unpublished,
+  count(*) FILTER (WHERE waits AND due_at <= now() AND published_at IS NULL AND declined_at IS NULL
+    AND next_check_at < {AT_GATE}) AS unpublished,
   extract(epoch FROM now() - min(due_at) FILTER (WHERE waits AND due_at <= now()))::double precision AS oldest_due_s,
   extract(epoch FROM now() - min(due_at) FILTER (WHERE waits AND due_at <= now() AND published_at IS NULL
-    AND next_check_at < {AT_GATE}))::double precision AS oldest_unpublished_s"""
+    AND declined_at IS NULL AND next_check_at < {AT_GATE}))::double precision AS oldest_unpublished_s"""
 
 _OF_A_SHARE = Statement(f"""
 SELECT queue, {_COUNTS}
@@ -50,7 +50,8 @@ _RUNNING = Statement("SELECT queue, count(*) AS running FROM {messages} WHERE lo
 @dataclass(frozen=True, slots=True)
 class Depth:
     """The numbers of a queue's messages: held by a run, due, waiting for a backoff or a rate, for their first time, or
-    parked. What waits at the gate of a managed queue is due, and not `unpublished`.
+    parked. What waits at the gate of a managed queue, or to be sent again because a worker has declined it, is due, and
+    not `unpublished`.
 
     `soon` counts messages due within the horizon, `later` the others, the first of which is due at `later_from`. If it
     `is_estimated`, all numbers except `running` are estimates.

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from .outbox.arming import NEVER
 from .statement import Reader, Statement, first
 
 STATUSES = ("queued", "scheduled", "running")
 """Where a task is that is not finished; a doomed one that does not run has its doom instead."""
 
-_STATUS = """CASE WHEN m.doom IS NOT NULL AND m.locked_by IS NULL THEN m.doom
-    WHEN m.locked_by IS NOT NULL THEN 'running' WHEN m.due_at > now() THEN 'scheduled' ELSE 'queued' END"""
+_STATUS = f"""CASE WHEN m.doom IS NOT NULL AND m.locked_by IS NULL THEN m.doom
+    WHEN m.locked_by IS NOT NULL THEN 'running'
+    WHEN m.due_at > now() AND m.due_at <> {NEVER} THEN 'scheduled' ELSE 'queued' END"""
 _OF_TASK = Statement(f"""
 SELECT m.task_id, m.task, m.queue, {_STATUS} AS status,
-  m.due_at, m.expires_at, m.published_at, m.locked_at, w.ident AS worker, m.losses,
+  CASE WHEN m.due_at <> {NEVER} THEN m.due_at END AS due_at, m.declined_at, m.expires_at,
+  m.published_at, m.locked_at, w.ident AS worker, m.losses,
   m.last_loss::text AS last_loss, m.doom, m.publication, m.unique_key
 FROM {{messages}} m LEFT JOIN {{workers}} w ON w.id = m.locked_by
 WHERE m.task_id = %(task_id)s AND m.body IS NOT NULL""")

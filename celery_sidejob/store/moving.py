@@ -42,9 +42,7 @@ WITH changed AS (
     run_no = j.run_no + CASE WHEN EXISTS (SELECT FROM {{messages}} m WHERE m.job_id = j.id) THEN 1 ELSE 0 END
   WHERE j.id = %(id)s
   RETURNING j.id, j.task, j.queue, j.priority, j.status, j.unit_no, j.run_no, j.limit_key, j.rate_terminates,
-    j.rate_opens_at, j.blocked, j.pool, j.pool_weight, j.pool_runs),
-unparked AS (
-  DELETE FROM {{parked}} WHERE job_id = %(id)s),"""
+    j.rate_opens_at, j.blocked, j.pool, j.pool_weight, j.pool_runs),"""
     + armed(
         "changed j JOIN {messages} held ON held.job_id = j.id",
         task_id="held.task_id",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from celery import Celery
 
@@ -14,6 +15,8 @@ app = Celery("parking", set_as_current=False)
 app.conf.update(Broker.from_env().configuration)
 app.conf.task_default_queue = "parking"
 app.conf.sidejob_lost_after = 3
+app.conf.sidejob_durable_tasks = ["plain.*"]
+app.conf.accept_content = os.environ.get("PARKING_READS", "json").split(",")
 sidejob = SideJob(app)
 
 
@@ -28,5 +31,12 @@ def _serve(name: str) -> None:
         Record.from_env().note("shut down", job=job.id, name=name)
 
 
+def _serve_plain(name: str) -> None:
+    @app.task(name=name, bind=True)
+    def task(self: Any, value: Any) -> Any:
+        Record.from_env().note("ran", id=self.request.id, name=name)
+        return str(value)
+
+
 for known in os.environ["PARKING_KNOWS"].split(","):
-    _serve(known)
+    (_serve_plain if known.startswith("plain.") else _serve)(known)

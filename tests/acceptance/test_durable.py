@@ -494,11 +494,15 @@ def test_an_expired_task_is_dead_wherever_it_expired(site: Site) -> None:
     assert (in_store.state, site.ran(in_store)) == ("REVOKED", [])
 
 
-def test_an_unknown_task_is_dead(site: Site) -> None:
+def test_a_task_that_stays_unknown_is_dead(site: Site) -> None:
     site.worker()
-    site.app.send_task(f"{APP}.nobody_knows_it")
+    result = site.app.send_task(f"{APP}.nobody_knows_it")
+    wait_until(lambda: site.sql("SELECT 1 FROM messages WHERE due_at > '8000-01-01'"), message="it to be parked")
+    assert result.state == "PENDING"
+    site.sql("UPDATE messages SET next_check_at = now()")
 
     site.wait_quiet()
+    assert result.state == "FAILURE"
     (entry,) = site.dead()
     assert (entry.reason, entry.error.partition(":")[0]) == ("failed", "NotRegistered")
 

@@ -224,14 +224,23 @@ def test_a_body_that_raises_no_exception_of_the_ordinary_kind(site: Site) -> Non
     assert (left.state, raised.state) == ("FAILURE", "FAILURE")
 
 
-def test_a_body_that_no_worker_may_decode_is_dead_and_is_so_again(site: Site) -> None:
+def test_a_body_that_no_worker_may_decode_for_a_day_is_dead_and_is_so_again(site: Site) -> None:
+    def let_a_day_pass() -> None:
+        a_day_ago = (
+            "UPDATE messages SET declined_at = now() - interval '25 h', next_check_at = now() "
+            "WHERE task_id = %s AND declined_at IS NOT NULL RETURNING task_id"
+        )
+        wait_until(lambda: site.sql(a_day_ago, result.id), timeout=TIMEOUT_S, message="it to be declined")
+
     result = site.call("noted", {1, 2}, serializer="pickle")
+    let_a_day_pass()
 
     entry = site.entry(result)
 
     assert (entry.reason, entry.error.partition(":")[0]) == ("failed", "ContentDisallowed")
     assert result.state == "FAILURE"
     site.app.sidejob.dead.retry(entry.id)
+    let_a_day_pass()
     site.over(result)
     (again,) = [one for one in site.app.sidejob.dead if one.task_id == result.id]
     assert (again.error, [death["error"] for death in again.history]) == (entry.error, ["ContentDisallowed"])

@@ -17,6 +17,7 @@ from tests.tools.workers import Processes, WorkerProcess
 
 APP = "tests.acceptance.parking_app"
 OLD, NEW = "parking.old", "parking.new"
+PARKED = "due_at = '9000-01-01Z'"
 
 
 class Site:
@@ -25,8 +26,9 @@ class Site:
     def __init__(self, database_url: str, broker: Broker, processes: Processes, record: Record) -> None:
         self._env = {"SIDEJOB_DATABASE_URL": database_url, **broker.env, **record.env}
         self.client = Stage(
-            database_url, broker=broker.url, **broker.configuration, task_default_queue="parking", sidejob_lost_after=3
-        )
+            database_url, broker=broker.url, **broker.configuration, task_default_queue="parking", sidejob_lost_after=3,
+            sidejob_durable_tasks=["plain.*"],
+        )  # fmt: skip
         self.sidejob = self.client.sidejob
         self.client.declare_dead(self.client.worker_id)
         self.record = record
@@ -49,13 +51,15 @@ class Site:
         """Wait until these jobs are, and no others."""
         wanted = [(job.id,) for job in jobs]
         wait_until(
-            lambda: self.client.sql("SELECT job_id FROM parked ORDER BY job_id") == wanted,
+            lambda: self.client.sql(f"SELECT job_id FROM messages WHERE {PARKED} ORDER BY job_id") == wanted,
             timeout=15, message="the jobs to be parked",
         )  # fmt: skip
 
     def wait_until_released(self, timeout: float) -> None:
         wait_until(
-            lambda: self.client.row_counts()["parked"] == 0, timeout=timeout, message="the jobs not to be parked"
+            lambda: self.client.sql(f"SELECT 1 FROM messages WHERE {PARKED}") == [],
+            timeout=timeout,
+            message="nothing to be parked",
         )
 
 
@@ -97,7 +101,7 @@ def test_a_job_waits_for_the_deployment_that_has_its_task(site: Site) -> None:
         assert job.wait(timeout=60).status == "completed"
     assert [job.waiting_for for job in jobs] == [[]] * 3
     assert len(site.record.of("ran", name=NEW)) == 3
-    assert site.client.row_counts()["parked"] == 0
+    assert site.client.row_counts()["messages"] == 0
     assert without.log().count("is parked: no worker") == 3
     without.terminate()
     assert without.wait(30) == 0
@@ -113,7 +117,7 @@ def test_while_both_deployments_run_every_job_runs_soon(site: Site) -> None:
     jobs = [site.sidejob.enqueue(NEW) for _ in range(6)]
     for job in jobs:
         job.wait(timeout=40)
-    assert site.client.row_counts()["parked"] == 0
+    assert site.client.row_counts()["messages"] == 0
 
 
 @pytest.mark.few(2)
@@ -139,7 +143,7 @@ def test_a_worker_that_dies_while_it_parks_or_registers_leaves_nothing_parked_fo
     site.worker(OLD)
     site.worker(NEW)
     assert job.wait(timeout=60).status == "completed"
-    assert site.client.row_counts()["parked"] == 0
+    assert site.client.row_counts()["messages"] == 0
 
 
 def test_a_parked_job_that_is_terminated_is_told_of(site: Site) -> None:
@@ -151,7 +155,7 @@ def test_a_parked_job_that_is_terminated_is_told_of(site: Site) -> None:
     late.terminate()
     assert now.terminate(without_shutdown=True).status == "terminated"
     assert late.refresh().status == "terminating"
-    site.client.sql("UPDATE parked SET end_at = now()")
+    site.client.sql("UPDATE messages SET declined_at = now() - interval '61 s'")
     assert late.wait(timeout=20).status == "terminated"
     without.wait_for_log(f"Job {late.id} was terminated without its shutdown")
     assert site.record.of("shut down") == []
@@ -166,3 +170,41 @@ def test_the_shutdown_of_a_parked_job_runs_if_its_deployment_is_back_in_time(sit
     site.worker(NEW)
     assert job.wait(timeout=20).status == "terminated"
     assert [event["job"] for event in site.record.of("shut down")] == [job.id]
+
+
+# -- durable tasks ---------------------------------------------------------------------------------------------------
+
+PLAIN = "plain.new"
+
+
+@pytest.mark.few(2)
+@pytest.mark.brokers("redis", "sidejob", "amqp", "sidejobpg")
+def test_durable_tasks_wait_for_the_deployment_that_knows_them(site: Site) -> None:
+    old = site.worker(OLD)
+    results = [site.client.app.send_task(PLAIN, (number,)) for number in range(3)]
+    parked = f"SELECT task_id FROM messages WHERE {PARKED} ORDER BY 1"
+    wanted = sorted((result.id,) for result in results)
+    wait_until(lambda: site.client.sql(parked) == wanted, timeout=20, message="the tasks to be parked")
+    old.wait_for_log(f"Task {results[0].id} is parked: no worker of queue parking knows the task {PLAIN}")
+    assert [result.state for result in results] == ["PENDING"] * 3, "Celery would call it a failure"
+
+    site.worker(OLD, PLAIN)
+    site.wait_until_released(timeout=8)
+    results += [site.client.app.send_task(PLAIN, (number,)) for number in range(3, 12)]  # of which the old gets some
+    wait_until(lambda: site.client.row_counts()["messages"] == 0, timeout=60, message="all to run")
+    assert sorted(event["id"] for event in site.record.of("ran")) == sorted(result.id for result in results)
+    assert site.sidejob.dead.list() == []
+
+
+@pytest.mark.few(2)
+@pytest.mark.brokers("redis", "sidejob", "amqp", "sidejobpg")
+def test_a_message_that_old_workers_cannot_read_waits_for_new_ones(site: Site) -> None:
+    old = site.worker(PLAIN)
+    result = site.client.app.send_task(PLAIN, ({1},), serializer="pickle")
+    old.wait_for_log(f"Task {result.id} ({PLAIN}) is not run here: this worker cannot read its message (Content")
+    assert result.state == "PENDING"
+    assert site.sidejob.dead.list() == []
+
+    site.worker(PLAIN, env={"PARKING_READS": "json,pickle", "C_FORCE_ROOT": "1"})
+    wait_until(lambda: site.client.row_counts()["messages"] == 0, timeout=60, message="it to run")
+    assert [event["id"] for event in site.record.of("ran")] == [result.id]

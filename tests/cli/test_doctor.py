@@ -24,6 +24,7 @@ from celery_sidejob.model.finding import Finding, Level
 from celery_sidejob.operations import parking
 from celery_sidejob.store import registry, served, stats, workers
 from celery_sidejob.store.estimates import Count
+from celery_sidejob.store.outbox.kinds import JOBS
 from celery_sidejob.store.schema import migrate
 from tests.tools.apps import make_app
 from tests.tools.brokers import in_postgres
@@ -190,11 +191,11 @@ def test_a_task_that_no_live_worker_knows_any_more(locked: Stage) -> None:
 def test_jobs_that_are_parked(locked: Stage) -> None:
     job = locked.job()
     served.serve(locked.runtime.connections, locked.worker_id, queues=["celery"], tasks=["stage.call"])
-    parking.park(locked.runtime, job.id, for_run=1, task="stage.idle")
+    parking.decline(locked.runtime, JOBS, (job.id, 1), task="stage.idle")
 
     (finding,) = findings(locked)["tasks"]
     assert finding.level == Level.ERROR
-    assert finding.found == "jobs are parked: 1 of stage.idle in celery"
+    assert finding.found == "workers have declined runs: 1 of stage.idle in celery"
 
 
 @pytest.mark.parametrize("ends", ["failed", "terminated"])

@@ -10,6 +10,7 @@ import pytest
 from celery_sidejob import RunningJob
 from celery_sidejob.operations import parking
 from celery_sidejob.store import served
+from celery_sidejob.store.outbox.kinds import JOBS
 from tests.tools.commands import ask
 from tests.tools.in_process import Stage
 
@@ -65,11 +66,11 @@ def test_one_thing_that_is_left_is_not_many(stage: Stage) -> None:
     stage.inside(suspend)
     stage.inside(retry_later)
     parked = stage.job()
-    parking.park(stage.runtime, parked.id, for_run=1, task="stage.idle")
+    parking.decline(stage.runtime, JOBS, (parked.id, 1), task="stage.idle")
     stage.job(countdown=7200)
 
     said = ask(stage.app, "drain", "--timeout", 0).lines[0]
-    for one in (" 1 run for later (", " 1 parked job (", " 1 suspended job,", " 1 timer"):
+    for one in (" 1 run for later (", " 1 parked run (", " 1 suspended job,", " 1 timer"):
         assert one in said, said
 
 

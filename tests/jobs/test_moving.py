@@ -206,10 +206,9 @@ def test_what_ends_is_not_moved(stage: Stage) -> None:
 
 def test_a_parked_job_is_moved_to_a_queue_that_knows_its_task(stage: Stage) -> None:
     job = stage.job(queue="old")
-    parking.park(stage.runtime, job.id, for_run=1, task=job.task)
+    parking.decline(stage.runtime, JOBS, (job.id, 1), task=job.task)
     assert job.waiting_for == ["no worker"]
     job.move(queue="new")
-    assert stage.sql("SELECT count(*) FROM parked") == [(0,)]
     assert stage.run(job) == "completed"
 
 

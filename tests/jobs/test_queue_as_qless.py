@@ -13,6 +13,7 @@ from celery_sidejob.operations import parking, runs
 from celery_sidejob.operations.hold import Hold
 from celery_sidejob.services.sweep.prune import Prune
 from celery_sidejob.services.sweep.sweep import Sweep
+from celery_sidejob.store.outbox.kinds import JOBS
 from tests.tools.in_process import Stage
 
 QUEUE = "mail"
@@ -60,7 +61,7 @@ def full(stage: Stage) -> Stage:
     assert hold is not None
     stage.perform(hold)
     parked = stage.job(queue=QUEUE)
-    parking.park(stage.runtime, parked.id, for_run=1, task=parked.task)
+    parking.decline(stage.runtime, JOBS, (parked.id, 1), task=parked.task)
     assert parked.waiting_for == ["no worker"]
     stage.job(queue=QUEUE, countdown=3600)
     for _ in range(2):

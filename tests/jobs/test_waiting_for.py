@@ -9,6 +9,7 @@ import pytest
 from celery_sidejob import JobNotFoundError, RunningJob
 from celery_sidejob.operations import parking
 from celery_sidejob.store import workers
+from celery_sidejob.store.outbox.kinds import JOBS
 from tests.tools.in_process import Stage
 
 
@@ -65,7 +66,7 @@ def test_it_waits_for_a_worker_that_knows_its_task(stage: Stage) -> None:
     job = stage.job()
     workers.leave(stage.runtime.connections, stage.worker_id)
     assert job.waiting_for == ["no worker"], "not parked yet"
-    parking.park(stage.runtime, job.id, for_run=1, task="stage.idle")
+    parking.decline(stage.runtime, JOBS, (job.id, 1), task="stage.idle")
     assert job.waiting_for == ["no worker"]
 
 

@@ -15,7 +15,7 @@ from celery_sidejob import IllegalMoveError, Job
 from celery_sidejob.operations import parking, runs
 from celery_sidejob.operations.shutdown import end_without_shutdown
 from celery_sidejob.store import asks, jobs, parked
-from celery_sidejob.store.outbox.kinds import JOBS
+from celery_sidejob.store.outbox.kinds import JOBS, TASKS
 from celery_sidejob.store.outbox.publishing import mark_published
 from tests.tools.commands import ask
 from tests.tools.crash_points import Arm
@@ -32,15 +32,15 @@ def due_run(stage: Stage, job: Job) -> int:
 
 def receive(stage: Stage, job: Job, *, for_run: int | None = None) -> None:
     """What a worker does that receives the job's message and does not know its task."""
-    parking.park(stage.runtime, job.id, for_run=for_run or due_run(stage, job), task=job.task)
+    parking.decline(stage.runtime, JOBS, (job.id, for_run or due_run(stage, job)), task=job.task)
 
 
 def announce(
     stage: Stage, *, tasks: tuple[str, ...] = (TASK,), queues: tuple[str, ...] = (QUEUE,), worker: int | None = None
 ) -> int:
-    """What a worker does that begins to serve these; returns how many jobs it has released."""
+    """What a worker does that begins to serve these; returns how many runs it has released."""
     serve = partial(parking.serve, worker_id=worker or stage.new_worker(), queues=queues, tasks=tasks)
-    return int(stage.runtime.connections.transact("serve", serve).jobs)
+    return int(stage.runtime.connections.transact("serve", serve).runs)
 
 
 def parked_job(stage: Stage, **options: Any) -> Job:
@@ -51,12 +51,11 @@ def parked_job(stage: Stage, **options: Any) -> Job:
 
 
 def is_parked(stage: Stage, job: Job) -> bool:
-    return bool(
-        stage.sql(
-            "SELECT 1 FROM parked p JOIN messages m USING (job_id) WHERE job_id = %s AND m.due_at > '8000-01-01'",
-            job.id,
-        )
-    )
+    return (job.id,) in parked_jobs(stage)
+
+
+def parked_jobs(stage: Stage) -> list[tuple[Any, ...]]:
+    return stage.sql("SELECT job_id FROM messages WHERE due_at = '9000-01-01Z'")
 
 
 # -- parked and released ---------------------------------------------------------------------------------------------
@@ -74,7 +73,7 @@ def test_a_job_is_parked_and_says_why_until_a_worker_of_its_queue_knows_its_task
     assert announce(stage) == 1
     assert job.waiting_for == []
     assert stage.run(job) == "completed"
-    assert stage.row_counts()["parked"] == 0
+    assert parked_jobs(stage) == []
 
 
 def test_the_sweeper_publishes_what_was_released_at_once(stage: Stage) -> None:
@@ -128,7 +127,7 @@ def test_a_stale_message_parks_nothing(stage: Stage, why: str, caplog: pytest.Lo
     else:
         stage.sql("UPDATE messages SET due_at = now() + interval '1 hour'")
     before = stage.everything()
-    parking.park(stage.runtime, job.id, for_run=for_run, task=TASK)
+    parking.decline(stage.runtime, JOBS, (job.id, for_run), task=TASK)
     assert stage.everything() == before
     assert f"A message of job {job.id} (stage.idle) is dropped: " in caplog.messages[-1]
     if why == "its run has begun":
@@ -154,18 +153,16 @@ def test_a_run_that_was_forced_before_its_worker_said_what_it_serves_leaves_noth
     job.run(force=True)
     assert stage.run(job) == "completed"
     assert announce(stage) == 0
-    assert stage.row_counts()["parked"] == 0
+    assert parked_jobs(stage) == []
 
 
 def test_many_are_released_in_pages(stage: Stage) -> None:
     many = stage.sidejob.enqueue_many([{"task": stage.idle}] * (parked.RELEASED_TOGETHER + 1))
-    stage.sql("""
-        WITH stopped AS (UPDATE messages SET due_at = '9000-01-01Z', next_check_at = '9000-01-01Z' RETURNING job_id)
-        INSERT INTO parked (job_id, task, queue) SELECT job_id, 'stage.idle', 'celery' FROM stopped""")
+    stage.sql("UPDATE messages SET due_at = '9000-01-01Z', next_check_at = '9000-01-01Z'")
     worker = stage.new_worker()
     assert announce(stage, worker=worker) == parked.RELEASED_TOGETHER
     assert announce(stage, worker=worker) == len(many) - parked.RELEASED_TOGETHER
-    assert stage.row_counts()["parked"] == 0
+    assert parked_jobs(stage) == []
 
 
 # -- announced once, and free ----------------------------------------------------------------------------------------
@@ -186,7 +183,7 @@ def test_it_is_told_once(stage: Stage, caplog: pytest.LogCaptureFixture) -> None
 def test_no_turn_of_the_sweeper_reads_or_writes_it(stage: Stage) -> None:
     parked_job(stage)
     stage.sidejob.poll()
-    where = "SELECT m.ctid::text, m.xmin::text, m.xmax::text, p.ctid::text, p.xmin::text FROM messages m, parked p"
+    where = "SELECT ctid::text, xmin::text, xmax::text FROM messages"
     before = stage.sql(where)
     for _ in range(3):
         assert not stage.sidejob.poll()
@@ -223,7 +220,7 @@ def test_a_registration_waits_for_whoever_parks_and_then_releases_it(stage: Stag
         nonlocal serves
         jobs.lock(executor, [job.id])
         parked.take_turn(executor)
-        assert parked.park(executor, job.id, for_run=for_run, task=TASK) is not None
+        assert parked.park(executor, JOBS, (job.id, for_run), task=TASK) is not None
         serves = aside(announce, stage)
         stage.wait_for_waiters()
 
@@ -245,7 +242,7 @@ def test_whoever_parks_waits_for_a_termination_and_then_sees_it(stage: Stage, as
         return parks
 
     stage.runtime.connections.transact("terminate", terminate).result(10)
-    assert stage.sql("SELECT end_at IS NOT NULL FROM parked") == [(True,)]
+    assert stage.sql("SELECT declined_at IS NOT NULL FROM messages") == [(True,)]
     assert stage.sql("SELECT status FROM jobs") == [("terminating",)]
 
 
@@ -256,13 +253,13 @@ def test_a_termination_waits_for_whoever_parks_and_then_sees_it(stage: Stage, as
     def park(executor: Any) -> Any:
         jobs.lock(executor, [job.id])
         parked.take_turn(executor)
-        assert parked.park(executor, job.id, for_run=for_run, task=TASK) is not None
+        assert parked.park(executor, JOBS, (job.id, for_run), task=TASK) is not None
         terminates = aside(job.terminate)
         stage.wait_for_waiters()
         return terminates
 
     stage.runtime.connections.transact("park", park).result(10)
-    assert stage.sql("SELECT end_at IS NOT NULL FROM parked") == [(True,)]
+    assert stage.sql("SELECT declined_at IS NOT NULL FROM messages") == [(True,)]
     assert is_parked(stage, job)
 
 
@@ -289,7 +286,7 @@ def test_a_release_and_a_termination_of_many_wait_for_each_other_and_both_hold(s
     announce(stage)
     stage.drain()
     assert {str(job.refresh().status) for job in many} == {"terminated"}
-    assert stage.row_counts()["parked"] == 0
+    assert parked_jobs(stage) == []
 
 
 @pytest.mark.parametrize("answer", ["before-commit", "after-commit"])
@@ -362,7 +359,7 @@ def test_waiting_for_counts_only_live_workers_of_the_queue_that_know_the_task(st
 
 def later(stage: Stage) -> None:
     """A minute passes for parked jobs that were terminated."""
-    stage.sql("UPDATE parked SET end_at = end_at - interval '61 s'")
+    stage.sql("UPDATE messages SET declined_at = declined_at - interval '61 s'")
 
 
 def test_a_parked_job_that_is_terminated_ends_without_its_shutdown_after_a_minute(
@@ -372,7 +369,7 @@ def test_a_parked_job_that_is_terminated_ends_without_its_shutdown_after_a_minut
     job.terminate()
     assert (job.refresh().status, job.waiting_for) == ("terminating", ["no worker"])
     assert is_parked(stage, job), "its shutdown cannot run either, and no message is sent"
-    assert stage.sql("SELECT end_at - now() BETWEEN '50 s' AND '60 s' FROM parked") == [(True,)]
+    assert stage.sql("SELECT now() - declined_at < '10 s' FROM messages") == [(True,)]
     stage.sidejob.poll()
     assert job.refresh().status == "terminating"
 
@@ -380,7 +377,7 @@ def test_a_parked_job_that_is_terminated_ends_without_its_shutdown_after_a_minut
     job.terminate()
     assert stage.sidejob.poll().shutdowns_skipped == 1
     assert job.refresh().status == "terminated"
-    assert stage.row_counts()["parked"] == stage.row_counts()["messages"] == 0
+    assert stage.row_counts()["messages"] == 0
     assert f"Job {job.id} was terminated without its shutdown" in caplog.text
     assert job.delete()
 
@@ -405,10 +402,10 @@ def test_its_shutdown_runs_if_a_worker_comes_in_time(stage: Stage) -> None:
 
 def test_no_shutdown_is_skipped_of_a_job_that_is_not_parked_any_more(stage: Stage) -> None:
     forced, released = parked_job(stage), parked_job(stage)
-    assert forced.run(force=True)  # its row in `parked` is still there
+    assert forced.run(force=True)
     for job in (forced, released):
         job.terminate()
-    stage.sql("UPDATE parked SET end_at = now() - interval '1 s' WHERE job_id = %s", forced.id)
+    stage.sql("UPDATE messages SET declined_at = now() - interval '61 s' WHERE job_id = %s", forced.id)
     stage.sidejob.poll()
     assert announce(stage) == 1
     assert not end_without_shutdown(stage.runtime, released.id, only_parked=True), "the sweeper read it before"
@@ -445,7 +442,7 @@ def test_a_forced_run_after_the_termination_is_parked_again(stage: Stage) -> Non
     stage.sidejob.poll()
     job.run(force=True)
     receive(stage, job)
-    assert stage.sql("SELECT end_at FROM parked") == [(None,)]
+    assert stage.sql("SELECT declined_at FROM messages") == [(None,)]
     assert announce(stage) == 1
     assert stage.run(job) == "completed"
 
@@ -511,7 +508,7 @@ def test_a_deleted_tree_leaves_no_parked_job(stage: Stage) -> None:
     job = parked_job(stage)
     job.terminate(without_shutdown=True)
     assert job.delete()
-    assert stage.row_counts()["parked"] == 0
+    assert parked_jobs(stage) == []
 
 
 # -- seen by people --------------------------------------------------------------------------------------------------
@@ -529,9 +526,120 @@ def test_commands_tell_of_parked_jobs(stage: Stage) -> None:
     queue = ask(stage.app, "stats", "--json").document["queues"][QUEUE]
     assert (queue["parked"], queue["depth"], queue["delayed"], queue["scheduled"]) == (2, 0, 0, 0)
     assert ask(stage.app, "drain", "--timeout", 0).lines == [
-        "No run is due or in progress. Left: 2 parked jobs (no worker of the queue knows the task)."
+        "No run is due or in progress. Left: 2 parked runs (no worker of the queue knows the task)."
     ]
-    assert "jobs are parked: 2 of stage.idle in celery" in " ".join(ask(stage.app, "doctor", "--json").out.split())
+    assert "workers have declined runs: 2 of stage.idle in celery" in " ".join(ask(stage.app, "doctor", "--json").out.split())
     announce(stage)
     stage.drain()
-    assert "jobs are parked" not in ask(stage.app, "doctor", "--json").out
+    assert "workers have declined" not in ask(stage.app, "doctor", "--json").out
+
+
+# -- durable tasks ---------------------------------------------------------------------------------------------------
+
+LETTER = "mails.send"
+
+
+def letter(stage: Stage, **options: Any) -> str:
+    """Call a durable task, as if its message had been published."""
+    stage.app.conf.sidejob_durable_tasks = ["mails.*"]
+    task_id = str(stage.app.send_task(LETTER, **options).id)
+    stage.runtime.connections.write_behind_now()
+    return task_id
+
+
+def decline(stage: Stage, task_id: str, *, task: str = LETTER, **options: Any) -> bool:
+    return parking.decline(stage.runtime, TASKS, (task_id, 1), task=task, **options)
+
+
+def parked_tasks(stage: Stage) -> list[str]:
+    return [row[0] for row in stage.sql("SELECT task_id FROM messages WHERE due_at = '9000-01-01Z'")]
+
+
+def age(stage: Stage) -> None:
+    """A day passes."""
+    stage.sql("UPDATE messages SET next_check_at = next_check_at - interval '24 h', "
+              "declined_at = declined_at - interval '24 h'")  # fmt: skip
+
+
+def test_a_durable_task_is_parked_until_a_worker_of_its_queue_knows_it(stage: Stage) -> None:
+    task_id = letter(stage)
+    announce(stage, tasks=("mails.other",))
+    assert not decline(stage, task_id)
+    assert parked_tasks(stage) == [task_id]
+    before = stage.everything(without=["counters"])
+    stage.sidejob.poll()
+    assert stage.everything(without=["counters"])["messages"] == before["messages"]
+    assert stage.sidejob.stats()["queues"]["celery"]["parked"] == 1
+    shown = ask(stage.app, "show", task_id).out
+    assert "declined" in shown
+    assert "9000" not in shown
+
+    assert announce(stage, tasks=(LETTER,), queues=("other",)) == 0
+    assert announce(stage, tasks=(LETTER,)) == 1
+    assert parked_tasks(stage) == []
+    assert stage.sidejob.poll().published == 1
+
+
+def test_a_task_that_nobody_knows_for_a_day_goes_to_the_dead_set(stage: Stage) -> None:
+    task_id = letter(stage)
+    decline(stage, task_id)
+    assert stage.sql("SELECT next_check_at - now() BETWEEN '23 h' AND '24 h' FROM messages") == [(True,)]
+    age(stage)
+    assert stage.sidejob.poll().tasks_buried == 1
+    (entry,) = stage.sidejob.dead.list()
+    assert (entry.task_id, entry.reason, entry.group) == (task_id, "failed", "NotRegistered")
+    assert entry.error.startswith(
+        "NotRegistered: no worker of queue celery has known the task mails.send for 24 hours. `dead retry` begins it"
+    )
+    stage.sidejob.dead.retry(entry.id)
+    assert not decline(stage, task_id), "its message was of an earlier generation"
+    parking.decline(stage.runtime, TASKS, (task_id, 2), task=LETTER)
+    assert parked_tasks(stage) == [task_id]
+
+
+@pytest.mark.parametrize("reason", ["revoked", "expired"])
+def test_a_parked_task_is_revoked_and_expires(stage: Stage, reason: str) -> None:
+    task_id = letter(stage, **({"expires": 60} if reason == "expired" else {}))
+    decline(stage, task_id)
+    if reason == "revoked":
+        stage.app.control.revoke(task_id)
+    else:
+        stage.sql("UPDATE messages SET next_check_at = now(), expires_at = now() - interval '1 s'")
+    stage.sidejob.poll()
+    assert [(entry.task_id, entry.reason) for entry in stage.sidejob.dead.list()] == [(task_id, reason)]
+
+
+def test_a_task_that_another_worker_knows_is_sent_again_as_long_as_that_lives(stage: Stage) -> None:
+    announce(stage, tasks=(LETTER,))
+    task_id = letter(stage)
+    for _ in range(2):
+        assert not decline(stage, task_id)
+        age(stage)
+    assert stage.sidejob.poll().published == 1
+    assert parked_tasks(stage) == []
+
+
+def test_a_task_that_no_worker_can_read_is_sent_again_for_a_day(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    task_id = letter(stage)
+    waits = []
+    for _ in range(10):
+        assert not decline(stage, task_id, unread="DecodeError: who knows")
+        waits += stage.sql("SELECT round(extract(epoch FROM next_check_at - now()))::int FROM messages")[0]
+    assert waits == [5, 10, 20, 40, 80, 160, 320, 600, 600, 600]
+    assert f"Task {task_id} (mails.send) is not run here: this worker cannot read its message (Dec" in caplog.text
+    assert stage.sidejob.stats()["queues"]["celery"]["unpublished"] == 0
+    age(stage)
+    assert decline(stage, task_id, unread="DecodeError: who knows")
+
+
+@pytest.mark.parametrize("why", ["of another task", "it runs", "revoked"])
+def test_a_message_that_is_not_owed_declines_nothing(stage: Stage, why: str) -> None:
+    task_id = letter(stage)
+    if why == "it runs":
+        stage.sql("UPDATE messages SET locked_by = %s, locked_at = now()", stage.worker_id)
+    if why == "revoked":
+        stage.app.control.revoke(task_id)
+    before = stage.everything()
+    for unread in (None, "DecodeError"):
+        assert not decline(stage, task_id, task="mails.forged" if why == "of another task" else LETTER, unread=unread)
+    assert stage.everything() == before

@@ -117,6 +117,10 @@ INSERT INTO jobs (id, task, queue, status, parent_id, name)
   SELECT n, 'task', 'q', 'completed', n - 100000, 'kid' FROM generate_series(100001, 120000) n;
 INSERT INTO messages (task_id, job_id, for_run, queue, next_check_at, check_interval)
   SELECT 'm' || n, n, 1, 'q' || n % 3, now() + interval '1 hour', '30 s' FROM generate_series(1, 100000) n;
+INSERT INTO messages (task_id, task, generation, queue, body, publication, due_at, declined_at, next_check_at,
+    check_interval)
+  SELECT 'p' || n, 'task', 1, 'q', '', '{}', '9000-01-01Z', now(), now() + interval '1 hour', '30 s'
+  FROM generate_series(1, 50000) n;
 INSERT INTO askings (task_id, job_id) SELECT 'm' || n, n FROM generate_series(1, 100000) n;
 INSERT INTO askings (task_id, job_id, closed_at, outcome, result, stored_at)
   SELECT 'm' || n, n, now(), 'completed', '1', now() FROM generate_series(100001, 120000) n;
@@ -129,7 +133,6 @@ INSERT INTO batches (name, calls, closed_at, ended_at)
 INSERT INTO batch_members (batch_id, job_id, outcome)
   SELECT b.id, n, 'completed' FROM batches b, generate_series(1, 5) n;
 INSERT INTO progress (job_id, run_no, done) SELECT n, 1, 1 FROM generate_series(1, 50000) n;
-INSERT INTO parked (job_id, task, queue) SELECT n, 'task', 'q' FROM generate_series(1, 50000) n;
 INSERT INTO ports (job_id, direction, name) SELECT n, 'in', 'a' FROM generate_series(1, 100000) n;
 INSERT INTO port_waiters SELECT id, job_id, 1, 1 FROM ports;
 INSERT INTO subscriptions (channel, job_id, port_id) SELECT '/c' || id % 1000, job_id, id FROM ports;
@@ -490,7 +493,6 @@ INSERT INTO batches (name, calls) SELECT 'b' || n, '{{}}' FROM generate_series(1
 INSERT INTO batch_members (batch_id, job_id)
   SELECT (SELECT min(id) FROM batches), n FROM generate_series(1, {MANY}) n;
 INSERT INTO progress (job_id, run_no, done) SELECT id, 1, 1 FROM jobs;
-INSERT INTO parked (job_id, task, queue) SELECT id, 'task', 'q' FROM jobs;
 INSERT INTO ports (job_id, direction, name) SELECT id, 'in', 'a' FROM jobs;
 INSERT INTO packets (port_id, value) SELECT 1, '1' FROM generate_series(1, {MANY}) n;
 INSERT INTO port_waiters SELECT id, 1, 1, 1 FROM ports;

@@ -1,4 +1,4 @@
-"""Every interleaving of a worker that parks a job, one that announces its task, and whoever terminates the job.
+"""Every interleaving of a worker that parks a job or a durable task, one that announces its task, and a termination.
 
 Transactions are taken apart into their statements: each sees what is committed when it begins, a lock is held until the
 end, and a process may die in between. Rules are those of `store/parked.py` and `operations/parking.py`; each of
@@ -16,7 +16,7 @@ MISTAKES = (
     "parking takes no turn", "announcing takes no turn", "parking looks before its turn",
     "parking looks at no worker", "announcing releases after its commit", "announcing releases before it",
     "a message that is not parked is dropped", "a forced message is dropped", "a termination waits for ever",
-    "parking does not lock the job", "parking looks at no status",
+    "parking does not lock the job", "parking looks at no status", "a parked task waits for ever",
 )  # fmt: skip
 
 
@@ -24,11 +24,13 @@ MISTAKES = (
 class World:
     """What is committed, and how far each transaction has come."""
 
+    kind: str = ""
+    """Job, or task: an ordinary durable one, which nobody locks or terminates."""
     message: str = "sent"
-    """The message of the job: sent (it is in the broker), lost (the sweeper will send it), parked, dropped (nobody will
+    """Its message: sent (it is in the broker), lost (the sweeper will send it), parked, dropped (nobody will
     send it), gone (its run has ended)."""
     status: str = "queued"
-    """The job: queued, terminating, completed, terminated (after its shutdown), skipped (without it)."""
+    """Queued, terminating, completed, terminated (after its shutdown), skipped (without it), dead (a task's)."""
     ends: bool = False
     """Whether the parked job ends without its shutdown when its time is up."""
     turn: str = ""
@@ -49,7 +51,10 @@ class World:
 
 def steps(world: World, mistake: str | None, _: str) -> Iterator[World]:
     """Yield what may be next."""
-    if not world.announcer:
+    if not world.kind:
+        yield replace(world, kind="job")
+        yield replace(world, kind="task", client="gone", forces=0)
+    elif not world.announcer:
         yield replace(world, announcer="starts")
         yield replace(world, announcer="never")
     elif world.status in ("queued", "terminating"):
@@ -60,7 +65,8 @@ def steps(world: World, mistake: str | None, _: str) -> Iterator[World]:
 
 
 def _parker(world: World, mistake: str | None) -> Iterator[World]:
-    locks, takes_turn = mistake != "parking does not lock the job", mistake != "parking takes no turn"
+    locks = world.kind == "job" and mistake != "parking does not lock the job"
+    takes_turn = mistake != "parking takes no turn"
     match world.parker:
         case "idle" if world.message == "sent":
             yield replace(world, parker="received", message="lost")
@@ -168,6 +174,8 @@ def _sweeper(world: World, mistake: str | None) -> Iterator[World]:
         yield replace(world, message=how, ends=False, forces=world.forces - 1)
     if world.ends and world.message == "parked" and world.status == "terminating" and not world.lock:
         yield replace(world, message="gone", status="skipped")
+    if world.kind == "task" and world.message == "parked" and mistake != "a parked task waits for ever":
+        yield replace(world, message="gone", status="dead")
 
 
 def wrong(world: World) -> str | None:
@@ -175,4 +183,8 @@ def wrong(world: World) -> str | None:
     if world.status not in ("queued", "terminating"):
         return None
     may_wait = world.announcer == "never" and world.message == "parked" and world.status == "queued"
-    return None if may_wait else f"a {world.status} job waits for ever: its message is {world.message}"
+    return (
+        None
+        if may_wait and world.kind == "job"
+        else f"a {world.status} {world.kind} waits for ever: its message is {world.message}"
+    )

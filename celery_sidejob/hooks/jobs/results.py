@@ -12,6 +12,7 @@ from celery import Celery, states
 from celery.app.task import Context
 from celery.backends.base import DisabledBackend
 from celery.canvas import maybe_signature
+from celery.exceptions import NotRegistered
 from kombu.utils.json import loads as kombu_loads
 from kombu.utils.uuid import uuid
 
@@ -145,8 +146,8 @@ class CeleryResults:
         if reason in ("expired", "revoked"):
             backend.mark_as_revoked(message.task_id, reason, request, stores)
         else:
-            failure = InvalidValueError(text) if reason == "unsendable" else WorkerLostError(text)
-            backend.mark_as_failure(message.task_id, failure, None, request, stores)
+            failure = {"unsendable": InvalidValueError, "failed": NotRegistered}.get(reason, WorkerLostError)
+            backend.mark_as_failure(message.task_id, failure(text), None, request, stores)
         return "bury"
 
     def _store(self, outcome: Outcome) -> None:

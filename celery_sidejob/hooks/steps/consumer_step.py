@@ -10,12 +10,11 @@ from celery.concurrency.solo import TaskPool as Solo
 
 from ...services.loop import Loop
 from .. import events
-from ..jobs import unknown_task
 from ..masking import masked
 from ..messages import reference
 from ..patches import consumer_start, draining, lost_connection
 from ..patches.redis_client import keep_client
-from ..worker import delivered
+from ..worker import declined, delivered
 from ..worker.appetite import Appetite
 from ..worker.fetching import fetcher_of
 
@@ -33,7 +32,7 @@ class DisconnectionStep(bootsteps.StartStopStep):
         events.remember(c, task_events)
         consumer_start.install(c.blueprint)
         lost_connection.install(c, delivered.note_lost_connection)
-        unknown_task.install(c)
+        declined.install(c)
         self._looks: Loop | None = None
         self._appetite: Appetite | None = None
         if c.app.sidejob.settings.database_url is not None:

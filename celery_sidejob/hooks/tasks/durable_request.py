@@ -39,20 +39,8 @@ from .present_run import RUNS
 
 
 def install() -> None:
-    """Listen to what Celery tells of messages that it drops; twice does no harm."""
-    signals.task_unknown.connect(_unknown, weak=False, dispatch_uid="celery_sidejob.durable")
+    """Listen to what Celery tells of messages that it receives; twice does no harm."""
     signals.task_received.connect(_received, weak=False, dispatch_uid="celery_sidejob.durable")
-
-
-def _unknown(sender: Any = None, message: Any = None, exc: BaseException | None = None, **_: Any) -> None:
-    """Nobody here knows the task: Celery fails it and drops its message, so it is buried."""
-    headers = message.headers or {}
-    header = headers.get(HEADER)
-    key = key_of(str(headers.get("id")), header)
-    if key is not None:
-        error = f"NotRegistered: no worker of this queue knows {headers.get('task')!r}; import its module there"
-        found = holders(sender.app, header)
-        bury(found, key, Death("failed", error), address=Address.of(header), content=content_of(message))
 
 
 def _received(request: Any = None, **_: Any) -> None:

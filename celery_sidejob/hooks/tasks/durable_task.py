@@ -10,19 +10,14 @@ import logging
 from typing import Any
 
 from celery import Celery
-from celery.app.task import Context
-from celery.exceptions import Ignore, InvalidTaskError, Reject, Retry
-from kombu.exceptions import ContentDisallowed, DecodeError
+from celery.exceptions import Ignore, Reject, Retry
 
 from ...jobs.capacity import CapacityPool
-from ...model.durable import HEADER, Address, Death, key_of
 from ...operations.durable_runs import in_body
 from .. import bodies
 from ..durability import lost_policy
-from ..messages.kept_message import content_of
 from ..on_commit import OnCommit
 from ..worker import own_process
-from ..worker.holders import bury, holders
 from ..worker.received import checked
 from . import beginning, ending
 from .present_run import run_of
@@ -54,17 +49,8 @@ class DurableTask(OnCommit):
         return lost_policy(self)
 
     def start_strategy(self, app: Celery, consumer: Any, **options: Any) -> Any:
-        """Return what takes the task's messages in a worker's parent process; those that nobody can read are buried."""
-        take = checked(super().start_strategy(app, consumer, **options))
-
-        def take_or_bury(message: Any, *args: Any, **given: Any) -> Any:
-            try:
-                return take(message, *args, **given)
-            except (InvalidTaskError, ContentDisallowed, DecodeError) as error:
-                _bury_unread(app, message, error)
-                raise  # Celery tells of it and drops the message
-
-        return take_or_bury
+        """Return what takes the task's messages in a worker's parent process."""
+        return checked(super().start_strategy(app, consumer, **options))
 
     def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
         """Lock the task's row; a copy of what runs or was finished goes no further than this."""
@@ -99,19 +85,3 @@ class DurableTask(OnCommit):
         call = bodies.call_of(self, DurableTask)
         value = self.run(*args, **kwargs) if call is None else call(self, *args, **kwargs)
         return bodies.done(value, f"The body of {self.name}")
-
-
-def _bury_unread(app: Celery, message: Any, error: Exception) -> None:
-    """Bury a message that cannot be read here: it would come again for ever. Its result is a failure."""
-    headers = message.headers or {}
-    header = headers.get(HEADER)
-    key, found = key_of(str(headers.get("id")), header), holders(app, header)
-    if key is None or not found:
-        return
-    try:
-        if not headers.get("ignore_result"):
-            app.backend.mark_as_failure(key[0], error, request=Context({**headers, **message.properties}))
-    except Exception as trouble:
-        logger.warning("The end of %s could not be stored: %s", key[0], trouble)
-    death = Death("failed", ending.error_text(error, ""))
-    bury(found, key, death, address=Address.of(header), content=content_of(message))

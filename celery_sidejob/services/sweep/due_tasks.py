@@ -24,6 +24,7 @@ from ...operations.failover import deduplication
 from ...operations.publishing import publish_and_mark
 from ...store.outbox import checks, publishing
 from ...store.outbox.kinds import TASKS
+from ...store.parked import PATIENCE
 from ..duty import Count, Report
 from .doorbells import MISSING, PUBLISHED, UNPUBLISHED
 from .sweep import TaskDuty
@@ -49,7 +50,11 @@ LOST_TOO_OFTEN = "WorkerLostError: {why}. {losses} runs were lost; this is the l
 EXPIRED = "TaskRevokedError: it expired before any run began"
 REVOKED = "TaskRevokedError: the task was revoked"
 POISONED = "PoisonedMessage: its workers died as often as the broker's delivery_limit allows"
-DOOMS = frozenset({"lost", "expired", "revoked"})
+UNKNOWN = (
+    "NotRegistered: no worker of queue {queue} has known the task {task} for {patience}. `dead retry` begins it once a "
+    "worker of that queue imports it"
+)
+DOOMS = frozenset({"lost", "expired", "revoked", "unknown"})
 
 
 class DueTasks(TaskDuty):
@@ -124,11 +129,12 @@ class DueTasks(TaskDuty):
             return False  # a copy may have run to its end in a silent store: there is time to ask it
         error = _error_of(row)
         message = Message.of_row(row)
-        verdict = self._runtime.results.tell_of_doom(message, row.fate, error, place=self._runtime.store.place)
+        reason = "failed" if row.fate == "unknown" else row.fate
+        verdict = self._runtime.results.tell_of_doom(message, reason, error, place=self._runtime.store.place)
         reach("doom:told")
         if verdict == "bury":
             buried = burials.fail(
-                self._runtime, key, Death(row.fate, error), by="sweeper", worker_id=None, address=address
+                self._runtime, key, Death(reason, error), by="sweeper", worker_id=None, address=address
             )
             if buried and row.fate == "revoked":
                 self._runtime.results.announce_revoked(message)
@@ -144,6 +150,8 @@ def _error_of(row: Any) -> str:
             return EXPIRED
         case "revoked":
             return REVOKED
+        case "unknown":
+            return UNKNOWN.format(queue=row.queue, task=row.task, patience=PATIENCE)
     if row.on_lost is None:
         return POISONED
     text = LOST if row.on_lost == "dead" else LOST_TOO_OFTEN if row.losses > 1 else LOST_ONCE

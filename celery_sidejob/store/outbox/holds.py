@@ -20,7 +20,7 @@ from .kinds import BY_TASK_ID, JOBS, TASKS, Kind, free
 from .tasks import DIGEST, pool_of
 
 HELD = """locked_by = %(worker_id)s, locked_at = now(), locked_pid = %(pid)s, next_check_at = 'infinity',
-    suspected_at = NULL"""
+    suspected_at = NULL, declined_at = NULL"""
 """The columns that a run writes into the row it holds, as SQL: nobody checks the row while its worker lives."""
 LIVES = "EXISTS (SELECT FROM {workers} w WHERE w.id = %(worker_id)s AND w.dead_at IS NULL)"
 """The condition, as SQL, that the worker which is to hold a row was not declared dead."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..statement import Autocommit, Statement, Transaction
-from .arming import AHEAD_OF_GATE
+from .arming import AHEAD_OF_GATE, NEVER
 from .kinds import BY_TASK_ID, JOBS, KINDS, SOON, TASKS, Kind, free, parameters
 
 LONGEST_CHECK_S = 6 * 3600.0
@@ -52,7 +52,7 @@ def _reserve(condition: str, *, missing: str, fate: str, columns: str) -> Statem
             BY_TASK_ID,
             f"m.task_id = r.task_id AND m.locked_by IS NULL AND m.next_check_at <= now() AND {condition}",
             columns=f"found.task_id, {missing} AS missing, {fate} AS fate",
-            of_row="m.task_id, m.suspected_at, m.doom, m.expires_at, m.published_at",
+            of_row="m.task_id, m.suspected_at, m.declined_at, m.doom, m.expires_at, m.published_at, m.due_at",
         )
         + f"""
 UPDATE {{messages}} m SET
@@ -71,7 +71,7 @@ RETURNING free.fate, free.missing, m.task_id, m.queue, {columns}"""
 
 # A missing job is published again at once, because the claim drops a copy; a durable task is struck twice. A job is
 # never published before its backoff has ended. A durable task is published a moment before its eta, to give a worker
-# time to fetch it.
+# time to fetch it. If it is due for a check while it is parked, no worker has known it for too long.
 _RESERVE = {
     JOBS: _reserve(
         "m.due_at <= now()",
@@ -85,8 +85,9 @@ _RESERVE = {
     ),
     TASKS: _reserve(
         "m.body IS NOT NULL",
-        missing="found.suspected_at IS NOT NULL",
-        fate="""CASE WHEN found.doom IS NOT NULL THEN found.doom WHEN found.expires_at < now() THEN 'expired'
+        missing="(found.suspected_at IS NOT NULL AND found.declined_at IS NULL)",
+        fate=f"""CASE WHEN found.doom IS NOT NULL THEN found.doom WHEN found.expires_at < now() THEN 'expired'
+      WHEN found.due_at = {NEVER} THEN 'unknown'
       WHEN found.published_at IS NOT NULL AND found.suspected_at IS NULL THEN 'strike' ELSE 'publish' END""",
         columns="""m.task, m.generation, m.expires_at, m.losses, m.last_loss::text AS last_loss, m.on_lost,
   CASE WHEN free.fate <> 'strike' THEN m.publication END AS publication,

@@ -53,10 +53,9 @@ TABLES = {
     ),
     "messages": Table(
         "task_id job_id for_run task queue publication body generation due_at expires_at next_check_at check_interval "
-        "published_at suspected_at locked_by locked_at locked_pid on_lost max_losses losses last_loss doom "
+        "published_at suspected_at declined_at locked_by locked_at locked_pid on_lost max_losses losses last_loss doom "
         "priority unique_key rank limit_key pool pool_weight pool_rank pool_runs pool_shard"
     ),
-    "parked": Table("job_id task queue parked_at end_at"),
     "duplicates": Table("task_id call tried kept_until"),
     "timers": Table("id job_id due_at ask accepted", "SELECT INSERT DELETE"),
     "dependencies": Table("job_id depends_on on_failure state"),

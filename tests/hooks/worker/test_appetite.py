@@ -104,7 +104,7 @@ def test_only_a_worker_that_stops_fetches_no_more(clock: list[float], state: int
     consumer.app.conf.sidejob_database_url = "postgresql://nobody.listens/"
     SideJob(consumer.app)
     consumer.blueprint = SimpleNamespace(state=state, start=None)
-    consumer.on_unknown_task = None
+    consumer.on_unknown_task = consumer.on_invalid_task = consumer.on_decode_error = None
     consumer.connection, consumer.on_connection_error_after_connected = object(), None
     step = DisconnectionStep(consumer)
 
