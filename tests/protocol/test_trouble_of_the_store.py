@@ -168,6 +168,34 @@ def test_what_the_body_brings_about_is_its_failure(
     assert not isinstance(stage.raised[job.id], StoreUnavailableError)
 
 
+def test_a_serialization_failure_at_the_commit_is_the_bodys_to_repeat(stage: Stage, ledger: Ledger) -> None:
+    """The connection is as well as before, and nothing was committed."""
+    others = [1]
+
+    def body(job: RunningJob) -> None:
+        with ledger.lender() as lender:
+            lender.sql("SET TRANSACTION ISOLATION LEVEL SERIALIZABLE")
+            seen = lender.sql("SELECT count(*) FROM public.ledger")[0][0]
+            with job.unit(transaction=lender.transaction):
+                job.set(seen=seen)
+                lender.sql("INSERT INTO public.ledger VALUES (0)")
+            with psycopg.connect(direct(stage.database_url)) as other:
+                other.execute("SET TRANSACTION ISOLATION LEVEL SERIALIZABLE")
+                other.execute("SELECT count(*) FROM public.ledger")
+                other.execute("INSERT INTO public.ledger SELECT n FROM unnest(%s::int[]) n", [others])
+                others.clear()
+            lender.commit()
+
+    job = stage.job(body)
+    assert stage.drain() == 1
+
+    assert (job.refresh().status, job.state, ledger.rows()) == ("failed", {}, [1])
+    assert "could not serialize access" in str(stage.raised[job.id])
+    job.run(force=True)
+    assert stage.drain() == 1
+    assert (job.refresh().status, job.state, ledger.rows()) == ("completed", {"seen": 1}, [0, 1])
+
+
 def test_another_servers_trouble_after_the_commit_is_the_bodys_failure(stage: Stage, ledger: Ledger) -> None:
     def body(job: RunningJob) -> None:
         with ledger.lender() as lender:

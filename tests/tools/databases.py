@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import psycopg
 from psycopg import sql
@@ -11,7 +12,7 @@ from psycopg import sql
 from celery_sidejob.testing.databases import Databases
 from tests.tools.pgbouncer import direct, pooling
 
-__all__ = ["SCHEMA", "Databases", "only_reading", "prepare_template"]
+__all__ = ["SCHEMA", "Databases", "defaults", "only_reading", "prepare_template"]
 
 SCHEMA = "sidejob"
 
@@ -29,22 +30,30 @@ def only_reading(url: str, *, ends_sessions: bool = False) -> Iterator[None]:
 
     Those that are open go on as they are, or end.
     """
+    with defaults(url, {"default_transaction_read_only": "on"}) as connection:
+        if ends_sessions:
+            connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid()",
+                [connection.info.dbname],
+            )
+        yield
+
+
+@contextmanager
+def defaults(url: str, settings: Mapping[str, str]) -> Iterator[psycopg.Connection[Any]]:
+    """Within the block sessions that begin in the database of `url` have these settings, as if their role had them."""
     proxy = pooling(url)
     with psycopg.connect(direct(url), autocommit=True, options="-c default_transaction_read_only=off") as connection:
         name = connection.info.dbname
 
-        def change(how: str) -> None:
-            connection.execute(sql.SQL(f"ALTER DATABASE {{}} {how}").format(sql.Identifier(name)))
+        def change(*changes: str) -> None:
+            for one in changes:
+                connection.execute(sql.SQL(f"ALTER DATABASE {{}} {one}").format(sql.Identifier(name)))
             if proxy is not None:
                 proxy.reconnect(name)
 
-        change("SET default_transaction_read_only = on")
-        if ends_sessions:
-            connection.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid()",
-                [name],
-            )
+        change(*(f"SET {setting} = {value}" for setting, value in settings.items()))
         try:
-            yield
+            yield connection
         finally:
-            change("RESET default_transaction_read_only")
+            change(*(f"RESET {setting}" for setting in settings))

@@ -6,5 +6,6 @@ its heartbeat has one of its own (`Connections.talking`).
 
 Any of them may lead through a proxy that gives each transaction another session (PgBouncer in transaction mode). No
 state is therefore kept in a session: only SET LOCAL, no temporary tables, no LISTEN. Only if the server that answered
-the connect also answers statements, are statements prepared, each with one plan for all parameters.
+the connect also answers statements, are statements prepared, each with one plan for all parameters, and a session gets
+what our statements need (`session.py`).
 """

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 
 import psycopg
+from psycopg import errors as pg
 
 from ...model.errors import SettingsError, StoreUnavailableError
 from ...model.settings import NO_STORE
-from ..errors import first_line
-from ..statement import Statement
+from ..errors import LacksRights, first_line
 from . import fork
 from .bounded import BoundedConnection
 from .own_executor import OwnExecutor
@@ -20,8 +20,6 @@ SHORTEST_CONNECT_S = 2
 
 ANSWERS_S = 5.0
 """Seconds that the store is given to answer when the question is whether it answers at all."""
-
-_ANYTHING = Statement("SELECT 1 AS answer")
 
 
 class Opener:
@@ -48,7 +46,7 @@ class Opener:
         """Open a connection of the caller's own, lent to no other thread."""
         if self._url is None:
             raise SettingsError(NO_STORE)
-        executor = None
+        executor: OwnExecutor | None = None
         parameters = connection_parameters(self._url, setting=self._setting, application=self._application)
         if deadline is not None:
             left_s = max(SHORTEST_CONNECT_S, round(deadline - time.monotonic()))
@@ -59,9 +57,15 @@ class Opener:
             connection.deadline = deadline if deadline is not None else time.monotonic() + ANSWERS_S
             executor = OwnExecutor(connection, self._schema, longest_pause_s=self._longest_pause_s)
             executor.is_broker = self._is_broker
-            if self._prepare and not executor.pooled:
-                executor.allow_prepared()
+            executor.set_up(prepare=self._prepare)
             connection.deadline, connection.answers_elsewhere = deadline, self._answers
+        except pg.InsufficientPrivilege as error:
+            assert executor is not None
+            executor.close()
+            raise LacksRights(
+                f"The user in {self._setting} has a default that the package's statements cannot run with, and may not "
+                f"change it ({first_line(error)}). Reset it: ALTER ROLE <user> RESET <parameter>, or ALTER DATABASE."
+            ) from error
         except psycopg.OperationalError as error:
             if executor is not None:
                 executor.close()
@@ -75,7 +79,6 @@ class Opener:
         executor = None
         try:
             executor = self.connect(time.monotonic() + ANSWERS_S)
-            executor.run(_ANYTHING)  # a proxy accepts connections even if its store is silent
         except (StoreUnavailableError, psycopg.Error) as error:
             if "FATAL" not in str(error):  # a server that refuses us, perhaps because it is full, is there
                 return False

@@ -18,7 +18,7 @@ from ...model.crash_points import AnswerLost, reach
 from ...model.errors import StoreUnavailableError
 from ..errors import first_line, unknown
 from ..statement import Statement, Transaction, rows
-from . import fork
+from . import fork, session
 from .bounded import BoundedConnection
 from .fast_path import Exchange
 from .turns import LONGEST_TURN_S
@@ -36,7 +36,6 @@ autovacuum has processed them: a minute in which each statement of a burst costs
 that runs seldom need not be planned more often than it runs.
 """
 
-_BACKEND = Statement("SELECT pg_backend_pid() AS pid")
 _BOUNDED = f"; SET LOCAL lock_timeout = {round(LONGEST_TURN_S * 1000)}"
 # A process that is stopped or cut off in the middle would otherwise keep its jobs locked, and their callers waiting.
 _PAUSES = "; SET LOCAL idle_in_transaction_session_timeout = {}"
@@ -44,8 +43,8 @@ _PAUSES = "; SET LOCAL idle_in_transaction_session_timeout = {}"
 # join it reads the ends of the indexes, past all rows that vacuum has not removed there: planning took three times as
 # long as execution. Their plans do not depend on values (tests/protocol/test_plans.py checks the generic ones).
 #
-# The protocol looks again after each lock. A role or a database may have another default of the isolation level, under
-# which a transaction would go on looking at the store as it was at its first statement. Single statements may have it.
+# The protocol looks again after each lock. Under another isolation level a transaction would go on looking at the store
+# as it was at its first statement.
 _BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL plan_cache_mode = force_generic_plan"
 
 
@@ -57,9 +56,12 @@ class OwnExecutor(Transaction):
         self.used = False
         self.is_broker = False
         """Whether the store is Celery's broker as well."""
-        self._begin = _BEGIN
-        if longest_pause_s is not None:
-            self._begin += _PAUSES.format(round(longest_pause_s * 1000))
+        self.pooled = False
+        """Whether a proxy is in between: see `set_up`."""
+        self._pauses = "" if longest_pause_s is None else _PAUSES.format(round(longest_pause_s * 1000))
+        self._begin = _BEGIN + self._pauses
+        self._alone = True
+        """Whether a single statement needs no transaction around it."""
         self._schema = schema
         self._cursor = connection.cursor()
         self._exchange: Exchange | None = None
@@ -68,16 +70,31 @@ class OwnExecutor(Transaction):
         self._planned_for = 0
         self._pgconn = connection.pgconn
 
-    def allow_prepared(self) -> None:
-        """Allow preparing statements that run again and again: there is no proxy in between.
+    def set_up(self, *, prepare: bool) -> None:
+        """Set what our statements need of a session, and find out whether a proxy is in between.
 
-        Each is planned once for all its parameters. Each is written for one plan, and Postgres would else plan some
-        each time: a claim in a managed queue takes 0.5 ms, and to plan it 1.5 ms. Such a plan counts with pages of a
-        tenth of the table, which looks worth compiling; ours read a page, and compiling would take longer than that.
+        There is one if another process answers than the connect reported: PgBouncer and similar proxies invent the
+        numbers they report to clients. Two statements may then reach two sessions, and a lock taken for the session's
+        life would stay with a session that others use.
+
+        Otherwise statements that run again and again may be prepared. Each is planned once for all its parameters. Each
+        is written for one plan, and Postgres would else plan some each time: a claim in a managed queue takes 0.5 ms,
+        and to plan it 1.5 ms. Such a plan counts with pages of a tenth of the table, which looks worth compiling; ours
+        read a page, and compiling would take longer than that.
         """
-        self._cursor.execute("SET plan_cache_mode = force_generic_plan; SET jit = off", prepare=False)
-        self.connection.prepare_threshold = PREPARE_AFTER
-        self._plans_end = time.monotonic() + PLANS_LIVE_S
+        pid, others = session.look(self)
+        self.pooled = pid != self.connection.info.backend_pid
+        commands = session.setting(others, local=self.pooled)
+        if self.pooled:
+            self._begin = "; ".join([_BEGIN, *commands]) + self._pauses
+            self._alone = session.MEANING.keys().isdisjoint(others)
+            return
+        if prepare:
+            commands += ["SET plan_cache_mode = force_generic_plan", "SET jit = off"]
+            self.connection.prepare_threshold = PREPARE_AFTER
+            self._plans_end = time.monotonic() + PLANS_LIVE_S
+        if commands:
+            self._cursor.execute("; ".join(commands), prepare=False)
 
     def _renew_plans(self) -> None:
         """Before a transaction: if it is time, have Postgres plan its next statements anew."""
@@ -154,6 +171,7 @@ class OwnExecutor(Transaction):
         With `bounded` no statement waits longer than `LONGEST_TURN_S` for a lock.
         """
         self._renew_plans()
+        single = single and self._alone
         if not single:
             self._command(self._begin + _BOUNDED if bounded else self._begin)
         try:
@@ -188,15 +206,6 @@ class OwnExecutor(Transaction):
                 raise  # Postgres answered: the transaction failed and was rolled back
             raise unknown(error, when) from error
         return result
-
-    @property
-    def pooled(self) -> bool:
-        """Whether a proxy is in between: another process answers than the connect reported.
-
-        PgBouncer and similar proxies invent the numbers they report to clients. Two statements may then reach two
-        sessions, and a lock taken for the session's life would stay with a session that others use.
-        """
-        return bool(self.run(_BACKEND)[0].pid != self.connection.info.backend_pid)
 
     def dropped_within(self, timeout_s: float) -> bool:
         """Wait, and tell whether the server hung up: it never sends anything else on a connection that only waits."""

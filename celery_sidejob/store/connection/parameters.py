@@ -38,6 +38,7 @@ def connection_parameters(
         "keepalives_count": "3",
         "tcp_user_timeout": "10000",
         **given,
+        "client_encoding": "UTF8",
     }
 
 

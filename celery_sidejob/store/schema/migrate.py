@@ -29,7 +29,7 @@ from sqlalchemy.pool import NullPool
 from ...model.errors import SchemaError
 from .. import registry, workers
 from ..connection.connections import Connections
-from ..connection.parameters import connection_parameters
+from ..connection.opening import Opener
 from ..outbox import checks
 from ..statement import Transaction
 from .schema_check import BESIDE, FORMAT, REMEDY, NotUpgraded, check_ours, connected, explained, quoted, revision_of
@@ -233,7 +233,13 @@ _alembic = threading.Lock()
 
 
 def _migrate(url: str, schema: str, to: str) -> None:
-    connect = partial(psycopg.connect, prepare_threshold=None, **connection_parameters(url))
+    opener = Opener(url, schema, prepare=False)
+
+    def connect() -> psycopg.Connection[Any]:
+        connection = opener.connect().connection
+        connection.autocommit = False
+        return connection
+
     engine = create_engine("postgresql+psycopg://", creator=connect, poolclass=NullPool)
     event.listen(engine, "begin", _begin)
     with engine.begin() as connection:

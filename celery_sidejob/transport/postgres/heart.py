@@ -23,7 +23,7 @@ from ...store.connection.own_executor import OwnExecutor
 from ..pulse import Pulse
 from . import bell, bindings, events
 from .expiry import remove_expired
-from .link import LOST, Link, Run
+from .link import LOST, Link, Run, carry_out
 from .pipe import Pipe
 
 T = TypeVar("T")
@@ -182,7 +182,7 @@ class Heart:
                 duty()
 
     def _transact(self, name: str, work: Callable[[OwnExecutor], T]) -> T:
-        return self._executor.in_transaction(name, work, single=True)
+        return carry_out(self._executor, name, work)
 
     def _hear(self, payload: str) -> None:
         if payload == bell.BINDINGS:

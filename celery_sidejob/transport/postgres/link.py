@@ -9,13 +9,14 @@ from time import monotonic
 from typing import Any, TypeVar
 
 import psycopg
+from psycopg import errors as pg
 
 from ...model.errors import SettingsError, StoreUnavailableError
 from ...store.broker import consumers, sessions
 from ...store.connection import fork
 from ...store.connection.opening import Opener
 from ...store.connection.own_executor import OwnExecutor
-from ...store.errors import REFUSED, refusal
+from ...store.errors import ATTEMPTS, REFUSED, in_the_way, refusal
 
 T = TypeVar("T")
 Run = Callable[[str, Callable[[OwnExecutor], Any]], Any]
@@ -26,11 +27,26 @@ APPLICATION = "celery_sidejob_broker"
 """The name of these connections in `pg_stat_activity`, apart from those to the store."""
 LOST = (psycopg.OperationalError, psycopg.InterfaceError, StoreUnavailableError)
 """The errors of a lost connection, or of one that cannot be opened."""
+UNDONE = (pg.DeadlockDetected, pg.SerializationFailure, pg.QueryCanceled)
+"""The errors with which Postgres gives up a statement of a connection that is as well as before."""
 
 NOT_LATE = (
     "The transport option synchronous_commit cannot be 'off' through a proxy that pools transactions: its sessions are "
     "others' too. Set it for the broker's role: ALTER ROLE … SET synchronous_commit = off."
 )
+
+
+def carry_out(executor: OwnExecutor, name: str, work: Callable[[OwnExecutor], T], *, single: bool = True) -> T:
+    """Do `work` in a transaction, once more if Postgres gives it up because others are in the way.
+
+    A connection that counts as lost would have others do what this process does.
+    """
+    for _ in range(ATTEMPTS):
+        try:
+            return executor.in_transaction(name, work, single=single)
+        except UNDONE as error:
+            last = error
+    raise in_the_way(name, last) from last
 
 
 class Link:
@@ -86,7 +102,7 @@ class Link:
         with self._lock:
             executor = self._ready()
             try:
-                return executor.in_transaction(name, work, single=single)
+                return carry_out(executor, name, work, single=single)
             except REFUSED as error:
                 raise refusal(error, name, schema=self.schema, setting=SETTING) from error
             finally:

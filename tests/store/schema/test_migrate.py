@@ -273,9 +273,11 @@ def test_a_migration_tries_again_for_a_table_that_is_in_use(
     tries = set()
 
     def has_tried_twice() -> bool:
-        waiting = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        waiting = (
+            "SELECT xact_start FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        )
         tries.update(execute(empty_database_url, waiting))
-        return len(tries) > 1  # each try is a connection of its own
+        return len(tries) > 1  # each try is a transaction of its own
 
     with ThreadPoolExecutor() as threads, psycopg.connect(direct(empty_database_url)) as reader:
         reader.execute("SELECT count(*) FROM sidejob.jobs")

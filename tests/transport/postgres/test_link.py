@@ -11,10 +11,11 @@ import pytest
 from kombu import Connection, Exchange, Queue
 
 from celery_sidejob import SettingsError
-from celery_sidejob.store.connection.own_executor import OwnExecutor
+from celery_sidejob.store.connection import session
 from celery_sidejob.store.statement import Statement
 from celery_sidejob.transport.postgres.link import Link
 from tests.tools.freezing import frozen
+from tests.tools.pgbouncer import direct
 from tests.tools.waiting import wait_until
 from tests.transport.consuming import Consuming, publish
 from tests.transport.postgres.conftest import Tables
@@ -96,6 +97,36 @@ def test_a_connection_that_is_lost_with_a_ring_is_opened_anew(link: Link, tables
     assert session_of(link) != session
 
 
+# -- statements that Postgres gives up -----------------------------------------------------------------------------
+
+
+def cancel_what_waits(tables: Tables) -> None:
+    """Have Postgres give up the statement that waits for a lock, once there is one."""
+    waits = """
+        SELECT count(pg_cancel_backend(pid)) FROM pg_stat_activity
+        WHERE datname = current_database() AND wait_event_type = 'Lock'"""
+    wait_until(lambda: tables.one(waits) == 1, message="a statement to wait for a lock")
+
+
+@pytest.mark.parametrize("table", ["broker_messages", "broker_consumers"])
+def test_a_statement_that_was_given_up_is_run_again_over_the_same_connection(
+    connect: Connect, database_url: str, tables: Tables, table: str
+) -> None:
+    """A consumer that took its connection for lost would lose what it holds: others would run that once more."""
+    connection = connect(consumer_timeout=60.0)
+    consuming = Consuming(connection, "queue")
+    publish(connection, "queue", 1)
+    assert consuming.take(1) == [1]
+    link, transport = connection.default_channel.link, connection.transport
+    session = session_of(link)
+    with psycopg.connect(direct(database_url)) as other:
+        other.execute(f"LOCK TABLE sidejob.{table} IN EXCLUSIVE MODE")
+        consuming.messages[0].ack()  # the heart carries it out soon, or beats
+        cancel_what_waits(tables)
+    wait_until(lambda: consuming.drain_once() or tables.all == 0, message="the message to be removed")
+    assert (session_of(link), transport._heart.error, tables.consumers) == (session, None, 1)
+
+
 # -- how statements commit -------------------------------------------------------------------------------------------
 
 
@@ -165,7 +196,7 @@ def use(connect: Connect, **options: str) -> None:
 
 
 def test_sessions_of_a_proxy_are_not_changed(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(OwnExecutor, "pooled", property(lambda executor: True))
+    monkeypatch.setattr(session, "look", lambda executor: (0, []))  # another process than the connect has reported
     with pytest.raises(SettingsError, match="Set it for the broker's role"):
         connect(synchronous_commit="off").connect()
     connect(synchronous_commit="on").connect()
