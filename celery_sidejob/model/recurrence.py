@@ -2,17 +2,17 @@
 
 All times are in UTC. The clock that decides what is due is the store's; nothing here asks the host for the time.
 
-Daylight saving, as in Debian's cron: a time that a change skips comes right after the change, a time that a change
-repeats comes once. Expressions whose minute or hour begins with a star go by the time that passes: they neither repeat
-nor leave out anything. (`cronsim` does this. Its own way backwards in time is not used, because it disagrees with its
-way forwards around changes of half an hour.)
+Daylight saving, as in Debian's cron: an expression whose minute or hour begins with a star comes at each minute whose
+time of day, on the clocks of the zone, matches it. Every other expression comes at the minutes in which a matching time
+of day passes for the first time: what a change skips passes right after the change. `cronsim` walks the calendar alone,
+for its own ways over a change leave out and double times where the change is at midnight, or of half an hour.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import chain, islice, takewhile
@@ -75,10 +75,48 @@ class Timing:
 
     def _by_cron(self, moment: datetime) -> Iterator[datetime]:
         assert self.cron is not None
-        for time in CronSim(self.cron, (moment + self.ahead).astimezone(ZoneInfo(self.timezone or "UTC"))):
-            in_utc = time.astimezone(UTC) - self.ahead
-            if in_utc > moment:  # in an hour that a change repeats, cronsim may begin with its first occurrence
-                yield in_utc
+        zone, moment = ZoneInfo(self.timezone or "UTC"), moment + self.ahead
+        shown = moment.astimezone(zone).replace(tzinfo=None)
+        repeated = max(timedelta(), _at(shown, zone, fold=1) - _at(shown, zone))
+        calendar = CronSim(self.cron, shown - repeated)
+        for time in _by_clock(calendar, zone) if _by_elapsed_time(self.cron) else _by_calendar(calendar, zone):
+            if time > moment:
+                yield time - self.ahead
+
+
+def _by_elapsed_time(cron: str) -> bool:
+    minute, hour = cron.split()[:2]
+    return minute.startswith("*") or hour.startswith("*")
+
+
+def _by_clock(calendar: Iterable[datetime], zone: ZoneInfo) -> Iterator[datetime]:
+    """Yield each moment at which the zone's clocks show one of the times: none, or two, near a change."""
+    again: deque[datetime] = deque()
+    for time in calendar:
+        first, second = _at(time, zone), _at(time, zone, fold=1)
+        while again and again[0] < first:
+            yield again.popleft()
+        if second >= first:  # else the change skips it
+            yield first
+        if second > first:
+            again.append(second)
+
+
+def _by_calendar(calendar: Iterable[datetime], zone: ZoneInfo) -> Iterator[datetime]:
+    """Yield the first moment at which the zone's clocks show each time, or have just skipped it."""
+    last = None
+    for time in calendar:
+        while _at(time, zone, fold=1) < _at(time, zone):  # a change skips it
+            time += timedelta(minutes=1)
+        found = _at(time, zone)
+        if found != last:
+            yield found
+        last = found
+
+
+def _at(time: datetime, zone: ZoneInfo, *, fold: int = 0) -> datetime:
+    """Return the moment at which clocks show a time: if they do twice, the first or second; if never, out of order."""
+    return time.replace(tzinfo=zone, fold=fold).astimezone(UTC)
 
 
 def why_no_cron(expression: str) -> str | None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import islice, takewhile
-from zoneinfo import ZoneInfo
+from zoneinfo import ZoneInfo, available_timezones
 
 import pytest
 from hypothesis import given
@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from celery_sidejob.model.recurrence import Plan, Timing, Window, why_no_cron
 
-BERLIN, NEW_YORK, LORD_HOWE = "Europe/Berlin", "America/New_York", "Australia/Lord_Howe"
-"""The last one changes by half an hour."""
+BERLIN, NEW_YORK, LORD_HOWE, BEIRUT = "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Beirut"
+"""Lord Howe changes by half an hour, Beirut at midnight."""
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -78,7 +78,7 @@ def until(times: Iterable[datetime], end: datetime) -> list[datetime]:
     return list(takewhile(lambda time: time <= end, times))
 
 
-@pytest.mark.parametrize("zone", [BERLIN, NEW_YORK, LORD_HOWE])
+@pytest.mark.parametrize("zone", [BERLIN, NEW_YORK, LORD_HOWE, BEIRUT])
 def test_the_times_are_the_same_from_whatever_moment_one_looks(zone: str) -> None:
     """From a moment in an hour that is repeated, or skipped, too: else one is left out, or made twice."""
     chosen = random.Random(zone)
@@ -95,6 +95,126 @@ def test_the_times_are_the_same_from_whatever_moment_one_looks(zone: str) -> Non
                 for count in (1, 3):
                     last = timing.last(count, after=begin, until=moment)
                     assert last == [time for time in times if time <= moment][-count:], (expression, moment)
+
+
+# -- compared with a search minute by minute ---------------------------------------------------------------------------
+
+MINUTES = ("*", "*/2", "*/7", "*/15", "*/30", "0", "30", "0-10/5", "15,45", "0,30")
+HOURS = ("*", "*/2", "*/4", "*/6", "*/12", "0", "1", "2", "3", "23", "0-3", "1,3", "22-23", "0,12")
+DAYS = ("* * *", "* * 0", "* * 1-5", "1-7 * *", "*/2 * *", "29,30 3,10 0", "* */2 6")
+USUAL = tuple(f"{minute} {hour} {days}" for days in DAYS for hour in HOURS for minute in MINUTES)
+
+
+def numbers(field: str, first: int, last: int) -> set[int]:
+    found: set[int] = set()
+    for term in field.split(","):
+        values, _, step = term.partition("/")
+        begin, _, end = (f"{first}-{last}" if values == "*" else values).partition("-")
+        found.update(range(int(begin), int(end or begin) + 1, int(step or 1)))
+    return found
+
+
+def matcher(expression: str) -> Callable[[datetime], bool]:
+    """Return what tells whether a time of the calendar matches an expression of the forms above."""
+    minutes, hours, days, months, weekdays = expression.split()
+    times = [hour * 60 + minute for hour in numbers(hours, 0, 23) for minute in numbers(minutes, 0, 59)]
+    of_day, of_month, of_year, of_week = (
+        set(times),
+        numbers(days, 1, 31),
+        numbers(months, 1, 12),
+        numbers(weekdays, 0, 6),
+    )
+    either = not days.startswith("*") and not weekdays.startswith("*")
+
+    def matches(time: datetime) -> bool:
+        if time.hour * 60 + time.minute not in of_day or time.month not in of_year:
+            return False
+        found = time.day in of_month, time.isoweekday() % 7 in of_week
+        return any(found) if either else all(found)
+
+    return matches
+
+
+def changes(zone: str) -> tuple[datetime, ...]:
+    """Return the moments of 2026 and 2027 from which on a zone's clocks have another offset."""
+    found, moment, known = [], START, ZoneInfo(zone)
+    while moment.year < 2028:
+        following = moment + timedelta(days=1)
+        if known.utcoffset(moment.astimezone(known)) != known.utcoffset(following.astimezone(known)):
+            before = known.utcoffset(moment.astimezone(known))
+            while known.utcoffset(moment.astimezone(known)) == before:
+                moment += timedelta(minutes=1)
+            found.append(moment)
+        moment = following
+    return tuple(found)
+
+
+def changing_zones() -> Iterator[tuple[str, tuple[datetime, ...]]]:
+    """Yield one zone of each group whose clocks change alike, with the changes."""
+    known = set()
+    for zone in sorted(available_timezones()):
+        moments = changes(zone)
+        alike = tuple((moment, moment.astimezone(ZoneInfo(zone)).utcoffset()) for moment in moments)
+        if moments and alike not in known:
+            known.add(alike)
+            yield zone, moments
+
+
+def compare(zone: str, change: datetime, expressions: Iterable[str]) -> Iterator[str]:
+    """Yield each difference, in the two days around a change, from a search minute by minute."""
+    begin, end = change - timedelta(hours=24), change + timedelta(hours=24)
+    clock = [
+        (moment, moment.astimezone(ZoneInfo(zone)).replace(tzinfo=None))
+        for moment in (begin + number * timedelta(minutes=1) for number in range(48 * 60 + 1))
+    ]
+    passing, latest = [], clock[0][1] - timedelta(minutes=1)
+    for moment, shown in clock:
+        new = [
+            latest + number * timedelta(minutes=1) for number in range(1, (shown - latest) // timedelta(minutes=1) + 1)
+        ]
+        passing.append((moment, new))
+        latest = max(latest, shown)
+    for expression in expressions:
+        matches = matcher(expression)
+        if any(field.startswith("*") for field in expression.split()[:2]):
+            expected = [moment for moment, shown in clock if matches(shown)]
+        else:
+            expected = [moment for moment, new in passing if any(map(matches, new))]
+        times = Timing(cron=expression, timezone=zone)
+        for start in (
+            begin - timedelta(microseconds=1),
+            change - timedelta(minutes=40),
+            change,
+            change + timedelta(minutes=20),
+        ):
+            found = until(times.after(start), end)
+            if found != [moment for moment in expected if moment > start]:
+                yield f"{expression} in {zone} from {start}"
+
+
+def test_near_each_change_of_a_clock_the_times_are_those_of_a_search_minute_by_minute() -> None:
+    chosen = random.Random(0)
+    known = ("*/30 1 * * 0", "0 */2 * * *", "0 */4 * * 0")
+    wrong = [
+        difference
+        for zone in (BERLIN, NEW_YORK, LORD_HOWE, BEIRUT, "Antarctica/Troll", "Africa/Casablanca")
+        for change in chosen.sample(changes(zone), 2)
+        for difference in compare(zone, change, (*known, *chosen.sample(USUAL, 4)))
+    ]
+    assert wrong == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_near_all_changes_of_two_years_the_times_are_those_of_a_search_minute_by_minute() -> None:
+    chosen = random.Random(0)
+    wrong = [
+        difference
+        for zone, moments in changing_zones()
+        for change in moments
+        for difference in compare(zone, change, chosen.sample(USUAL, 60))
+    ]
+    assert wrong == []
 
 
 @pytest.mark.parametrize(
