@@ -13,7 +13,7 @@ from ..store import revisions
 from ..store.schema import schema_check, url_agreement
 from ..store.schema.tables import write_grants
 from .command import Failed, answering, with_sidejob
-from .output import Output
+from .output import Output, printable
 
 
 @click.group()
@@ -95,6 +95,8 @@ def check(sidejob: Any, output: Output) -> None:
 @with_sidejob
 def grants(sidejob: Any, output: Output, role: str) -> None:
     """Print the GRANTs that ROLE needs for workers and clients; run them as the schema's owner. Opens no connection."""
+    if printable(role) != role:
+        raise Failed(f"{role!a} has characters that a terminal does not show; give the role a name without them.")
     write_grants(sidejob.settings.schema, role, sys.stdout)
 
 

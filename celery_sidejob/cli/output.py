@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date, datetime, time
@@ -13,11 +12,14 @@ from typing import Any, Literal
 
 import click
 from rich import box
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from ..jobs.job import Job
+from ..model.printable import one_line as one_line  # the commands have them from here
+from ..model.printable import printable as printable
 from ..model.status import Status
 from .fitting import FittingTable
 
@@ -51,7 +53,8 @@ class Output:
         In the document times are ISO 8601, and values that JSON lacks are texts.
         """
         if self.for_program:
-            click.echo(json.dumps(document, default=_plain, indent=2))
+            written = json.dumps(document, default=_plain, indent=2)
+            click.echo(written.replace("\x7f", "\\u007f"))  # json escapes all others that a terminal obeys
         else:
             self.show(*(part for part in parts if part is not None))
 
@@ -74,7 +77,7 @@ class Output:
         if not parts:
             return
         colours: Literal["auto"] | None = "auto" if self._coloured else None
-        console = Console(file=sys.stdout, color_system=colours, markup=False, highlight=False, emoji=False)
+        console = _Terminal(file=sys.stdout, color_system=colours, markup=False, highlight=False, emoji=False)
         if not console.is_terminal:
             console.width = max([80, *(console.measure(part, options=console.options.update(width=10_000)).maximum
                                        for part in parts)])  # fmt: skip
@@ -118,6 +121,15 @@ class Output:
             begin.cancel()
             begin.join()
             shown.stop()
+
+
+class _Terminal(Console):
+    """Every text of a command passes here on its way to the terminal, and loses what could steer it."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """Adds to rich's: only rich itself moves the cursor, or breaks a line."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=printable(segment.text, keep="\n"))
 
 
 def table(*columns: str, title: str | None = None, rows: Iterable[Iterable[Any]] = ()) -> Table:
@@ -201,21 +213,6 @@ def shortened(value: Any) -> str:
 def in_short(error: str) -> str:
     """Return an error for a list, on one line and cut where it is long."""
     return _cut(printable(error), LONGEST_ERROR)
-
-
-def printable(value: str, *, keep: str = "") -> str:
-    """Escape control characters: a name or a traceback must not move the reader's cursor."""
-    return "".join(
-        character
-        if character in keep or unicodedata.category(character) not in ("Cc", "Cs", "Zl", "Zp")
-        else character.encode("unicode_escape").decode()
-        for character in value
-    )
-
-
-def one_line(message: str) -> str:
-    """Return a message as one line."""
-    return printable(" ".join(message.split()))
 
 
 def _cut(text: str, most: int) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import click
 
 from ..model.plural import counted
+from ..model.printable import printable
 from .command import Failed, with_app
 
 
@@ -25,7 +26,7 @@ def confirm(question: str, *, yes: bool) -> None:
         return
     if not can_ask():
         raise Failed(f"Nothing was changed. {question} There is no terminal to ask on: say --yes.")
-    if not click.confirm(with_app(question), err=True):
+    if not click.confirm(printable(with_app(question)), err=True):
         raise Failed("Nothing was changed.")
 
 

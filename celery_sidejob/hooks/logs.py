@@ -1,4 +1,4 @@
-"""Log records that know their job, one line of JSON for programs, and nothing in a log that is not to be shown."""
+"""Log records that know their job, one line of JSON for programs, and no secret and no forged line in a log."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 from celery import signals
 
+from ..model.printable import Shown, printable
 from ..unit.open_unit import active
 from .tasks.durable_task import DurableTask
 
@@ -19,7 +20,8 @@ class RunFilter(logging.Filter):
     """Gives every record `job_id` and `run_no`: of the run in progress where it was logged, None outside of runs.
 
     In a run it gives `task_id` too. Celery's own handlers in workers have it; put it on the handlers you configure
-    yourself. What a record was given by ``extra=`` stays as it is.
+    yourself. What a record was given by ``extra=`` stays as it is. Text of others in the records of Celery, kombu and
+    this package is escaped.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -33,7 +35,7 @@ class RunFilter(logging.Filter):
         else:
             given.setdefault("job_id", None)
             given.setdefault("run_no", None)
-        return True
+        return escape(record)
 
 
 class JSONFormatter(logging.Formatter):
@@ -56,7 +58,7 @@ class JSONFormatter(logging.Formatter):
             record.exc_text = self.formatException(record.exc_info)
         if record.exc_text:
             document["exception"] = record.exc_text
-        return json.dumps(document, default=str, ensure_ascii=False)
+        return json.dumps({fact: _plain(value) for fact, value in document.items()}, default=str, ensure_ascii=False)
 
 
 class Redaction(logging.Filter):
@@ -79,6 +81,41 @@ class Redaction(logging.Filter):
         return True
 
 
+FAMILIES = ("celery.app.", "celery.concurrency.", "celery.worker.", "celery_sidejob", "kombu.")
+"""The loggers that tell of messages, which anybody may have sent. Records of other loggers are their authors' own."""
+
+
+def escape(record: logging.LogRecord) -> bool:
+    """Escape what could steer a terminal, or forge a line, in a record of Celery, kombu or this package; a filter."""
+    if record.name.startswith(FAMILIES):
+        message = record.getMessage()
+        if printable(message) != message:
+            record.msg, record.args = printable(_with_escapes(record, message), keep="\n\t"), ()
+        raised = record.exc_text or (record.exc_info and logging.Formatter().formatException(record.exc_info)) or ""
+        if (shown := printable(raised, keep="\n\t")) != raised:
+            record.exc_text = shown
+    return True
+
+
+def _with_escapes(record: logging.LogRecord, message: str) -> str:
+    """Return a record's message without line breaks but those of its own author."""
+    given = record.args
+    try:
+        if isinstance(given, Mapping):
+            return str(record.msg) % {key: _shown(value) for key, value in given.items()}
+        return str(record.msg) % tuple(map(_shown, given)) if given else message
+    except Exception:  # a format that asks for more than a text
+        return message
+
+
+def _shown(value: object) -> object:
+    return value if isinstance(value, int | float) else Shown(value)
+
+
+def _plain(value: Any) -> Any:
+    return printable(value, keep="\n\t") if isinstance(value, str) else value
+
+
 REDACTED = ("celery.app.trace", "celery_sidejob")
 """The loggers whose records may show what a task of ours was given or raised."""
 
@@ -92,6 +129,7 @@ def install(sidejob: Any) -> None:
         logger = logging.getLogger(name)
         if not any(isinstance(known, Redaction) for known in logger.filters):
             logger.addFilter(Redaction())
+            logger.addFilter(escape)
     uid = "celery_sidejob.logs"
     signals.after_setup_logger.connect(_complete_handlers, weak=False, dispatch_uid=f"{uid}.logger")
     signals.after_setup_task_logger.connect(_complete_handlers, weak=False, dispatch_uid=f"{uid}.task_logger")

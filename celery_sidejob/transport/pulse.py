@@ -67,9 +67,10 @@ class Pulse:
             self._is_told = True
             where = traceback.StackSummary.extract((frame, frame.f_lineno) for frame in frames)
             logger.error(
-                "This consumer has been stuck for more than %g s: others will get its messages. It is stuck at\n%s",
-                self._timeout_s, "".join(where.format()) or "a read of Redis' answer",
-            )  # fmt: skip
+                "This consumer has been stuck for more than %g s: others will get its messages. It is stuck at\n"
+                + ("".join(where.format()).replace("%", "%%") or "a read of Redis' answer"),
+                self._timeout_s,
+            )
         return True
 
 

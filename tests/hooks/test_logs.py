@@ -104,6 +104,41 @@ def test_a_record_as_json() -> None:
     }  # fmt: skip
 
 
+EVIL = "\x1b[2J\u202e\u200b\nWARNING forged"
+ESCAPED = r"\x1b[2J\u202e\u200b\nWARNING forged"
+
+
+@pytest.mark.parametrize("logger", ["celery_sidejob", "celery_sidejob.transport.redis.dead", "celery.worker.strategy"])
+@pytest.mark.parametrize(
+    ("message", "args", "shown"),
+    [
+        ("task %s:\n%r", (EVIL, ValueError(EVIL)), f"task {ESCAPED}:\nValueError('{ESCAPED}')"),
+        ("task %(name)s, %(number)d times", ({"name": EVIL, "number": 7},), f"task {ESCAPED}, 7 times"),
+        ("%.9s, %5.1f %s", (EVIL, 2.25, 1), r"\x1b[2J\u,   2.2 1"),
+        (EVIL, (), ESCAPED.replace(r"\n", "\n")),
+        ("%s done", ("é\u3000漢",), "é\u3000漢 done"),
+    ],
+)
+def test_a_record_of_others_text_steers_no_terminal_and_forges_no_line(
+    kept: Kept, logger: str, message: str, args: tuple[Any, ...], shown: str
+) -> None:
+    try:
+        raise ValueError(EVIL)
+    except ValueError:
+        logging.getLogger(logger).exception(message, *args)
+
+    (record,) = kept.records
+    assert record.getMessage() == shown
+    text = logging.Formatter().format(record) + JSONFormatter().format(record)
+    assert "Traceback" in text
+    assert text.replace("\n", "").replace("\u3000", "").isprintable()
+
+
+def test_a_record_of_the_users_own_is_left_alone(kept: Kept) -> None:
+    logging.getLogger("shop").warning("\x1b[32mgreen\x1b[0m %s", "\n")
+    assert kept.records[0].getMessage() == "\x1b[32mgreen\x1b[0m \n"
+
+
 # -- redaction -------------------------------------------------------------------------------------------------------
 
 

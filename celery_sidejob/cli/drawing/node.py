@@ -6,6 +6,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from ...model.printable import is_visible
 from ...model.status import Status
 
 COLOURS: dict[str, str] = {
@@ -85,10 +86,8 @@ def shortened(text: str, longest: int) -> str:
 
 
 def printable(text: str) -> str:
-    """Replace line breaks, and characters that XML cannot hold."""
-    return "".join(
-        "\ufffd" if unicodedata.category(character) in ("Cc", "Cs", "Cn") else character for character in text
-    )
+    """Replace line breaks, and characters that are not seen or that XML cannot hold."""
+    return "".join(character if is_visible(character) else "\ufffd" for character in text)
 
 
 def text_width(text: str, size: float) -> float:
