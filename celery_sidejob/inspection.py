@@ -132,7 +132,8 @@ class Node:
     """How far its present or last run is, as that has said."""
 
 
-def _by_task(amounts: Iterable[tuple[Tally, Amount]], failed: Entries, day: date | None) -> list[Statistics]:
+def by_task(amounts: Iterable[tuple[Tally, Amount]], failed: Entries, day: date | None) -> list[Statistics]:
+    """Return the statistics of each task in each of its queues, in the order of the names."""
     found: dict[tuple[str, str], Amounts] = {key: [] for key in failed}
     for tally, amount in amounts:
         found.setdefault((tally.queue, tally.task), []).append((tally, amount))
@@ -330,11 +331,11 @@ class Inspection:
 
     def statistics_of_tasks(self, day: date | None) -> list[Statistics]:
         """Return the same for each task in each of its queues, in the order of the names."""
-        return _by_task(*self._tallies(None, None, day), day)
+        return by_task(*self._tallies(None, None, day), day)
 
-    def statistics_ever(self) -> list[Statistics]:
-        """Return the same since the schema was made, for monitors; the dead set is not read."""
-        return _by_task(tallies.read(self._runtime.connections, day=tallies.EVER), {}, None)
+    def tallies_ever(self) -> Amounts:
+        """Return the tallies of all runs since the schema was made, for monitors."""
+        return list(tallies.read(self._runtime.connections, day=tallies.EVER))
 
     def _tallies(self, queue: str | None, task: str | None, day: date | None) -> tuple[Amounts, Entries]:
         def work(executor: Transaction) -> tuple[Amounts, Entries]:
@@ -548,10 +549,8 @@ def _of_tasks(executor: Transaction, serving: Mapping[str, int] = NOBODY) -> tup
 def _add(found: dict[str, Any], more: Mapping[str, Any]) -> None:
     """Add the statistics of a failover store."""
     for name, theirs in more["queues"].items():
-        ours = found["queues"].setdefault(name, {**_queue(None, 0), **_gate(None)})
-        ours.update({what: ours[what] + theirs[what] for what in NUMBERS})
-        for what in AGES:
-            ours[what] = max((age for age in (ours[what], theirs[what]) if age is not None), default=None)
+        ours = found["queues"].get(name, {**_queue(None, 0), **_gate(None)})
+        found["queues"][name] = added(ours, theirs)
     found["dead"]["entries"] += more["dead"]["entries"]
     found["estimated"] = sorted({*found["estimated"], *more["estimated"]})
     groups: Counter[tuple[str, str, str]] = Counter()
@@ -561,6 +560,16 @@ def _add(found: dict[str, Any], more: Mapping[str, Any]) -> None:
         {"task": task, "group": group, "reason": reason, "entries": entries}
         for (task, group, reason), entries in groups.most_common()
     ]
+
+
+def added(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the statistics of a queue with the work of another one, or of its namesake in another store."""
+    ages = {what: [row[what] for row in (ours, theirs) if row[what] is not None] for what in AGES}
+    return {
+        **ours,
+        **{what: ours[what] + theirs[what] for what in NUMBERS},
+        **{what: max(found, default=None) for what, found in ages.items()},
+    }
 
 
 def _queue(row: Any | None, served_by: int) -> dict[str, Any]:

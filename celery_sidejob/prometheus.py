@@ -13,10 +13,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from .inspection import COUNTED, GAUGES, LIVES, Inspection, life_of
+from .inspection import COUNTED, GAUGES, LIVES, Inspection, added, by_task, life_of
 from .model.errors import MissingLibraryError
 from .model.measures import COUNTED_BY
-from .model.statistics import Durations, Statistics
+from .model.printable import printable
+from .model.statistics import Amount, Durations, Statistics, Tally
 from .model.status import UNFINISHED, Status
 
 try:
@@ -28,6 +29,11 @@ except ImportError as error:
         f"Metrics for Prometheus need prometheus-client ({error}). Install it with: "
         'pip install "celery-sidejob[prometheus]".'
     ) from error
+
+
+MOST = 500
+"""Queues, tasks in queues, and groups of the dead set that a scrape has; the others of each kind are one, `OTHER`."""
+OTHER = "other"
 
 
 class SideJobCollector(Collector):
@@ -60,9 +66,9 @@ def exposition_of_nothing() -> str:
 
 
 def _read(sidejob: Any) -> Mapping[str, Any]:
-    """Read `stats`, and what runs have taken since the schema was made (`tasks`)."""
+    """Read `stats`, and the tallies of all runs since the schema was made."""
     inspection = Inspection(sidejob.runtime)
-    return {**inspection.stats(), "tasks": inspection.statistics_ever()}
+    return {**inspection.stats(), "tallies": inspection.tallies_ever()}
 
 
 def _text(found: Mapping[str, Any] | None) -> str:
@@ -84,14 +90,14 @@ def _metrics(found: Mapping[str, Any] | None) -> Iterator[Metric]:
         "sidejob_jobs", "Jobs that are not finished; failed ones rest in the dead set.", ["status"],
         {(str(status),): found["jobs"].get(status, 0) for status in (*UNFINISHED, Status.FAILED)},
     )  # fmt: skip
+    queues = _queues(found["queues"])
     for name, key, meaning in QUEUE:
-        yield _gauge(name, meaning, ["queue"], {(queue,): row[key] for queue, row in found["queues"].items()})
+        yield _gauge(name, meaning, ["queue"], {(queue,): row[key] for queue, row in queues.items()})
     for gauge in GAUGES:
         yield _gauge(gauge.metric, gauge.meaning, [], {(): gauge.of(found)})
     yield _gauge(
         "sidejob_dead_group_entries", "The newest entries of the dead set by task, failure group and reason.",
-        ["task", "group", "reason"],
-        {(row["task"], row["group"], row["reason"]): row["entries"] for row in found["dead"]["groups"]},
+        ["task", "group", "reason"], _groups(found["dead"]["groups"]),
     )  # fmt: skip
     lives = Counter(map(life_of, found["workers"]))
     yield _gauge(
@@ -107,10 +113,10 @@ def _metrics(found: Mapping[str, Any] | None) -> Iterator[Metric]:
     for name, (label, meaning) in COUNTED_BY.items():
         family = CounterMetricFamily(f"sidejob_{name}", meaning, labels=[label])
         for value, count in found["counters"][name].items():
-            family.add_metric([value], count)
+            family.add_metric([printable(value)], count)
         yield family
     yield _durations(found["durations"])
-    yield from _of_tasks(found["tasks"])
+    yield from _of_tasks(_tasks(found["tallies"]))
 
 
 QUEUE = (
@@ -127,6 +133,51 @@ QUEUE = (
     ("sidejob_queue_paused", "paused", "Whether the queue is paused."),
     ("sidejob_queue_limit", "limit", "How many runs of the queue may be in progress at once."),
 )  # fmt: skip
+
+
+def _labels(ranks: Mapping[tuple[str, ...], Any]) -> dict[tuple[str, ...], tuple[str, ...]]:
+    """Return the labels of each of these: its names, without hidden characters, or `OTHER` if `MOST` rank higher."""
+    kept = sorted(ranks, key=lambda names: ranks[names], reverse=True)[:MOST]
+    others: dict[tuple[str, ...], tuple[str, ...]] = {names: (OTHER,) * len(names) for names in ranks}
+    return {**others, **{names: tuple(map(printable, names)) for names in kept}}
+
+
+def _queues(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Return the statistics of queues by their label: managed and served ones rank first, then by their work."""
+    labels = _labels(
+        {(name,): (row["managed"], row["workers"] > 0, row["depth"] + row["running"]) for name, row in found.items()}
+    )
+    shown: dict[str, Mapping[str, Any]] = {}
+    for name, row in found.items():
+        (label,) = labels[name,]
+        if label in shown:
+            served = max(row["workers"], shown[label]["workers"])
+            row = {**added(shown[label], row), "workers": served, "paused": None, "limit": None}
+        shown[label] = row
+    return shown
+
+
+def _groups(found: Sequence[Mapping[str, Any]]) -> Mapping[tuple[str, ...], float]:
+    entries: dict[tuple[str, ...], float] = {
+        (row["task"], row["group"], row["reason"]): row["entries"] for row in found
+    }
+    shown: dict[tuple[str, ...], float] = {}
+    for names, labels in _labels(entries).items():
+        shown[labels] = shown.get(labels, 0) + entries[names]
+    return shown
+
+
+def _tasks(found: Sequence[tuple[Tally, Amount]]) -> list[Statistics]:
+    """Return the statistics of tasks in queues by their labels: those that ran most rank first."""
+    counts: Counter[tuple[str, ...]] = Counter()
+    for tally, amount in found:
+        counts[tally.queue, tally.task] += amount.number
+    labels = _labels(counts)
+    relabelled = []
+    for tally, amount in found:
+        queue, task = labels[tally.queue, tally.task]
+        relabelled.append((tally._replace(queue=queue, task=task), amount))
+    return by_task(relabelled, {}, None)
 
 
 def _gauge(name: str, meaning: str, labels: list[str], values: Mapping[tuple[str, ...], float | None]) -> Metric:

@@ -187,6 +187,36 @@ def test_the_exposition_says_what_stats_say(busy: Stage) -> None:
     assert found["sidejob_transaction_duration_seconds_sum"][("claim",)] == 0.02
 
 
+def test_a_scrape_is_bounded_and_its_labels_are_harmless(stage: Stage) -> None:
+    names = ["\x1b[2J\u202ea", r"\x1b[2J\u202ea", *(f"queue{number}" for number in range(2000))]
+    served.serve(stage.runtime.connections, stage.worker_id, queues=names, tasks=["stage.idle"])
+    stage.job(queue=names[-1])
+    stage.sql(
+        """INSERT INTO tallies (day, queue, task, measure, bucket, number, total_us, squares_us)
+        SELECT '1970-01-01', name, 'mail', 'retry', 0, place, 0, 0
+        FROM unnest(%s::text[]) WITH ORDINALITY AS n(name, place)""",
+        names[::-1],
+    )
+    stage.sql(
+        """INSERT INTO dead (task_id, task, queue, reason, error, payload, body)
+        SELECT 't' || n, 'mail', 'q', 'lost', 'Error' || chr(64 + n % 20) || repeat('x', n / 20) || ': no',
+          '{"publication": "{}", "generation": 1}', 'x' FROM generate_series(1, 1000) n"""
+    )
+    text = exposition(stage.sidejob)
+
+    assert len(text) < 4_000_000
+    assert text.replace("\n", "").isprintable()
+    found = samples(text)
+    depth, retries = found["sidejob_queue_depth"], found["sidejob_task_retries_total"]
+    assert (len(depth), depth[names[-1],], depth["other",]) == (500, 1, 0), "two names that look the same are one row"
+    assert found["sidejob_queue_workers"]["other",] == 1
+    assert len(retries) == 500
+    assert retries[r"\x1b[2J\u202ea", "mail"] == 2002 + 2001
+    assert sum(retries.values()) == 2002 * 2003 / 2
+    groups = found["sidejob_dead_group_entries"]
+    assert (len(groups), sum(groups.values())) == (501, 1000)
+
+
 def test_names_follow_the_conventions_of_prometheus(busy: Stage) -> None:
     for family in text_string_to_metric_families(exposition(busy.sidejob)):
         assert family.documentation.endswith("."), family
