@@ -824,6 +824,9 @@ ELSEWHERE: dict[str, Case] = {
     "a task with `locks_late` must not be repeated": lambda s: durable(s, locks_late=True),
     "a durable task has a `Request` class of its own": lambda s: durable(s, Request="my.own:Request"),
     "a store's URL is not a URL, or libpq would misread it": misread,
+    "kombu or libpq would misread the broker's URL, and could show its password": lambda s: make_app(
+        broker="redis://u:54/secret@h/0"
+    ).connection(),
     "a store is named twice": lambda s: stores_of(s, s.stage.database_url).settings,
     "one of `sidejob_failover_urls` cannot be read": lambda s: stores_of(s, "postgresql://h/x?no=1").runtime,
     "two stores are the same database, or copies": one_store_twice,

@@ -11,10 +11,13 @@ from urllib.parse import parse_qs, urlsplit
 from celery import Celery
 from kombu import Connection
 
+from ..model import store_url
 from ..model.errors import SettingsError
 from ..model.settings import NO_STORE, Settings, read_settings
 from ..store.connection.parameters import database_name, lead_to_same_database
 from ..transport.postgres import address
+
+NAMES = "broker_url (or broker_read_url, broker_write_url)"
 
 
 def settings_of(app: Celery) -> Settings:
@@ -63,9 +66,11 @@ def broker_identity(app: Celery) -> str:
 def broker_in_store(app: Celery, url: Any) -> tuple[Any, Mapping[str, Any]]:
     """Return a broker's URL with the store's own for each `sidejobpg://` alone, and the transport options with it.
 
-    Raises SettingsError if the store is needed and has no URL.
+    Raises SettingsError if a URL could show its password, or if the store is needed and has no URL.
     """
     nodes = url.split(";") if isinstance(url, str) else url if isinstance(url, list | tuple) else ()
+    if not all(store_url.are_clear_for_broker(node) for node in nodes if isinstance(node, str)):
+        raise SettingsError(f"{NAMES} cannot be read: {store_url.NOT_CLEAR}")
     alone = [isinstance(node, str) and address.is_alone(node) for node in nodes]
     if not any(alone):
         return url, {}
@@ -138,9 +143,7 @@ def _reading_urls() -> Iterator[None]:
         raise SettingsError(f"broker_url cannot be used: {error.args[0] if error.args else error!r}.") from None
     except ValueError:
         raise SettingsError(
-            "broker_url (or broker_read_url, broker_write_url) cannot be read: its port is no number, or its brackets "
-            "do not match. In a name or a password `/`, `#`, `?`, `@`, `[` and `]` are written as %2F, %23, %3F, %40, "
-            "%5B and %5D."
+            f"{NAMES} cannot be read: its port is no number, or its brackets do not match; {store_url.ESCAPED}."
         ) from None
 
 

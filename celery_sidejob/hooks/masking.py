@@ -15,6 +15,7 @@ from celery.app.utils import HIDDEN_SETTINGS
 from kombu.utils.encoding import safe_repr
 
 from ..model.settings import SETTINGS
+from ..model.store_url import are_clear_for_broker
 
 MASK = "********"
 
@@ -24,6 +25,7 @@ _MASKED = re.compile(r"[^:@/]*:\*+@")
 """A user and a password as Celery has masked them."""
 _PARAMETER = re.compile(r"(?i)([\w-]*(?:pass|pwd|secret|token|api_?key|credential)[\w-]*\s*=\s*)('[^']*'|[^&;,\s]+)")
 _SECRET = tuple(setting.key for setting in SETTINGS if setting.kind.secret)
+_BROKERS = ("broker_url", "broker_read_url", "broker_write_url")
 _PLAIN = (bool, int, float, datetime, timedelta, type(None))
 
 
@@ -32,6 +34,8 @@ def masked(value: Any, key: Any = None) -> Any:
     if isinstance(value, _PLAIN):
         return value
     if isinstance(key, str) and (key.lower().endswith(_SECRET) or HIDDEN_SETTINGS.search(key)):
+        return MASK
+    if isinstance(value, str) and str(key).lower().endswith(_BROKERS) and not are_clear_for_broker(value):
         return MASK
     if isinstance(value, str):
         return masked_text(value)

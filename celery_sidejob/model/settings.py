@@ -109,7 +109,10 @@ _STORE_URLS = Kind(
     f"a list of URLs that begin with postgresql:// ({store_url.ESCAPED})",
     _is_list_of(_is_store_url), lambda urls: tuple(map(store_url.spelled_out, urls)), _urls_from, secret=True,
 )  # fmt: skip
-_REDIS_URL = Kind("a URL, such as redis://localhost:6379/0", _is_text(r"[\w+]+://.*"), secret=True)
+_REDIS_URL = Kind(
+    f"a URL, such as redis://localhost:6379/0 ({store_url.ESCAPED})",
+    lambda url: _is_text(r"[\w+]+://.*")(url) and store_url.are_clear_for_broker(url), secret=True,
+)  # fmt: skip
 _SCHEMA = Kind(
     "a plain identifier: lower-case letters, digits and underscores, no digit first, at most 63 characters, not pg_…",
     _is_text("(?!pg_)[a-z_][a-z0-9_]{0,62}"),

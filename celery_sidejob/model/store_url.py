@@ -1,4 +1,4 @@
-"""A store's URL: whether libpq reads it as it was meant, and where it leads."""
+"""The URLs of the store and of the broker: whether they are read as they were meant, and where the store's leads."""
 
 from __future__ import annotations
 
@@ -11,12 +11,20 @@ ESCAPED = (
 """The remedy for a URL that is not clear."""
 
 _HOST = r"(\[[^\]/?#@]*\]|[^][:,/?#@]*)(:\d*)?"
-_PARAMETER = r"(\w*password=[^&]*|\w+=[^&#]*)"
+_PARAMETER = r"([a-z_]*password=[^&]*|[a-z_]+=[^&#]*)"
 _CLEAR = re.compile(
     rf"postgresql(\+\w+)?://([^@/]*@)?(?P<hosts>{_HOST}(,{_HOST})*)(/(?P<database>[^?#@]*))?"
     rf"(\?(?P<query>({_PARAMETER}(&{_PARAMETER})*)?))?"
 )
+_READ_BY_KOMBU = re.compile(r"(sidejob(s|-sentinel)?|rediss?|sentinel|amqps?|pyamqp|librabbitmq)(\+\w+)?")
+"""The schemes of brokers whose URLs kombu takes apart; other transports have forms of their own."""
+_CLEAR_TO_KOMBU = re.compile(
+    r"([^][@/?#]*@)?(\[[^]/?#@]*\]|[^][:/?#@]*)(:\d*)?(/[^?#@]*)?(\?(\w+=[^#@&]*(&\w+=[^#@&]*)*)?)?"
+)
 _BARE_PERCENT = re.compile(r"%(?!(?!00)[0-9a-fA-F]{2})")
+
+
+NOT_CLEAR = f"its form is not clear: {ESCAPED}. In libpq's parameters all letters of a name are small."
 
 
 def spelled_out(url: str) -> str:
@@ -31,6 +39,23 @@ def is_clear(url: str) -> bool:
     reveals it in an error.
     """
     return _CLEAR.fullmatch(url) is not None and _BARE_PERCENT.search(url) is None
+
+
+def are_clear_for_broker(urls: str) -> bool:
+    """Tell whether each part of a broker's URLs, with `;` between them, is read as it was meant.
+
+    Kombu shows all parts but the one that it takes for the password. What is no URL, it takes for a host.
+    """
+    return all(_is_clear_for_broker(url.strip()) for url in urls.split(";"))
+
+
+def _is_clear_for_broker(url: str) -> bool:
+    scheme, mark, rest = url.partition("://")
+    if not mark:
+        return "@" not in url
+    if scheme == "sidejobpg":
+        return is_clear(f"postgresql://{rest}")
+    return _READ_BY_KOMBU.fullmatch(scheme) is None or _CLEAR_TO_KOMBU.fullmatch(rest) is not None
 
 
 def address(url: str) -> tuple[str, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,10 +12,14 @@ import pytest
 from celery import Celery
 from celery.worker import control
 
+from celery_sidejob import SettingsError
+from celery_sidejob.hooks.broker import broker_check
+from celery_sidejob.hooks.configuration import broker_family, broker_identity, broker_is_store
 from celery_sidejob.hooks.masking import masked_text
 from celery_sidejob.hooks.steps.consumer_step import DisconnectionStep
 from celery_sidejob.model.settings import SETTINGS
 from tests.tools.apps import make_app
+from tests.tools.versions import KOMBU_5_7
 
 PASSWORD = "hunter2"
 URL = f"postgresql://ann:{PASSWORD}@127.0.0.1:1/shop"
@@ -108,6 +114,60 @@ def test_brokers_and_backends_are_shown_without_passwords(settings: dict[str, An
         )
         assert PASSWORD not in repr(stats)
         assert stats["broker"]["transport"]
+
+
+UNCLEAR = (
+    "u:a/hunter2@h:1/0", "u:a#hunter2@h:1/0", "u:a?hunter2@h:1/0", "u:a@hunter2@h:1/0", "u:54/hunter2@h:1/0",
+    "u:54#hunter2@h:1/0", "u:54?hunter2@h:1/0", "u:54/a@hunter2@h:1/0", "u:[hunter2@h:1/0", "u:a;hunter2@h:1/0",
+    "u:hunter2", "h:1/0#hunter2", "h:1/0?password=hunter2", "h:1/0?PASSWORD=hunter2", "h:1/0?passw%6Frd=hunter2",
+    "u:hunter2%zz@h:1/0",
+)  # fmt: skip
+SCHEMES = ("sidejob", "sidejobpg", "sidejob-sentinel", "redis", "amqp")
+WHOLE = (
+    "sidejobpg:u:hunter2@h", "sidejobpg:/u:hunter2@h/x", "redis:u:hunter2@h", "u:hunter2@h",
+    "redis+socket:///s?password=hunter2", "sidejob+socket://u:hunter2@/s", "sidejobpg://h:1,i:2/x?password=hunter2",
+)  # fmt: skip
+
+
+def said(call: Callable[[], Any]) -> str:
+    """What a call returns or raises."""
+    try:
+        return str(call())
+    except Exception as error:
+        return "".join(traceback.format_exception_only(error))
+
+
+@KOMBU_5_7
+@pytest.mark.parametrize("urls", [[f"{scheme}://{rest}" for rest in UNCLEAR] for scheme in SCHEMES] + [[*WHOLE]])
+def test_broker_urls_of_any_form_are_masked_or_refused(urls: list[str]) -> None:
+    for url in urls:
+        app = made(broker_url=url, sidejob_database_url=URL)
+
+        def stats(app: Celery = app) -> Any:
+            step = DisconnectionStep.__new__(DisconnectionStep)
+            return DisconnectionStep.info(step, SimpleNamespace(connection=app.connection()))
+
+        ways: list[Callable[[], Any]] = [
+            lambda app=app: app.connection().as_uri(), lambda app=app: repr(app.connection()), stats,
+            lambda app=app: broker_identity(app), lambda app=app: broker_family(app),
+            lambda app=app: broker_is_store(app), lambda app=app: [*broker_check.findings(app)],
+            lambda app=app: shown(app), lambda app=app: app.conf.table(),
+            lambda url=url: make_app(sidejob_redis_url=url).sidejob.settings,
+        ]  # fmt: skip
+        assert [(url, place) for place, way in enumerate(ways) if PASSWORD in said(way)] == []
+
+
+@KOMBU_5_7
+@pytest.mark.parametrize("url", ["sidejobpg://u:54#hunter2@h:1/x", "sidejob://u:54/hunter2@h:1/0"])
+def test_a_transport_without_an_app_shows_no_password(url: str) -> None:
+    connection = kombu.Connection(url)
+    assert PASSWORD not in said(connection.as_uri)
+    assert PASSWORD not in said(connection.connect)
+
+
+def test_a_refusal_says_what_to_do() -> None:
+    with pytest.raises(SettingsError, match=r"broker_url .* cannot be read: its form is not clear: .* %2F, %23"):
+        made(broker_url="redis://u:54/hunter2@h:1/0").connection()
 
 
 def test_what_celery_has_masked_stays_as_it_is() -> None:

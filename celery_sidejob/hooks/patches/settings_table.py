@@ -30,5 +30,5 @@ def _mask(app: Celery, **_: Any) -> None:
 
 
 def _table(table: Callable[..., Mapping[str, Any]], with_defaults: bool = False, censored: bool = True) -> Any:
-    shown = table(with_defaults, censored)
+    shown = table(with_defaults, False)  # Celery masks broker_url by taking it apart, and shows the wrong parts
     return {key: masked(value, key) for key, value in shown.items()} if censored else shown

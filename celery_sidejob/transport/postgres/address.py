@@ -6,11 +6,12 @@ import re
 from typing import Any
 from urllib.parse import quote
 
+from ...model import store_url
 from ...model.errors import SettingsError
 
 SCHEME = "sidejobpg"
 _ALONE = re.compile(rf"\s*{SCHEME}:/*\s*")
-_PASSWORD = re.compile(r"^(\w+://[^/?#@:]*:)[^/?#]*@|((?:[?&])\w*password=)[^&]*")
+_PASSWORD = re.compile(r"^(\w+://[^/@:]*:)[^/@]*@|((?:[?&])\w*password=)[^&]*")
 
 
 def is_alone(url: str) -> bool:
@@ -19,8 +20,13 @@ def is_alone(url: str) -> bool:
 
 
 def hide_password(client: Any) -> None:
-    """Keep the whole URL as the connection's password: Celery's `inspect stats` shows all but that."""
+    """Keep the whole URL as the connection's password: Celery's `inspect stats` shows all but that.
+
+    Raises SettingsError if the password in it might be shown as something else.
+    """
     given = client.hostname or ""
+    if "://" in given and not store_url.are_clear_for_broker(given):
+        raise SettingsError(f"broker_url cannot be read: {store_url.NOT_CLEAR}")
     if "://" in given and not _is_whole(client.password):
         client.hostname, client.password = without_password(given, ""), given
 

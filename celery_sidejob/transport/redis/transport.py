@@ -14,6 +14,8 @@ from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoPermissionError, ResponseError
 
+from ...model import store_url
+from ...model.errors import SettingsError
 from ..options import SHARED, check_options, require_kombu
 from ..pulse import Pulse
 from .broker_channel import Channel as BrokerChannel
@@ -53,6 +55,8 @@ class Transport(redis.Transport):
 
     def __init__(self, client: Any, **options: Any) -> None:
         """Adds to kombu's: `broker_use_ssl=True`, which kombu ignores, means TLS."""
+        if "@" in f"{client.virtual_host}{client.hostname}":  # a part of a password; kombu has taken the URL apart
+            raise SettingsError(f"broker_url cannot be read: {store_url.NOT_CLEAR}")
         client.ssl = _tls(client.ssl)
         super().__init__(client, **options)
 
