@@ -1,5 +1,6 @@
 """The fixtures that all tests share."""
 
+import os
 import signal
 
 import kombu
@@ -27,6 +28,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--pools", default="prefork", help="pools on which the acceptance tests run: prefork,solo,threads,gevent"
     )
 
+
+os.environ.setdefault("SIDEJOB_TEST_PATIENCE", "4")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell's background job ignores Ctrl-C, and so would every process that a test starts in order to interrupt it.

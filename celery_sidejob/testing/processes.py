@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from ..embedded.processes import children
 from .freezing import freeze, send_all, session, thaw
-from .waiting import wait_until
+from .waiting import patient, wait_until
 
 LOG_TAIL_LINES = 60
 
@@ -110,6 +110,7 @@ class Process:
 
     def wait(self, timeout: float = 10.0) -> int:
         """Return its exit code, or minus the signal that ended it, once the main process has ended."""
+        timeout = patient(timeout)
         try:
             return self._started.wait(timeout)
         except subprocess.TimeoutExpired:

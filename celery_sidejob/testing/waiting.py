@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
+
+
+def patient(timeout: float) -> float:
+    """Return a deadline in seconds, longer by the factor `SIDEJOB_TEST_PATIENCE` for a machine that does much else."""
+    return timeout * float(os.environ.get("SIDEJOB_TEST_PATIENCE", "1"))
 
 
 def wait_until(
@@ -18,9 +24,11 @@ def wait_until(
 ) -> T:
     """Return the first truthy value of `predicate`; after `timeout` seconds TimeoutError tells its last answer.
 
+    The environment variable `SIDEJOB_TEST_PATIENCE` is a factor for all timeouts, for a machine that does much else.
     An exception of the predicate counts as "not yet". If the last call raised it, it is the TimeoutError's cause. The
     predicate is called at least once, and once more after the deadline, so that a busy machine fails no test.
     """
+    timeout = patient(timeout)
     deadline = time.monotonic() + timeout
     while True:
         late = time.monotonic() >= deadline

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from celery_sidejob import CapacityPool, Overloaded
+from celery_sidejob import CapacityPool
 from tests.acceptance.scene import QUICK, Scene
 from tests.tools.waiting import wait_until
 
@@ -89,8 +89,6 @@ def test_a_slot_is_freed_once_whichever_side_of_the_commit_the_owner_dies_on(
         concurrency=1, SIDEJOB_CRASH_POINTS=f"{killed_at}=kill", SIDEJOB_CRASH_ONCE=str(once), **QUICK
     )  # fmt: skip
     jobs = [POOL.apply_async("acceptance.timed", (number,)).job for number in range(LIMIT)]
-    with pytest.raises(Overloaded):
-        POOL.cast("acceptance.timed", (9,))
     waiting = POOL.apply_async("acceptance.timed", (LIMIT,), on_full="wait").job
     wait_until(lambda: all(job.refresh().status == "completed" for job in [*jobs, waiting]), timeout=60,
                message="the jobs to complete")  # fmt: skip

@@ -106,7 +106,7 @@ class Cluster:
         """Run a container to its end."""
         return subprocess.run(
             [*self.shop.python(*self.command(container))], cwd=self.shop.directory,
-            env=environment(self.env(container)), capture_output=True, text=True, timeout=60, check=False,
+            env=environment(self.env(container)), capture_output=True, text=True, timeout=300, check=False,
         )  # fmt: skip
 
     def start(self, container: dict[str, Any]) -> Process:

@@ -22,6 +22,8 @@ from tests.tools.in_process import Stage
 STORMS = int(os.environ.get("SIDEJOB_DEPENDENCY_STORMS", "12"))
 """How many storms there are."""
 CLIENTS, STEPS = 4, 12
+CLIENT = "client"
+"""How the names of their threads begin."""
 NOT_COMPLETED = """
     SELECT status FROM jobs j WHERE id = %s AND NOT EXISTS (
       SELECT FROM askings a WHERE a.job_id = j.id AND a.outcome = 'completed')"""
@@ -57,6 +59,8 @@ class Storm:
 
     def at_point(self, name: str) -> None:
         """Now and then a client dies, or hears no answer, at a point of one of its commits."""
+        if not threading.current_thread().name.startswith(CLIENT):
+            return  # what is written behind: on a slow machine its thread comes here, and reports a death as an error
         if name.endswith(("-commit", ":settled")) and not name.startswith(("read", "rescue")):
             with self.lock:
                 draw = self.chance.random()
@@ -133,7 +137,7 @@ def test_each_dependant_is_gone_or_free_or_waits_for_one_that_knows_it(stage: St
     storm = Storm(stage, seed)
     for _ in range(6):
         storm.ids.append(stage.job(storm.body).id)
-    with acting(storm.at_point), ThreadPoolExecutor(CLIENTS) as clients:
+    with acting(storm.at_point), ThreadPoolExecutor(CLIENTS, CLIENT) as clients:
         for done in [clients.submit(storm.go, number) for number in range(CLIENTS)]:
             done.result(60)
     storm.settle()

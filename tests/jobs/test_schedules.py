@@ -136,8 +136,9 @@ def test_no_more_is_caught_up_than_was_asked(stage: Stage, catch_up: Any, expect
 def test_months_of_downtime_are_caught_up_in_small_transactions(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduling, "PAGE", 10)
     start = past(stage, 90 * 86400)
-    stage.sidejob.schedule("last", stage.idle, every=1, start=start)
-    stage.sidejob.schedule("few", stage.idle, cron="* * * * *", start=start, catch_up=25)
+    end = store_time(stage)  # or further times come while the sweeper works
+    stage.sidejob.schedule("last", stage.idle, every=1, start=start, end=end)
+    stage.sidejob.schedule("few", stage.idle, cron="* * * * *", start=start, end=end, catch_up=25)
     stage.sidejob.schedule("all", stage.idle, every=86400, start=start, catch_up="all")
     assert sweep(stage) == 1 + 25 + 91
     transactions = stage.sql("SELECT schedule, count(*), count(DISTINCT xmin::text) FROM jobs GROUP BY 1 ORDER BY 1")

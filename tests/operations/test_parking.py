@@ -528,7 +528,9 @@ def test_commands_tell_of_parked_jobs(stage: Stage) -> None:
     assert ask(stage.app, "drain", "--timeout", 0).lines == [
         "No run is due or in progress. Left: 2 parked runs (no worker of the queue knows the task)."
     ]
-    assert "workers have declined runs: 2 of stage.idle in celery" in " ".join(ask(stage.app, "doctor", "--json").out.split())
+    assert "workers have declined runs: 2 of stage.idle in celery" in " ".join(
+        ask(stage.app, "doctor", "--json").out.split()
+    )
     announce(stage)
     stage.drain()
     assert "workers have declined" not in ask(stage.app, "doctor", "--json").out

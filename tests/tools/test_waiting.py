@@ -31,8 +31,9 @@ def test_an_exception_is_not_yet() -> None:
     assert wait_until(asked, interval=0)
 
 
-def test_timeout_says_what_was_waited_for_and_the_last_value() -> None:
-    with pytest.raises(TimeoutError, match=r"not within 0.05 s: rows to appear \(last returned 0\)"):
+def test_timeout_says_what_was_waited_for_and_the_last_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIDEJOB_TEST_PATIENCE", "4")
+    with pytest.raises(TimeoutError, match=r"not within 0.2 s: rows to appear \(last returned 0\)"):
         wait_until(lambda: 0, timeout=0.05, message="rows to appear")
 
 
