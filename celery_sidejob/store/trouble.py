@@ -10,6 +10,9 @@ _TROUBLE = ("08", "53", "58", "57P01", "57P02", "57P03", "57P05")
 """How Postgres' codes begin: the connection failed, resources are used up, the system failed; the server ends, has
 crashed, begins, or has ended an idle session."""
 
+_INVALIDATED = "8s2b"
+"""SQLAlchemy's code for the use of a connection that it has lost in a transaction."""
+
 _DRIVERS = frozenset({"psycopg", "psycopg2"})
 _BELONGS_TO = {"psycopg": "connection", "sqlalchemy": "engine", "django": "db"}
 """By library: the attribute by which a cursor or a connection names its connection or its engine."""
@@ -58,10 +61,13 @@ def _behind(error: BaseException) -> Iterator[BaseException]:
 
 
 def _is_trouble(error: BaseException) -> bool:
-    if getattr(error, "connection_invalidated", False):  # SQLAlchemy's own flag, for any driver
+    # SQLAlchemy's own flag, for any driver, and its error for whoever goes on after that.
+    if getattr(error, "connection_invalidated", False) or getattr(error, "code", None) == _INVALIDATED:
         return True
     kinds = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(error).__mro__}
     code = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
-    if not code:  # the server sent no code: the connection is lost
-        return any((driver, "OperationalError") in kinds for driver in _DRIVERS)
+    if not code:  # the server sent no code: the connection is lost, or was lost before
+        return any((driver, "OperationalError") in kinds for driver in _DRIVERS) or (
+            ("psycopg2", "InterfaceError") in kinds and "connection already closed" in str(error)
+        )
     return any((driver, "Error") in kinds for driver in _DRIVERS) and str(code).startswith(_TROUBLE)

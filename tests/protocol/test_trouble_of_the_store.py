@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -11,6 +13,7 @@ import psycopg
 import pytest
 
 from celery_sidejob import Job, RunningJob, StoreUnavailableError
+from celery_sidejob.store.borrowed.borrowed import Borrowed
 from celery_sidejob.store.borrowed.of_sqlalchemy import AFTER_COMMIT
 from tests.acceptance.lenders import LENDERS, Lender
 from tests.tools.in_process import Stage
@@ -97,6 +100,78 @@ def test_a_connection_that_is_lost_is_a_lost_run(stage: Stage, ledger: Ledger, w
     assert job.refresh().status == "completed"
     assert (ledger.rows(), list(job.output("receipts"))) == ([1, 2, 3], [1, 2, 3])
     assert (job.info["run_no"], len(stage.sidejob.dead)) == (2, 0)
+
+
+def test_a_connection_lost_before_any_statement_of_ours_is_a_lost_run(
+    stage: Stage, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also before those of the first look at where the connection leads, which a process takes once."""
+    with ledger.lender() as lender:
+        stage.runtime.connections.borrow(lender.transaction)  # so that its library's adapter is imported
+    breaks = Break(ledger)
+    breaks.patch(monkeypatch)
+    for at in itertools.count(1):
+        breaks.arm(at)
+        stage.runtime.connections._seen.clear()
+        job = stage.job(bill(ledger, None))
+        job.input("orders").write(at)
+        stage.drain()
+        assert (stage.raised, job.refresh().status) == ({}, "completed"), breaks.text
+        assert list(job.output("receipts")) == [at]
+        if breaks.text is None:
+            break
+        assert job.info["run_no"] == 2, breaks.text
+    assert ledger.rows() == [*range(1, at + 1)]
+    assert at > 10
+
+
+def test_a_body_that_goes_on_after_a_lost_connection_is_lost_as_well(stage: Stage, ledger: Ledger) -> None:
+    """What it sees then is another error of its library: of a transaction that it has to roll back first."""
+    left = [True]
+
+    def body(job: RunningJob) -> None:
+        with ledger.lender() as lender:
+            ledger.begin(lender)
+            with job.unit(transaction=lender.transaction):
+                if left and left.pop():
+                    ledger.break_it()
+                    with suppress(Exception):
+                        lender.sql("SELECT 1")
+                lender.sql("INSERT INTO public.ledger VALUES (1)")
+            lender.commit()
+
+    job = stage.job(body)
+    assert (stage.drain(), stage.raised, job.refresh().status) == (2, {}, "completed")
+    assert ledger.rows() == [1]
+
+
+class Break:
+    """Ends the connection of the body before one of the statements that we execute on it."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._left = 0
+        self.text: str | None = None
+        """The statement, once it is reached."""
+
+    def arm(self, at: int) -> None:
+        """Break before the statement of this number from now on."""
+        self._left, self.text = at, None
+
+    def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Watch the adapters of all libraries."""
+        for adapter in Borrowed.__subclasses__():
+            monkeypatch.setattr(adapter, "_execute", self._breaking(adapter._execute))
+
+    def _breaking(self, execute: Callable[..., Any]) -> Callable[..., Any]:
+        def breaking(borrowed: Borrowed, text: str, *parameters: Any) -> Any:
+            self._left -= 1
+            if self._left == 0:
+                self.text = text
+                self._ledger.break_it()
+            return execute(borrowed, text, *parameters)
+
+        return breaking
 
 
 def test_a_commit_whose_answer_is_lost_is_not_done_again(stage: Stage) -> None:

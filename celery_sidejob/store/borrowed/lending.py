@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +11,7 @@ import psycopg
 
 from ...model.errors import SchemaError
 from ..identity import Database, cluster, look
+from ..trouble import is_trouble
 from .borrowed import Borrowed
 from .of_psycopg import PsycopgTransaction
 
@@ -37,8 +37,13 @@ def check(borrowed: Borrowed, schema: str, own: Callable[[], Database]) -> None:
         )
     ours = own()
     if ours.cluster is not None and found.is_same_as(ours):
-        with suppress(Exception), borrowed.atomic():  # the role may not read it: then the checks below must do
-            found = replace(found, cluster=cluster(borrowed))
+        try:
+            with borrowed.atomic():
+                found = replace(found, cluster=cluster(borrowed))
+        except Exception as error:
+            if is_trouble(error):
+                raise
+            # The role may not read it: then the checks below must do.
     if not found.is_same_as(ours):
         raise SchemaError(
             f"transaction= leads to the database {found.name!r}, which has a schema {schema!r} of its own but is not "
