@@ -17,6 +17,8 @@ OLDEST_SERVER = 130000
 NOTHING_RUNS = "Nothing can be asked, and no run begins."
 PINNED_S = (300.0, 3600.0)
 """For how long a transaction may hold back vacuum: longer is a warning, an error."""
+HELD_S = (60.0, 600.0)
+"""For how long a transaction may have locked rows of ours: longer is a warning, an error."""
 
 
 def server(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
@@ -70,4 +72,18 @@ def horizon(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
         "messages grow, and everything becomes slower.",
         remedy="End the transaction (pg_terminate_backend), commit or roll back the prepared one, or drop the "
         "unused slot; set idle_in_transaction_session_timeout.",
+    )  # fmt: skip
+
+
+def locks(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
+    """Look for open transactions with rows for which calls and runs may wait."""
+    held = [row for row in health.lockers(executor, runtime.settings.schema) if row.since_s > HELD_S[0]]
+    if not held:
+        yield well("locks", "no open transaction has locked rows for long")
+        return
+    yield graded(max(row.since_s for row in held), HELD_S)(
+        "locks", "; ".join(f"{row.who} has locked rows of {row.what} for {row.since_s:.0f} s" for row in held),
+        meaning="Calls that need these rows fail after some seconds. Runs that need them cannot end, and begin again.",
+        remedy="Let its program commit or roll back. If that program is frozen or gone, end the session with "
+        "pg_terminate_backend(pid).",
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -13,6 +14,8 @@ from ..model.loss import Loss
 from ..model.run_end import RunEnd
 from ..model.status import Status
 from ..store import claims, jobs, tree_terminations
+from ..store.borrowed import holders
+from ..store.errors import LacksRights
 from ..store.statement import Transaction
 from .after_commit import AfterCommit
 from .endings import announce, error_json
@@ -24,6 +27,8 @@ from .retrying import patiently
 from .runtime import Runtime
 from .unit_of_work import Applied
 from .wakes import Wakes
+
+logger = logging.getLogger("celery_sidejob")
 
 SHUTDOWN_LOST = "The job was terminated, but its shutdown was lost with its worker too often to be tried again."
 LOST = "WorkerLostError"
@@ -102,7 +107,7 @@ def move_by_force(runtime: Runtime, change: Move, told: Log) -> None:
     follow_up(runtime, runtime.connections.transact("move", work))
 
 
-def rescue_own(runtime: Runtime, hold: Hold, loss: Loss) -> None:
+def rescue_own(runtime: Runtime, hold: Hold, loss: Loss | None) -> None:
     """Rescue a run of this process that cannot continue without the store; waits a lease for the store.
 
     If the store stays unavailable, the worker later finds that it holds a run that it does not execute.
@@ -115,6 +120,23 @@ def rescue_own(runtime: Runtime, hold: Hold, loss: Loss) -> None:
 
     with suppress(StoreUnavailableError):
         patiently(runtime, once)
+
+
+def end_holder(runtime: Runtime, job_id: int) -> None:
+    """End the session in whose open transaction a lost run has left its unit, with the lock on its job.
+
+    The process of that run is frozen or cut off, and would hold the job for as long. The next look rescues the run.
+    """
+    try:
+        ended = runtime.connections.transact("end-holder", lambda executor: holders.end(executor, job_id))
+    except LacksRights as error:
+        logger.warning(
+            "Job %d cannot be rescued: an open transaction of its lost run holds it, and this role may not end that "
+            "session. `celery -A <app> sidejob doctor` names it. (%s)", job_id, error,
+        )  # fmt: skip
+        return
+    for row in ended:
+        logger.warning("Postgres session %d is ended: its open transaction is of a lost run of job %d", row.pid, job_id)
 
 
 def _free(runtime: Runtime, job_id: int, *, run_no: int, worker_id: int, own: bool, ending: Ending, wait: bool) -> bool:  # noqa: PLR0913 - as above

@@ -15,7 +15,8 @@ from ..model.crash_points import reach
 from ..model.errors import IllegalMoveError, JobNotFoundError, LeaseLostError, StoreUnavailableError
 from ..model.status import Status
 from ..store import claims, jobs, packets, room
-from ..store.borrowed.borrowed import Borrowed, transaction_id
+from ..store.borrowed import holders
+from ..store.borrowed.borrowed import Borrowed
 from ..store.claims import Try
 from ..store.errors import OutcomeUnknown
 from ..store.outbox import doorbells
@@ -236,7 +237,7 @@ def commit_with(runtime: Runtime, hold: Hold, unit: Unit, borrowed: Borrowed) ->
 
     def work() -> tuple[int, Applied]:
         applied = _apply(runtime, borrowed, hold, unit, kept={}, noting=True)
-        return transaction_id(borrowed), applied
+        return holders.mark(borrowed, hold.job_id), applied
 
     number, applied = borrowed.apply(work)
     reach("unit:before-commit")

@@ -11,6 +11,7 @@ import psycopg
 
 from ..model.errors import StoreUnavailableError
 from . import estimates
+from .borrowed.holders import holds_job
 from .connection.connections import Connections
 from .errors import first_line
 from .estimates import Share
@@ -82,6 +83,27 @@ ORDER BY h.xids DESC LIMIT 5""")
 def horizon(executor: Reader) -> Sequence[Any]:
     """Read the sessions that keep vacuum from removing dead rows, the oldest first."""
     return executor.run(_HORIZON)
+
+
+_LOCKERS = Statement(f"""
+SELECT 'pid ' || h.pid::text || coalesce(
+    ' (' || coalesce(nullif(a.application_name, ''), a.usename::text) || ', ' || a.state || ')', '') AS who,
+  h.what, coalesce(extract(epoch FROM clock_timestamp() - a.xact_start)::double precision, h.dead_s) AS since_s
+FROM (
+  SELECT l.pid, string_agg(DISTINCT c.relname::text, ', ') AS what, 0::double precision AS dead_s
+  FROM pg_locks l JOIN pg_class c ON c.oid = l.relation JOIN pg_namespace n ON n.oid = c.relnamespace
+  WHERE n.nspname = %(schema)s AND c.relkind = 'r' AND l.mode <> 'AccessShareLock' AND l.pid <> pg_backend_pid()
+  GROUP BY l.pid
+  UNION ALL
+  SELECT l.pid, 'job ' || m.job_id::text || ' of a dead worker', extract(epoch FROM now() - w.dead_at)::double precision
+  FROM {{workers}} w JOIN {{messages}} m ON m.locked_by = w.id JOIN pg_locks l ON {holds_job("m.job_id")}
+  WHERE w.dead_at IS NOT NULL) h
+LEFT JOIN pg_stat_activity a ON a.pid = h.pid ORDER BY 3 DESC, 1, 2""")
+
+
+def lockers(executor: Reader, schema: str) -> Sequence[Any]:
+    """Read whose open transactions have locked rows of a schema: (who, what, since_s); others' times may be unknown."""
+    return executor.run(_LOCKERS, schema=schema)
 
 
 _UNKNOWN_TASKS = Statement("""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -170,3 +171,17 @@ def test_a_sweeper_that_is_gone_is_followed(
     scene.sidejob.runtime.connections.write_behind_now()
     scene.sql("UPDATE messages SET published_at = NULL, next_check_at = now()")  # what only a sweeper finds
     job.wait("completed", timeout=15)
+
+
+@pytest.mark.pools("prefork", reason="the process that stops in its run is the worker's own")
+def test_a_run_frozen_before_the_commit_of_its_block_is_rescued(scene: Scene, tmp_path: Path) -> None:
+    """It has locked its job through the body's own connection, which ends with its worker."""
+    frozen = tmp_path / "frozen"
+    scene.worker(pool="solo", SIDEJOB_CRASH_POINTS="unit:before-commit=stop", SIDEJOB_CRASH_ONCE=str(frozen), **SOON)
+    job = scene.enqueue("adder")
+    job.input("a").write(1)
+    job.input("b").write(2)
+    wait_until(frozen.exists, timeout=30, message="the run to stop before its commit")
+    scene.worker(**SOON)
+    job.wait("completed", timeout=40)
+    assert scene.ledger() == [(job.id, 2, "sum", 3)]

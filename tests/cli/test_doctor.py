@@ -96,7 +96,7 @@ def test_a_store_that_is_well(locked: Stage) -> None:
     assert found.keys() == {
         "store", "durability", "clock", "schema", "rights", "queues", "publishing", "tasks", "paused queues",
         "schedules", "full ports", "workers", "sweeping", "results", "dead set", "retention", "vacuum", "horizon",
-        "rules", "liveness",
+        "locks", "rules", "liveness",
     }  # fmt: skip
 
 
@@ -421,6 +421,17 @@ def test_a_transaction_that_keeps_vacuum_from_its_work(locked: Stage, monkeypatc
 
     monkeypatch.setattr("celery_sidejob.diagnosis.server.PINNED_S", (300.0, 3600.0))
     assert levels(locked, "horizon") == ["ok"]
+
+
+def test_open_transactions_with_locked_rows(locked: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert levels(locked, "locks") == ["ok"]
+    monkeypatch.setattr("celery_sidejob.diagnosis.server.HELD_S", (0.0, 60.0))
+    with locked.connect(autocommit=False, application_name="careless") as holder:
+        locked.sidejob.enqueue(locked.idle, transaction=holder)
+        (finding,) = findings(locked)["locks"]
+        assert finding.level == Level.WARNING
+        assert f"pid {holder.info.backend_pid} (careless, idle in transaction) has locked rows of" in finding.found
+        assert "jobs" in finding.found
 
 
 def test_tables_full_of_dead_rows(locked: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

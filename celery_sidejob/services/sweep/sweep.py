@@ -74,11 +74,12 @@ class SweepDuty(Duty):
     def _rescue(
         self, report: Report, job_id: int, *, run_no: int, worker_id: int, loss: Loss | None = recovery.UNTOLD
     ) -> None:
-        """Rescue a lost run, unless its job is set aside."""
+        """Rescue a lost run, unless its job is set aside; from a transaction that holds the job it is torn away."""
         with self._sweep.aside.by_itself("rescue", job_id) as may:
-            report["rescued"] += may and recovery.rescue(
-                self._runtime, job_id, run_no=run_no, worker_id=worker_id, loss=loss
-            )
+            if may and recovery.rescue(self._runtime, job_id, run_no=run_no, worker_id=worker_id, loss=loss):
+                report["rescued"] += 1
+            elif may:
+                recovery.end_holder(self._runtime, job_id)
 
 
 class TaskDuty(SweepDuty):

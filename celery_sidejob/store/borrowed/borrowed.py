@@ -165,13 +165,7 @@ def broke(driver: Any) -> bool:
     return broken
 
 
-_TRANSACTION_ID = Statement("SELECT txid_current() AS id")
 _TRANSACTION_OPEN = Statement("SELECT txid_status(%(id)s::bigint) = 'in progress' AS open")
-
-
-def transaction_id(borrowed: Borrowed) -> int:
-    """Return Postgres' number for the caller's transaction."""
-    return int(borrowed.run(_TRANSACTION_ID)[0].id)
 
 
 def is_open(executor: Reader, transaction: int) -> bool:
