@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from io import StringIO
+from typing import LiteralString
 
 import psycopg
 import pytest
@@ -19,31 +21,45 @@ from tests.tools.statements import numbered, statements
 
 ATTACK = """
 DO $do$
-DECLARE l text; r text; o text; t text;
-  types text[] := '{text,name,varchar,json,bytea,boolean,int2,int4,int8,float8,numeric,interval,timestamptz,oid,text[],
-    int8[],float8[]}';
+DECLARE one record; types regtype[] := '{text,name,varchar,json,int2,int4,int8,float4,float8,numeric,oid,interval,
+    timestamptz,date,boolean,bytea,text[],int2[],int4[],int8[],float8[],timestamptz[],bytea[]}';
+  kinds text := 'ssssnnnnnnntttbcaaaaaaa';
 BEGIN
-  FOREACH l IN ARRAY types LOOP FOREACH r IN ARRAY types LOOP
-    FOREACH t IN ARRAY ARRAY['boolean', 'text', l] LOOP
-      CONTINUE WHEN to_regprocedure(format('public."taken_%s"(%s, %s)', t, l, r)) IS NOT NULL;
-      EXECUTE format('CREATE FUNCTION public."taken_%s"(%s, %s) RETURNS %s LANGUAGE plpgsql AS %L', t, l, r, t,
-        'BEGIN RAISE ''this was called''; END');
-    END LOOP;
-    FOREACH o IN ARRAY '{=,<>,<,>,<=,>=,~~,+,-,*,/,||,->,->>}'::text[] LOOP
-      CONTINUE WHEN EXISTS (SELECT FROM pg_operator
-        WHERE oprname = o AND oprleft = l::regtype AND oprright = r::regtype);
-      t := CASE WHEN o IN ('=', '<>', '<', '>', '<=', '>=', '~~') THEN 'boolean' WHEN o = '->>' THEN 'text' ELSE l END;
-      EXECUTE format('CREATE OPERATOR public.%s (LEFTARG = %s, RIGHTARG = %s, FUNCTION = public."taken_%s")',
-        o, l, r, t);
-    END LOOP;
-  END LOOP; END LOOP;
+  FOR one IN
+    SELECT o.name, l.type AS l, r.type AS r, o.result::text AS t,
+      coalesce(l.type::text || ', ', '') || r.type::text AS arguments
+    FROM (SELECT DISTINCT ON (p.oprname, p.oprleft = 0) p.oprname AS name, p.oprleft = 0 AS prefix,
+        p.oprresult::regtype AS result
+      FROM pg_operator p WHERE p.oprname = ANY(current_setting('attack.by')::text[])
+      ORDER BY 1, 2, p.oprresult = 'boolean'::regtype DESC, 3) o
+    CROSS JOIN unnest(types, string_to_array(kinds, NULL)) AS r(type, kind)
+    LEFT JOIN unnest(types, string_to_array(kinds, NULL)) AS l(type, kind) ON NOT o.prefix
+    WHERE (o.prefix OR o.name = '||' OR l.kind = r.kind OR l.kind || r.kind IN ('tn', 'nt', 'sn'))
+      AND NOT EXISTS (SELECT FROM pg_operator p
+        WHERE p.oprname = o.name AND p.oprleft = coalesce(l.type, 0::oid) AND p.oprright = r.type)
+  LOOP
+    IF to_regprocedure(format('public.%I(%s)', 'taken ' || one.t, one.arguments)) IS NULL THEN
+      EXECUTE format('CREATE FUNCTION public.%I(%s) RETURNS %s LANGUAGE plpgsql AS %L', 'taken ' || one.t,
+        one.arguments, one.t, 'BEGIN RAISE ''this was called''; END');
+    END IF;
+    EXECUTE format('CREATE OPERATOR public.%s (%s RIGHTARG = %s, FUNCTION = public.%I)', one.name,
+      'LEFTARG = ' || one.l::text || ',', one.r, 'taken ' || one.t);
+  END LOOP;
 END $do$"""
-"""An operator for each pair of types for which Postgres itself has none, and would convert."""
+"""An operator for each pair of types, or type, for which Postgres itself has none, and may convert."""
 
 FOUND = """
 SELECT o.oprleft::regtype || ' ' || o.oprname || ' ' || o.oprright::regtype
 FROM pg_depend d JOIN pg_operator o ON o.oid = d.refobjid AND d.refclassid = 'pg_operator'::regclass
 WHERE o.oprnamespace = 'public'::regnamespace AND d.classid <> 'pg_operator'::regclass"""
+BY_PROBE = " AND d.classid = 'pg_proc'::regclass AND d.objid = to_regproc('public.probe')"
+
+
+def operators() -> list[str]:
+    """What looks like an operator in our statements, and what other syntax stands for."""
+    texts = (re.sub(r"--.*|'[^']*'|%\(\w+\)s", "", one.text.replace("%%", "%")) for one in statements().values())
+    found = {word for text in texts for word in re.findall(r"[-+*/<>=~!@#%^&|`?]+", text)}
+    return sorted(found | {"=", "<>", "<", ">", "<=", ">=", "~~", "!~~"})
 
 
 @pytest.fixture(scope="module")
@@ -52,16 +68,19 @@ def attacked(databases: Databases) -> Iterator[psycopg.Connection[tuple[object, 
     with databases.fresh() as name, psycopg.connect(databases.url_of(name), prepare_threshold=None) as connection:
         if connection.info.server_version < 140000:
             pytest.skip("only Postgres 14 and newer tell what a statement calls")
+        connection.execute("SELECT set_config('attack.by', %s::text[]::text, false)", [operators()])
+        connection.execute("SET LOCAL search_path = pg_catalog")  # or it would fall for its own operators
         connection.execute(ATTACK)
+        connection.execute("ANALYZE pg_depend; ANALYZE pg_operator; ANALYZE pg_proc")
         connection.commit()
         migrate.upgrade(databases.url_of(name))
         yield connection
 
 
-def called(connection: psycopg.Connection[tuple[object, ...]]) -> set[str]:
+def called(connection: psycopg.Connection[tuple[object, ...]], by: LiteralString = "") -> set[str]:
     """Which of those operators something uses."""
     connection.execute("SET LOCAL search_path = pg_catalog")
-    return {str(row[0]) for row in connection.execute(FOUND)}
+    return {str(row[0]) for row in connection.execute(FOUND + by)}
 
 
 def taken(connection: psycopg.Connection[tuple[object, ...]], text: str, *, typed: bool) -> set[str]:
@@ -74,7 +93,7 @@ def taken(connection: psycopg.Connection[tuple[object, ...]], text: str, *, type
             kinds = kinds_of(connection, text, f"({said})" if said else "")
         made = f"CREATE FUNCTION public.probe({', '.join(kinds)}) RETURNS void BEGIN ATOMIC {text}; END"
         connection.execute(made)  # type: ignore[arg-type]
-        return called(connection)
+        return called(connection, BY_PROBE)
 
 
 def kinds_of(connection: psycopg.Connection[tuple[object, ...]], text: str, said: str = "") -> list[str]:
@@ -106,6 +125,17 @@ def test_no_statement_calls_an_operator_of_somebody_else(
 def test_nothing_in_the_schema_calls_an_operator_of_somebody_else(
     attacked: psycopg.Connection[tuple[object, ...]],
 ) -> None:
+    with attacked.transaction(force_rollback=True):
+        assert called(attacked) == set()
+
+
+def test_nothing_that_a_dba_runs_by_hand_calls_an_operator_of_somebody_else(
+    attacked: psycopg.Connection[tuple[object, ...]],
+) -> None:
+    written = StringIO()
+    migrate.upgrade_sql("by_hand", written)
+    with psycopg.connect(attacked.info.dsn, password=attacked.info.password, autocommit=True) as connection:
+        connection.execute(written.getvalue())  # type: ignore[arg-type]
     with attacked.transaction(force_rollback=True):
         assert called(attacked) == set()
 

@@ -30,6 +30,7 @@ from ...model.errors import SchemaError
 from .. import registry, workers
 from ..connection.connections import Connections
 from ..connection.opening import Opener
+from ..connection.session import NEEDED
 from ..outbox import checks
 from ..statement import Transaction
 from .schema_check import BESIDE, FORMAT, REMEDY, NotUpgraded, check_ours, connected, explained, quoted, revision_of
@@ -73,6 +74,7 @@ def upgrade_sql(schema: str, out: TextIO, *, owner: Mapping[str, str] | None = N
     known = [script.revision for script in ScriptDirectory.from_config(_config(schema)).walk_revisions()]
     if since is not None and since not in known:
         raise SchemaError(f"There is no revision {since!r}: there are {', '.join(sorted(known))}.")
+    out.write(f"SET search_path = {NEEDED['search_path']};\n\n")  # for what the CHECKs call
     if since is None:
         out.write(f"CREATE SCHEMA IF NOT EXISTS {quoted(schema)};\n\n")
     config = _config(schema)
@@ -264,7 +266,7 @@ def _begin(connection: Connection) -> None:
 
     Statements of SQLAlchemy and Alembic do not qualify functions and operators, and this role is the owner.
     """
-    connection.exec_driver_sql("SET LOCAL search_path = pg_catalog")
+    connection.exec_driver_sql(f"SET LOCAL search_path = {NEEDED['search_path']}")
     connection.exec_driver_sql(f"SET LOCAL lock_timeout = {round(LOCK_TIMEOUT_S * 1000)}")
     connection.exec_driver_sql("SET LOCAL statement_timeout = 0")  # a role's own limit is not meant for migrations
 

@@ -708,7 +708,8 @@ def test_the_sql_needs_no_database_and_names_no_owner_unless_told(capsys: pytest
     written = io.StringIO()
     migrate.upgrade_sql("sidejob", written)
 
-    assert written.getvalue().startswith('CREATE SCHEMA IF NOT EXISTS "sidejob";\n')
+    begins = 'SET search_path = pg_catalog, pg_temp;\n\nCREATE SCHEMA IF NOT EXISTS "sidejob";\n'
+    assert written.getvalue().startswith(begins)
     assert "'app'" not in written.getvalue()
     assert capsys.readouterr() == ("", "")
 
