@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from time import monotonic, sleep
 from typing import Any
 
 from psycopg import sql
 
 from ..model.channel import LOG, ancestors
+from . import advisory
 from .connection.own_executor import OwnExecutor
+from .errors import locked_out
 from .statement import Statement, Transaction
 
 LOCK_CLASS = 0x53_4A_41_55 - 0x40_00_00_00
@@ -31,7 +34,7 @@ def ask(executor: Transaction, schema: str) -> Any:
     return executor.run(_ASK, channels=ancestors(LOG), lock_class=LOCK_CLASS, schema=schema)[0]
 
 
-_LISTEN = Statement(f"SELECT pg_advisory_lock_shared({_LOCK})")
+_LISTEN = Statement(f"SELECT pg_try_advisory_lock_shared({_LOCK}) AS taken")
 
 # A client that stands still takes nothing more off its socket, and would hold up what all others are notified of: the
 # server ends its session. Over a Unix socket there is no such limit; `notify` then stops before others are hurt.
@@ -48,7 +51,11 @@ def listen(executor: OwnExecutor, schema: str, names: Sequence[str], hear: Calla
     executor.connection.execute(_UNREAD.format(UNREAD_S * 1000))
     for name in names:
         executor.connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(name)))
-    executor.run(_LISTEN, lock_class=LOCK_CLASS, schema=schema)
+    deadline = monotonic() + advisory.LONGEST_WAIT_S
+    while not executor.run(_LISTEN, lock_class=LOCK_CLASS, schema=schema)[0].taken:  # whoever asks holds it a moment
+        if monotonic() > deadline:
+            raise locked_out("subscribe", advisory.holder(executor, LOCK_CLASS, [schema]))
+        sleep(0.02)
 
 
 def take_in(executor: OwnExecutor) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from . import advisory
 from .statement import Reader, Statement, Transaction, first
 
 _COLUMNS = "b.id, b.name, b.calls::text AS calls, b.created_at, b.closed_at, b.ended_at"
@@ -36,14 +37,13 @@ made AS (
   RETURNING *)
 SELECT {_COLUMNS} FROM made b""")
 
-_LOCK_NAME = Statement("SELECT pg_advisory_xact_lock(%(lock_class)s::int, hashtext(%(name)s))")
 LOCK_CLASS = 0x53_4A_42_54 - 0x40_00_00_00
 """The first half of the advisory locks' keys ("SJBT", made to fit as `workers.LOCK_CLASS` is)."""
 
 
 def open_(executor: Transaction, name: str, calls: str) -> Any | None:
     """Make a batch, in place of one of this name that has ended; None if there is one that has not."""
-    executor.run(_LOCK_NAME, lock_class=LOCK_CLASS, name=name)
+    advisory.take(executor, LOCK_CLASS, [name])
     return first(executor.run(_OPEN, name=name, calls=calls))
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from . import advisory
 from .jobs import HANDLE
 from .outbox.arming import BLOCKED, NEVER, OPENS_AT, armed
 from .statement import Reader, Statement, Transaction, first
@@ -20,12 +21,10 @@ from .statement import Reader, Statement, Transaction, first
 LOCK_CLASS = 0x53_4A_44_50 - 0x40_00_00_00
 """The first half of the advisory lock's key ("SJDP", made to fit as `workers.LOCK_CLASS` is)."""
 
-_TAKE_TURN = Statement("SELECT pg_advisory_xact_lock(%(lock_class)s::int, '{dependencies}'::regclass::oid::int)")
-
 
 def take_turn(executor: Transaction) -> None:
     """Wait until nobody else makes a job that exists depend on others: only that can close a circle."""
-    executor.run(_TAKE_TURN, lock_class=LOCK_CLASS)
+    advisory.take(executor, LOCK_CLASS, [advisory.ONE])
 
 
 _OPEN = Statement("SELECT id FROM {jobs} WHERE id = ANY(%(ids)s::bigint[]) AND status <> 'completed'")

@@ -10,6 +10,7 @@ import psycopg
 from psycopg import errors as pg
 
 from ..model.errors import SchemaError, SideJobError, StoreUnavailableError
+from .statement import Reader
 
 T = TypeVar("T")
 
@@ -39,6 +40,14 @@ class RowsLocked(StoreUnavailableError):
     """A row has been locked for longer than this process may wait: nothing was changed."""
 
 
+class LockHeld(Exception):
+    """Another session holds an advisory lock for longer than this one may wait; `holder` asks whose it is."""
+
+    def __init__(self, holder: Callable[[Reader], str]) -> None:
+        super().__init__()
+        self.holder = holder
+
+
 class Moved(Exception):
     """Data that a transaction had read before it took its locks has changed: repeat the whole transaction."""
 
@@ -52,6 +61,14 @@ def in_the_way(name: str, error: BaseException) -> StoreUnavailableError:
     return StoreUnavailableError(
         f"{name!r} was begun {ATTEMPTS} times, and others were in the way each time ({first_line(error)}). Nothing was "
         "changed; try again."
+    )
+
+
+def locked_out(name: str, holder: str) -> RowsLocked:
+    """Return the error to raise for a lock that another session holds."""
+    return RowsLocked(
+        f"{name!r} needs a lock that {holder} holds. Nothing was changed; try again, or end that session by "
+        "pg_terminate_backend()."
     )
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from . import advisory
 from .outbox.arming import AT_GATE, NEVER
 from .outbox.kinds import JOBS, TASKS, Kind
 from .statement import Autocommit, Reader, Statement, Transaction, first
@@ -27,12 +28,10 @@ PATIENCE_S = 86_400.0
 """For how long a durable task waits for a worker that can run it, before it goes to the dead set."""
 PATIENCE = f"{PATIENCE_S / 3600:.0f} hours"
 
-_TAKE_TURN = Statement("SELECT pg_advisory_xact_lock(%(lock_class)s::int, '{messages}'::regclass::oid::int)")
-
 
 def take_turn(executor: Transaction) -> None:
     """Wait until nobody else parks messages or tells what a worker serves; what follows sees what they committed."""
-    executor.run(_TAKE_TURN, lock_class=LOCK_CLASS)
+    advisory.take(executor, LOCK_CLASS, [advisory.ONE])
 
 
 _OWED = {

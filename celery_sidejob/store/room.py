@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from . import advisory
 from .statement import Reader, Statement, Transaction, first
 
 LOCK_CLASS = 0x53_4A_52_4D - 0x40_00_00_00
@@ -56,11 +57,10 @@ def mark(executor: Transaction, port_ids: Iterable[int]) -> None:
 
 
 _WAIT = Statement("""
-WITH turn AS MATERIALIZED (SELECT pg_advisory_xact_lock(%(lock_class)s::int, '{port_waiters}'::regclass::oid::int)),
-touched AS (UPDATE {ports} SET packet_limit = packet_limit WHERE id = ANY(%(port_ids)s::bigint[]))
+WITH touched AS (UPDATE {ports} SET packet_limit = packet_limit WHERE id = ANY(%(port_ids)s::bigint[]))
 INSERT INTO {port_waiters} (port_id, job_id, run_no, needs)
 SELECT w.port_id, %(job_id)s, %(run_no)s, w.needs
-FROM turn, unnest(%(port_ids)s::bigint[], %(needs)s::int[]) AS w(port_id, needs)
+FROM unnest(%(port_ids)s::bigint[], %(needs)s::int[]) AS w(port_id, needs)
 ON CONFLICT (port_id, job_id) DO UPDATE SET run_no = excluded.run_no, needs = excluded.needs""")
 
 
@@ -71,9 +71,8 @@ def wait(executor: Transaction, job_id: int, *, run_no: int, needs: Mapping[int,
     in a borrowed transaction that looks at an older state of the store (REPEATABLE READ) would overlook who waits, and
     cannot lock such a port, but is refused by Postgres.
     """
-    executor.run(
-        _WAIT, job_id=job_id, run_no=run_no, port_ids=list(needs), needs=list(needs.values()), lock_class=LOCK_CLASS
-    )
+    advisory.take(executor, LOCK_CLASS, [advisory.ONE])
+    executor.run(_WAIT, job_id=job_id, run_no=run_no, port_ids=list(needs), needs=list(needs.values()))
 
 
 WAITS = "waiter.id = w.job_id AND waiter.run_no = w.run_no AND waiter.unit_no IS NULL"

@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from . import advisory
 from .statement import Reader, Statement, Transaction
 
 LOCK_CLASS = 0x53_4A_55_51 - 0x40_00_00_00
 """The first half of the advisory locks' keys ("SJUQ", made to fit as `workers.LOCK_CLASS` is)."""
 
-_TAKE_TURN = Statement("""
-SELECT pg_advisory_xact_lock(%(lock_class)s::int, h.hash)
-FROM (SELECT DISTINCT hashtext(key) AS hash FROM unnest(%(keys)s::text[]) AS key ORDER BY 1) h""")
-
 
 def take_turn(executor: Transaction, keys: Iterable[str]) -> None:
     """Wait until nobody else makes a job with one of these keys; what follows sees what they have committed."""
-    executor.run(_TAKE_TURN, keys=list(keys), lock_class=LOCK_CLASS)
+    advisory.take(executor, LOCK_CLASS, keys)
 
 
 _HOLDERS = Statement("""

@@ -12,13 +12,15 @@ from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from ...model.errors import InvalidValueError
-from ..errors import ATTEMPTS, Moved, in_the_way
+from ..errors import ATTEMPTS, LockHeld, Moved, in_the_way, locked_out
 from ..statement import Reader, Statement, Transaction
 
 SAVEPOINT = "celery_sidejob"
 
 FOREIGN_KEY_VIOLATION = "23503"
 """Postgres' error code for a reference to a row that was deleted before the referring row was written."""
+LOCK_NOT_AVAILABLE = "55P03"
+"""Postgres' error code for a lock that was waited for as long as lock_timeout allows."""
 SERIALIZATION_FAILURE = "40001"
 """Postgres' error code in a REPEATABLE READ transaction for a row that others have written since it began."""
 
@@ -51,7 +53,7 @@ class Borrowed(Transaction):
             self._execute("BEGIN ISOLATION LEVEL READ COMMITTED" if alone else f"SAVEPOINT {SAVEPOINT}")
         try:
             yield
-        except BaseException:
+        except BaseException as error:
             # If this fails, the connection is gone, and its transaction with it. The block's own error says more, and
             # is perhaps the end of this process.
             with suppress(Exception):
@@ -60,6 +62,8 @@ class Borrowed(Transaction):
                 else:
                     self._execute(f"ROLLBACK TO SAVEPOINT {SAVEPOINT}")
                     self._execute(f"RELEASE SAVEPOINT {SAVEPOINT}")
+            if isinstance(error, LockHeld):
+                raise locked_out("transaction=", error.holder(self)) from error
             raise
         self._execute("COMMIT" if alone else f"RELEASE SAVEPOINT {SAVEPOINT}")
 

@@ -21,11 +21,13 @@ from ..errors import (
     REFUSED,
     UPGRADE,
     LacksRights,
+    LockHeld,
     Moved,
     OutcomeUnknown,
     Overdue,
     first_line,
     in_the_way,
+    locked_out,
     refusal,
     repeat,
 )
@@ -134,6 +136,9 @@ class Connections(Autocommit):
                 self._release(executor)
                 if attempt == ATTEMPTS or error.diag.constraint_name != MESSAGES_KEY:
                     raise
+            except LockHeld as error:
+                self._release(executor)
+                raise locked_out(name, self.read(error.holder)) from error
             except REFUSED as error:
                 self._release(executor)
                 raise refusal(error, name, schema=self.schema, setting=self.setting) from error

@@ -27,7 +27,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
 from ...model.errors import SchemaError
-from .. import registry, workers
+from .. import advisory, registry, workers
 from ..connection.connections import Connections
 from ..connection.opening import Opener
 from ..connection.session import NEEDED
@@ -210,9 +210,10 @@ def _alone(connections: Connections) -> Iterator[None]:
         deadline = time.monotonic() + UPGRADE_WAIT_S
         while not _take(cursor, connections.schema):
             if time.monotonic() >= deadline:
+                holder = advisory.holder(connections, UPGRADE_LOCK, [connections.schema])
                 raise SchemaError(
-                    f"Another upgrade of schema {connections.schema!r} has been running for {UPGRADE_WAIT_S:g} s; "
-                    f"nothing was changed by this one. When that one has ended, {REMEDY} again."
+                    f"Another upgrade of schema {connections.schema!r} has been running for {UPGRADE_WAIT_S:g} s, by "
+                    f"{holder}; nothing was changed by this one. When that one has ended, {REMEDY} again."
                 )
             time.sleep(0.1)
         yield

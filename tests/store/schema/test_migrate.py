@@ -237,7 +237,9 @@ def test_an_upgrade_does_not_wait_for_ever_for_another(empty_database_url: str) 
     with psycopg.connect(direct(empty_database_url)) as other:
         other.execute("SELECT pg_advisory_xact_lock(%s, hashtext('sidejob'))", [migrate.UPGRADE_LOCK])
 
-        with pytest.raises(SchemaError, match=r"Another upgrade of schema 'sidejob' .* nothing was changed"):
+        with pytest.raises(
+            SchemaError, match=r"Another upgrade of schema 'sidejob' .* by the session \d+ of .*; nothing was changed"
+        ):
             migrate.upgrade(empty_database_url)
     assert execute(empty_database_url, "SELECT to_regnamespace('sidejob')") == [(None,)]
 

@@ -1,0 +1,61 @@
+"""Advisory locks that a call waits for. Any role that may connect can hold one, so no wait is without bound."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+
+from .borrowed.borrowed import LOCK_NOT_AVAILABLE, code_of
+from .errors import LockHeld
+from .statement import Reader, Statement, Transaction, first
+
+LONGEST_WAIT_S = 10.0
+"""Seconds that a call waits. A transaction with a lock_timeout, such as a service's, waits no longer than that."""
+
+ONE = ""
+"""The key of the only lock of a class in a schema."""
+
+_HASH = f"hashtext(coalesce(nullif(u.key, '{ONE}'), '{{meta}}'))"
+
+_TAKE = Statement(f"""
+WITH before AS MATERIALIZED (SELECT current_setting('lock_timeout') AS wait),
+bound AS MATERIALIZED (
+  SELECT b.wait, set_config('lock_timeout', CASE b.wait WHEN '0' THEN %(wait_ms)s::text ELSE b.wait END, true)
+  FROM before b),
+taken AS MATERIALIZED (
+  SELECT pg_advisory_xact_lock(%(lock_class)s::int, h.hash)
+  FROM bound, (SELECT DISTINCT {_HASH} AS hash FROM unnest(%(keys)s::text[]) AS u(key) ORDER BY 1) h)
+SELECT set_config('lock_timeout', b.wait, true) FROM bound b WHERE (SELECT count(*) FROM taken) >= 0""")
+
+
+def take(executor: Transaction, lock_class: int, keys: Iterable[str]) -> None:
+    """Wait until no other transaction holds one of these locks; from then on this one does, to its end.
+
+    Raises LockHeld if that takes too long.
+    """
+    keys = list(keys)
+    try:
+        executor.run(_TAKE, keys=keys, lock_class=lock_class, wait_ms=str(round(LONGEST_WAIT_S * 1000)))
+    except Exception as error:
+        if code_of(error) == LOCK_NOT_AVAILABLE:
+            raise LockHeld(partial(holder, lock_class=lock_class, keys=keys)) from error
+        raise
+
+
+_HOLDERS = Statement(f"""
+SELECT a.pid, a.usename::text AS role, a.application_name AS application, a.state,
+  extract(epoch FROM clock_timestamp() - a.xact_start)::double precision AS open_s
+FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
+WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 2 AND l.classid = %(lock_class)s::int::oid
+  AND l.objid = ANY(ARRAY(SELECT ({_HASH})::oid FROM unnest(%(keys)s::text[]) AS u(key)))
+  AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+ORDER BY a.xact_start, a.pid LIMIT 1""")
+
+
+def holder(executor: Reader, lock_class: int, keys: Iterable[str]) -> str:
+    """Return who holds one of these locks, for an error's text."""
+    row = first(executor.run(_HOLDERS, lock_class=lock_class, keys=list(keys)))
+    if row is None:
+        return "a session that has ended meanwhile"
+    since = "" if row.open_s is None else f", for {row.open_s:.0f} s"
+    return f"the session {row.pid} of the role {row.role!r} ({row.application or 'no name'}, {row.state}{since})"
