@@ -6,6 +6,7 @@ To call an `async def` or a generator function runs nothing of it, and gives bac
 from __future__ import annotations
 
 import inspect
+import traceback as tracebacks
 from collections.abc import Callable
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType
@@ -14,6 +15,7 @@ from typing import Any
 from celery.app.task import Task
 
 from ..model.errors import InvalidValueError, JobFailed, SettingsError
+from ..model.names import storable
 
 _PLAIN = (FunctionType, MethodType, BuiltinFunctionType, partial, type)
 
@@ -68,11 +70,24 @@ def done(value: Any, what: str) -> Any:
 
 
 def text_of(error: BaseException) -> str:
-    """Return the text of an error that a body has raised; its `str()` may raise too."""
+    """Return the text of an error that a body has raised, as the store can keep it; its `str()` may raise too."""
     try:
-        return str(error)
+        return storable(str(error))
     except Exception:
         return "<its str() raises>"
+
+
+def traceback_of(error: BaseException) -> str:
+    """Return its traceback as a text that the store can keep."""
+    return storable("".join(tracebacks.format_exception(error)))
+
+
+def unstorable(error: BaseException | None, refusal: Exception) -> InvalidValueError:
+    """Return the error with which a run ends that has raised `error`, or nothing, if that end is refused."""
+    how = "well" if error is None else f"with {type(error).__name__}"
+    return InvalidValueError(
+        f"The run ended {how}, and that cannot be stored ({type(refusal).__name__}). The log of its worker has both."
+    )
 
 
 def group_of(error: BaseException | None) -> str | None:

@@ -8,6 +8,9 @@ from typing import Any
 
 from celery import Celery
 
+UNLOCK = "celery.chord_unlock"
+"""The task by which Celery waits for the parts of a chord where the backend does not count. It may be repeated."""
+
 
 def is_durable(app: Celery, name: str) -> bool:
     """Tell whether the messages of a task are kept: its option `durable`, or `sidejob_durable_tasks`."""
@@ -33,7 +36,8 @@ def known_tasks(app: Celery) -> Mapping[str, Any]:
 def lost_policy(task: Any) -> str:
     """Return what becomes of a run whose worker died, as the task's options say."""
     chosen: str | None = getattr(task, "on_lost", None)
-    return chosen or ("requeue" if task.acks_late and task.reject_on_worker_lost else "dead")
+    may_repeat = (task.acks_late and task.reject_on_worker_lost) or task.name == UNLOCK
+    return chosen or ("requeue" if may_repeat else "dead")
 
 
 def matches(name: str, glob: str) -> bool:

@@ -95,6 +95,11 @@ def why_not_storable(name: str, *, max_length: int = MAX_LENGTH) -> str | None:
     return None
 
 
+def storable(text: str) -> str:
+    """Return a text of somebody else's as the store can keep it: NUL is replaced, and lone surrogates are escaped."""
+    return text.replace("\x00", "\ufffd").encode("utf-8", "backslashreplace").decode()
+
+
 def why_not_name(name: object) -> str | None:
     """Return why a task id or the name of a queue cannot be kept and sent, or None; AMQP counts bytes."""
     if not isinstance(name, str):

@@ -14,6 +14,7 @@ from ..model.durable import NOWHERE, Address, Content, Death, Key, Message
 from ..model.errors import IllegalMoveError
 from ..model.events import TaskBuried
 from ..model.messages import CONTINUATION, Continuation
+from ..model.names import storable
 from ..store import duplicates
 from ..store.errors import OutcomeUnknown, repeat
 from ..store.outbox import burials, continuations, tasks
@@ -21,7 +22,6 @@ from ..store.statement import Transaction
 from . import capacity
 from .after_commit import tell
 from .contents import as_kept
-from .endings import storable
 from .failover import deduplication
 from .publishing import publish_and_mark
 from .retrying import patience_s, patiently

@@ -9,11 +9,11 @@ from dataclasses import replace
 from functools import partial
 
 from ..model.crash_points import reach
-from ..model.durable import Message
+from ..model.durable import Key, Message
 from ..model.errors import LeaseLostError, StoreUnavailableError
 from ..model.events import TaskEndedWell
 from ..store.errors import OutcomeUnknown
-from ..store.outbox import holds, latecomers, tasks
+from ..store.outbox import burials, holds, latecomers, tasks
 from ..store.outbox.tasks import Kept
 from ..store.statement import Transaction
 from ..store.write_behind import WriteBehind
@@ -114,9 +114,10 @@ def end(runtime: Runtime, run: Run) -> None:
     again. Raises LeaseLostError if another run has the row or has had it since: then no follow-up of this one is
     published.
 
-    Tries for a lease if the store is unavailable, or if another process has the right to publish the run's chord. Then
-    this process keeps trying beside its other work; StoreUnavailableError is raised in the first case. By then the
-    worker may have called the run lost, as happens if this process dies.
+    Tries for a lease if the store or the result backend is away, or if another process has the right to publish the
+    run's chord. Then a result is given up, and for the rest this process keeps trying beside its other work;
+    StoreUnavailableError is raised if it is the store. By then the worker may have called the run lost, as happens if
+    this process dies.
     """
     try:
         has_ended = _end(runtime, run, patient=not run.has_waited)
@@ -124,11 +125,19 @@ def end(runtime: Runtime, run: Run) -> None:
         _late_ends(runtime).add([run])
         raise
     if not has_ended:
-        logger.warning("Task %s ends later: another process may publish the body of its chord", run.key[0])
+        logger.warning("Task %s ends later: nobody has published the body of its chord yet", run.key[0])
         _late_ends(runtime).add([run])
 
 
 # --------------------------------------------------------------------------------------------------------------------
+
+
+def _is_kept(runtime: Runtime, key: Key) -> bool:
+    """Tell whether the row is there, for another run or the dead set: then no end of this run has removed it.
+
+    The follow-ups of this run are not kept then, and the backend must not forget a chord whose body is one of them.
+    """
+    return tasks.read(runtime.connections, key[0]) is not None or burials.buried(runtime.connections, key) is not None
 
 
 def _age_s(run: Run) -> float | None:
@@ -163,22 +172,42 @@ def _end_late(runtime: Runtime, runs: Sequence[Run]) -> list[Run]:
     return [run for run in runs if not run.has_ended]
 
 
-def _hold_claim(run: Run, *, wait_s: float) -> bool:
-    """Keep the right to publish a chord's body; False if another process has it for longer than `wait_s`.
+def _may_end(run: Run, *, wait_s: float) -> bool:
+    """Tell what is untold, and keep the right to publish a chord's body; False if neither can be for `wait_s`.
+
+    A result for which no chord waits is given up then: the task has ended well all the same. A part of a chord that is
+    not counted waits on: nobody else knows that it has ended well.
+    """
+    began = time.monotonic()
+    while not (_is_told(run) and _has_claim(run)):
+        untold, waited_s = run.untold, time.monotonic() - began
+        is_uncounted = untold is not None and untold.is_part and not untold.is_told
+        if waited_s < (LATE_END_PATIENCE_S if wait_s and is_uncounted else wait_s):
+            time.sleep(PAUSE_S)
+        elif untold is None or untold.is_part:
+            return False
+        else:
+            logger.error("The result of task %s is not stored: its backend was away for too long", run.key[0])
+            run.untold = None
+    return True
+
+
+def _is_told(run: Run) -> bool:
+    if run.untold is not None and run.untold.tell():
+        run.untold = None
+    return run.untold is None
+
+
+def _has_claim(run: Run) -> bool:
+    """Extend the right to publish a chord's body; False while another process has it.
 
     If that process has published the body, the body no longer follows this run.
     """
-    if run.claim is None:
-        return True
-    deadline = time.monotonic() + wait_s
-    while (held := run.claim.hold()) is None:
-        if time.monotonic() >= deadline:
-            return False
-        time.sleep(PAUSE_S)
-    if not held:
+    held = True if run.claim is None else run.claim.hold()
+    if held is False and run.claim is not None:
         run.follows = [message for message in run.follows if message not in run.claim.messages]
         run.claim = None
-    return True
+    return held is not None
 
 
 def _end(runtime: Runtime, run: Run, *, patient: bool) -> bool:  # noqa: PLR0915 - its inner functions count too
@@ -206,7 +235,7 @@ def _end(runtime: Runtime, run: Run, *, patient: bool) -> bool:  # noqa: PLR0915
         return True
 
     def once(work: Callable[[Transaction], bool]) -> bool | None:
-        if not _hold_claim(run, wait_s=runtime.settings.lease if patient else 0.0):
+        if not _may_end(run, wait_s=runtime.settings.lease if patient else 0.0):
             return None
         try:
             return runtime.connections.transact(
@@ -228,7 +257,7 @@ def _end(runtime: Runtime, run: Run, *, patient: bool) -> bool:  # noqa: PLR0915
             tell(runtime, TaskEndedWell(run.key[0], run.task))
     if ended is None:
         return False
-    if not ended and not run.end_is_unknown:
+    if not ended and (not run.end_is_unknown or _is_kept(runtime, run.key)):
         raise lease_lost(run)
     reach("durable-end:after")
     if run.claim is not None:

@@ -39,6 +39,22 @@ class Claim(Protocol):
         ...
 
 
+class Untold(Protocol):
+    """A success of which the result backend has still to be told, or whose chord has no body yet."""
+
+    is_told: bool
+    """The result is stored, and the part of a chord is counted."""
+
+    @property
+    def is_part(self) -> bool:
+        """Whether the run is a part of a chord."""
+        ...
+
+    def tell(self) -> bool:
+        """Tell of it; False while the backend is away, or another process owes the chord's body. Never raises."""
+        ...
+
+
 @dataclass(eq=False, slots=True)
 class Run:
     """A run of a durable task in this process, from its lock to its end."""
@@ -58,7 +74,12 @@ class Run:
     """The run does not count: its body was left and the row given back, or the row was taken from the run."""
     is_revoked: bool = False
     """The run was terminated, and its worker has buried it; its body, in a thread, goes on."""
-    result_is_stored: bool = False
+    error: BaseException | None = None
+    """What the body has raised, if that is its failure."""
+    is_told: bool = False
+    """The result backend was told of the outcome, or will be: it is told of no other."""
+    untold: Untold | None = None
+    """What of a success the end has to tell first."""
     follows: list[Message] = field(default_factory=list)
     """Callbacks, the rest of a chain and the body of a chord, kept by the commit that removes this run's row."""
     claim: Claim | None = None

@@ -10,6 +10,7 @@ from ..model.changes import Change, NewJob, Terminate
 from ..model.crash_points import reach
 from ..model.errors import JobNotFoundError
 from ..model.messages import FORMAT
+from ..model.names import storable
 from ..model.run_end import RunEnd
 from ..model.status import ASKABLE, Status
 from ..store import claims, jobs, tree_terminations
@@ -164,8 +165,3 @@ def error_json(kind: str, message: str, module: str, traceback: str | None = Non
     """Return an error in the form in which rows keep it, with its failure group if a JobFailed has named one."""
     kept = {"v": FORMAT, "type": kind, "module": module, "message": storable(message), "traceback": traceback}
     return json.dumps(kept if group is None else {**kept, "group": group})
-
-
-def storable(text: str) -> str:
-    """Return an error's text without NUL characters, which Postgres cannot store."""
-    return text.replace("\x00", "\ufffd")

@@ -12,6 +12,7 @@ from typing import Any
 from ..model import values
 from ..model.changes import Announce, Publish
 from ..model.channel import LOG
+from ..model.names import storable
 from .runtime import Runtime
 from .unit_of_work import carry_out
 
@@ -89,7 +90,7 @@ def _warn(context: Mapping[str, Any], failure: Exception) -> None:
 
 def _error_fields(runtime: Runtime, error: str, backtrace: str | None) -> dict[str, Any]:
     """Return the fields of an entry for an error; `sidejob_redact` is applied to them."""
-    fields = {"error": runtime.settings.redacted(error)}
+    fields = {"error": runtime.settings.redacted(storable(error))}
     if backtrace is not None:
-        fields["backtrace"] = runtime.settings.redacted(backtrace)
+        fields["backtrace"] = runtime.settings.redacted(storable(backtrace))
     return fields

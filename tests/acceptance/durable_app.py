@@ -154,10 +154,11 @@ def repeatable(self: Any, value: Any = None) -> Any:
 
 
 @app.task(bind=True, durable=True)
-def held_and_retried(self: Any) -> None:
+def held_and_retried(self: Any, countdown: float = 3600) -> None:
     """Wants to be retried when the test says go."""
-    held(self, None)
-    raise self.retry(countdown=3600)
+    if not self.request.retries:
+        held(self, None)
+        raise self.retry(countdown=countdown)
 
 
 @app.task(bind=True, durable=True, max_retries=None)

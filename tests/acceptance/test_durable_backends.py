@@ -10,14 +10,20 @@ from dataclasses import replace
 import pytest
 from celery import chain, chord
 
-from tests.acceptance.durable_site import PROCESSES, TIMEOUT_S, Site
+from tests.acceptance.durable_site import PROCESSES, SEVERAL, TIMEOUT_S, Site
 from tests.tools.brokers import Broker
 from tests.tools.pgbouncer import direct
+from tests.tools.proxy import TcpProxy
 from tests.tools.recorder import Record
 from tests.tools.waiting import wait_until
 from tests.tools.workers import Processes
 
 With = Callable[[str], Site]
+
+
+def results_in(database_url: str) -> str:
+    """The URL of a result backend in a database."""
+    return "db+" + direct(database_url).replace("postgresql://", "postgresql+psycopg://")
 
 
 @pytest.fixture
@@ -38,7 +44,7 @@ def using(database_url: str, broker: Broker, record: Record, processes: Processe
 @pytest.mark.brokers("redis", only=["redis"], reason="its results are in a database, whatever the broker")
 def test_a_database(using: With, database_url: str) -> None:
     """Celery polls for the parts of a chord by a task of its own, which is durable where it is named."""
-    site = using("db+" + direct(database_url).replace("postgresql://", "postgresql+psycopg://"))
+    site = using(results_in(database_url))
     plus = site.s("plus")
     site.app.conf.result_chord_retry_interval = 0.2
     slow = chord([site.s("holder", 1), site.s("plus", 1)])(plus)
@@ -60,6 +66,65 @@ def test_a_database(using: With, database_url: str) -> None:
     assert lost.state == "FAILURE"
     assert {(entry.task_id, entry.reason) for entry in site.dead()} == {(parts[1].id, "lost")}
     assert [len(site.ran(one)) for one in (slow, lost)] == [1, 0]
+    assert worker.alive
+
+
+@PROCESSES
+@pytest.mark.brokers("redis", only=["redis"], reason="its results are in a database, whatever the broker")
+def test_the_task_that_waits_for_a_chord_runs_again_if_it_is_killed(using: With, database_url: str) -> None:
+    site = using(results_in(database_url))
+    site.app.conf.result_chord_retry_interval = 0.2
+    result = chord([site.s("holder", 1), site.s("plus", 1)])(site.s("plus"))
+    site.worker_with_a_crash("durable-move:before-commit")  # it finds that a part still runs
+    part = site.app.AsyncResult(result.parent.results[0].id)
+    site.wait_for_crash()
+    site.holding(part)
+    site.go(part)
+
+    assert result.get(timeout=TIMEOUT_S) == 4
+    site.wait_quiet()
+    assert (len(site.ran(result)), site.dead()) == (1, [])
+
+
+@SEVERAL
+@pytest.mark.brokers("redis", only=["redis"], reason="its results are elsewhere, whatever the broker")
+@pytest.mark.parametrize("backend", ["redis", "database"])
+def test_a_backend_that_is_away_changes_no_outcome(
+    using: With, broker: Broker, database_url: str, backend: str
+) -> None:
+    url = broker.backend_url if backend == "redis" else results_in(database_url)
+    site = using(url)
+    with TcpProxy.to(url) as proxy:
+        env = {"RESULT_BACKEND": proxy.url_for(url), "SIDEJOB_LEASE": "20"}
+        worker = site.worker(concurrency=5, env=env)
+        well = site.call("holder", 1, link=site.s("plus"))
+        failed = site.call("holder", "fail", link_error=site.s("errback"))
+        retried = site.call("held_and_retried", 0)
+        joined = chord([site.s("holder", 1), site.s("holder", 2)])(site.s("plus").on_error(site.s("errback")))
+        parts = joined.parent.results
+        for result in (well, failed, retried, *parts):
+            site.holding(result)
+
+        proxy.refuse()
+        site.go(well, failed, retried, *parts)
+        for result in (well, failed, *parts):
+            site.record.wait_for("ran", id=result.id, timeout=TIMEOUT_S)
+        told = [f"That task {result.id} ended well cannot be told yet" for result in (well, *parts)]
+        for line in [*told, f"{retried.id} is not shown as retried"]:
+            worker.wait_for_log(line, TIMEOUT_S)
+        proxy.pass_through()
+
+        assert (well.get(timeout=TIMEOUT_S), retried.get(timeout=TIMEOUT_S)) == (1, None)
+        assert well.children[0].get(timeout=TIMEOUT_S) == 2
+        assert joined.get(timeout=TIMEOUT_S) == 4
+        with pytest.raises(ValueError, match="for good"):
+            failed.get(timeout=TIMEOUT_S)
+        site.wait_quiet()
+    assert [(entry.task_id, entry.reason, entry.error) for entry in site.dead()] == [
+        (failed.id, "failed", "ValueError: for good")
+    ]
+    assert [len(site.ran(one)) for one in (well, failed, retried, *parts, joined)] == [1] * 6
+    assert [one["of"] for one in site.record.of("errback")] == [failed.id]
     assert worker.alive
 
 

@@ -156,6 +156,8 @@ class CeleryResults:
         request = self._request(outcome, options)
         store_result = not isinstance(backend, DisabledBackend) and self._stores(outcome.task, options)
         state, value, trace = self._read(outcome)
+        if request.chord:
+            chords.install(self._app, backend)
         if outcome.outcome == Status.COMPLETED:
             backend.mark_as_done(outcome.task_id, value, request, store_result)
         elif outcome.outcome == Status.TERMINATED:

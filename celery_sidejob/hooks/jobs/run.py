@@ -6,7 +6,6 @@ import json
 import logging
 import random
 import time
-import traceback as tracebacks
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -42,7 +41,7 @@ from ...model.messages import Outcome, is_readable
 from ...model.run_end import RunEnd
 from ...model.status import Status
 from ...operations import endings, log, recovery, runs
-from ...operations.endings import error_json, storable
+from ...operations.endings import error_json
 from ...operations.hold import BeginsAgainError, Hold
 from ...operations.job_run_end import Ending
 from ...operations.runs import NO_END, InputsMovedError, Unit
@@ -52,7 +51,7 @@ from ...store import askings, claims
 from ...store.errors import first_line
 from ...store.trouble import is_trouble
 from ...unit.open_unit import NoRoom, OpenUnit, within
-from ..bodies import group_of, text_of
+from ..bodies import group_of, text_of, traceback_of, unstorable
 from ..broker.connection import PAUSE_S
 from ..events import Suspended, Terminated
 from ..messages.doorbell import HEADER
@@ -362,7 +361,7 @@ def _terminated_after(unit: OpenUnit, error: BaseException) -> Ending:
             f"The shutdown of job {unit.hold.job_id} has called {verb}(), and a shutdown is not run again: the job is "
             "terminated. Do in on_shutdown only what needs no further run."
         ).with_traceback(error.__traceback__)
-    trace = _trace(error)
+    trace = traceback_of(error)
     return Ending(RunEnd.TERMINATED, error=_error_json(error, trace), traceback=trace)
 
 
@@ -408,7 +407,7 @@ def _retry(task: TaskBody, runtime: Runtime, unit: OpenUnit, row: Any, again: Re
         return _fail(unit, again.exc or used_up)
     countdown = again.countdown if again.countdown is not None else task.default_retry_delay
     cause = again.exc
-    error = _error_json(cause, _trace(cause)) if cause is not None else None
+    error = _error_json(cause, traceback_of(cause)) if cause is not None else None
     wait_s = 0.0 if task.request.is_eager else float(countdown)
     ended = _end(unit, None, Ending(RunEnd.RETRIED, retry_in_s=wait_s, error=error))
     if ended == Status.QUEUED:
@@ -419,23 +418,26 @@ def _retry(task: TaskBody, runtime: Runtime, unit: OpenUnit, row: Any, again: Re
 def _fail(unit: OpenUnit, error: BaseException, shown: BaseException | None = None) -> NoReturn:
     """End the run as failed: its unit is discarded, its inputs are as they were, the asking ends with the error.
 
-    With `shown` it ends with that, and Celery is told of `error` all the same.
+    With `shown` it ends with that, and Celery is told of `error` all the same. If the store refuses the error, the run
+    ends with another one, and the log has it: otherwise the run would not end, and begin again.
     """
     unit.discard()
     reason = "revoked" if isinstance(error, TaskRevokedError | CeleryTaskRevokedError) else "failed"
-    _end(unit, None, failed(shown or error, reason))
+    try:
+        _end(unit, None, failed(shown or error, reason))
+    except NO_END:
+        raise
+    except Exception as refusal:
+        logger.exception("Job %d failed with %s, which cannot be stored", unit.hold.job_id, text_of(error))
+        _end(unit, None, failed(unstorable(error, refusal), reason))
     raise error
 
 
 def failed(error: BaseException, reason: str = "failed") -> Ending:
     """Return the ending of a run that raised `error`."""
-    trace = _trace(error)
+    trace = traceback_of(error)
     text = _error_json(error, trace)
     return Ending(RunEnd.FAILED, result=text, error=text, traceback=trace, reason=reason)
-
-
-def _trace(error: BaseException) -> str:
-    return storable("".join(tracebacks.format_exception(error)))
 
 
 def _error_json(error: BaseException, trace: str) -> str:

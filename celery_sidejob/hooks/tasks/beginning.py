@@ -27,7 +27,7 @@ from ..broker.connection import PAUSE_S
 from ..messages.kept_message import unpacker
 from ..worker import own_process, recording
 from ..worker.received import OF_THE_PARENT
-from . import chords, missing_row_warning
+from . import chords, missing_row_warning, telling
 from .not_begun import AtGate, Copy, Forged, Left, SentBack
 from .present_run import RUNS, run_of
 
@@ -169,6 +169,7 @@ def _note_begun(delivery: Delivery, run: Run) -> None:
     run.stopping = partial(own_process.is_to_stop, task.app, run.key, place=run.runtime.store.place)
     for ours in (HEADER, *OF_THE_PARENT):  # a body may give its headers to what it calls
         (request.headers or {}).pop(ours, None)
+    telling.install(task.backend)  # which the project may have named for this task
     if request.chord:
         chords.install(task.app, task.backend)
     measuring.task_begun(run)

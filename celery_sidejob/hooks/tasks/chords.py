@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,12 +22,16 @@ from typing import TYPE_CHECKING, Any
 
 from celery import Celery, states
 from celery.app.task import Context
+from celery.exceptions import ChordError, Reject
+from celery.result import GroupResult, result_from_tuple
+from kombu.exceptions import ContentDisallowed, DecodeError, EncodeError, OperationalError
 
 from ...model.durable import Message
 from ...model.errors import StoreUnavailableError
 from ...operations import keeping
 from ...operations.durable_runs import Run
 from ...operations.runtime import Runtime
+from ..durability import UNLOCK
 from ..patches import chord_counting
 from .keeping import present_run
 from .present_call import Counting, Together, calling, present_call
@@ -36,8 +41,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("celery_sidejob")
 
-LONGEST_CLAIM_S = 60.0
-LOOK_S = 0.2
+REFUSED = (EncodeError, DecodeError, ContentDisallowed, TypeError, ValueError)
+"""Errors of the result backend that are due to a value; with any other one it may have been away."""
+AWAY = (StoreUnavailableError, OperationalError, OSError)
+"""Errors of what a chord's body is sent by, when that is away."""
+_SENDING = ("Callback error", "chord_unlock could not be retried")
+"""How Celery begins to say that a chord failed, if a message could not be sent."""
 CLAIM_S = 10
 """How long the claim to a body lasts, each time that it is held."""
 FRESH_S = 3.0
@@ -96,9 +105,13 @@ class ChordClaim:
         return self.backend.get_key_for_group(self.request.group, end)
 
 
+class CutOffError(Exception):
+    """The backend was away while it counted a part: it is counted again."""
+
+
 def install(app: Celery, backend: Any) -> None:
-    """Have the backend forget a chord only when its body is kept; twice does no harm."""
-    chord_counting.install(backend, count=partial(_count, app), forget=partial(_forget, backend))
+    """Have the backend forget a chord only when its body is kept, and count a part to the end; twice does no harm."""
+    chord_counting.install(backend, count=partial(_count, app, backend))
 
 
 def count_again(runtime: Runtime, app: Celery, backend: Any, request: Context, value: Any) -> bool:
@@ -127,39 +140,77 @@ def count_again(runtime: Runtime, app: Celery, backend: Any, request: Context, v
     return _is_settled(runtime, backend, request)
 
 
-def wait_for_body(run: Run, backend: Any, request: Context, value: Any) -> None:
-    """Wait, after a part was counted, until the body is published, unless that is up to this run itself.
+def is_settled(run: Run, backend: Any, request: Context, value: Any) -> bool:
+    """Tell, after a part was counted, whether the body is published, or that is up to this run itself.
 
-    The run keeps its row so long. Mostly it need not wait. It does if the last part was counted by another run, which
+    Mostly it is, or other parts are still to be counted. It is not if the last part was counted by another run, which
     is about to publish the body, or died before it could.
     """
-    if not request.chord or not request.group or not chord_counting.is_redis(backend):
-        return
-    deadline = time.monotonic() + LONGEST_CLAIM_S
-    while run.claim is None and _is_complete(backend, request.group) and _is_owed(run, backend, request, value):
-        if time.monotonic() > deadline:
-            logger.error("The body of chord %s was not published by whoever has counted its last part", request.group)
-            return
-        time.sleep(LOOK_S)
-
-
-def _is_owed(run: Run, backend: RedisBackend, request: Context, value: Any) -> bool:
-    try:
-        return not count_again(run.runtime, backend.app, backend, request, value)
-    except StoreUnavailableError:  # nobody can have kept it just now
+    if not request.chord or not request.group or not chord_counting.is_redis(backend) or run.claim is not None:
         return True
+    return not _is_complete(backend, request.group) or count_again(run.runtime, backend.app, backend, request, value)
 
 
-def _count(app: Celery, count: Callable[..., Any], request: Context, *args: Any, **options: Any) -> Any:
+def _count(app: Celery, backend: RedisBackend, request: Context, *args: Any, **options: Any) -> Any:
     """Count a part; if it was the last one, its run has the body among what follows it, and the claim to it."""
     run = present_run(app)
-    if run is None or not request.chord:
-        return count(request, *args, **options)
+    ours = {"tell": partial(_fail, backend, request), "forget": partial(_forget, backend)}
+    if run is None:
+        return chord_counting.count(backend, request, *args, **ours, **options)
     counting = Counting(run.runtime, request, run.follows)
-    with calling(counting=counting):
-        counted = count(request, *args, **options)
+    try:
+        with calling(counting=counting):
+            counted = chord_counting.count(backend, request, *args, **ours, **options)
+    except Exception:
+        del run.follows[counting.first :]  # errbacks: it is counted again
+        raise
     run.claim = counting.claim or run.claim
     return counted
+
+
+def fail_unlocked(backend: Any, tell: Callable[..., Any], callback: Any, exc: BaseException | None = None) -> Any:
+    """Tell that a chord failed; but the task that waits for its parts is retried if the backend was away."""
+    run = present_run(backend.app)
+    cause = sys.exc_info()[1]
+    if run is None or run.task != UNLOCK or cause is None:
+        return tell(callback, exc)
+    task = backend.app.current_worker_task
+    kept = task.request.kwargs
+    if not _was_cut_off(exc, cause, lambda: [result_from_tuple(part, backend.app) for part in kept["result"]]):
+        return tell(callback, exc)
+    logger.warning("Chord %s is looked at again: %r", task.request.args[0], cause)
+    try:
+        raise task.retry(countdown=kept.get("interval"))
+    except Reject as error:  # its row could not be moved for a lease
+        raise Reject(error.reason, requeue=True) from None
+
+
+def _fail(backend: Any, request: Context, tell: Callable[..., Any], callback: Any, exc: BaseException) -> Any:
+    """Tell that a chord failed; raise the error instead if the backend was away, and so the chord did not fail."""
+    cause = sys.exc_info()[1]
+    if cause is not None and _was_cut_off(exc, cause, lambda: _parts(backend, request.group)):
+        raise CutOffError(f"chord {request.group} is not counted to the end: {cause!r}") from cause
+    return tell(callback, exc)
+
+
+def _parts(backend: Any, group: str) -> Sequence[Any]:
+    header = GroupResult.restore(group, backend=backend, app=backend.app)
+    return () if header is None else header.results
+
+
+def _was_cut_off(told: BaseException | None, cause: BaseException, parts: Callable[[], Sequence[Any]]) -> bool:
+    """Tell whether a chord has not failed, though Celery would say so for `cause`: something was away.
+
+    To read a part that has failed raises its error, of any class. So the parts are asked.
+    """
+    if str(told).startswith(_SENDING):
+        return isinstance(cause.reason if isinstance(cause, Reject) else cause, AWAY)
+    if isinstance(cause, (ChordError, *REFUSED)):
+        return False
+    try:
+        return not any(part.failed() or getattr(part, "state", None) == states.REVOKED for part in parts())
+    except Exception:
+        return True
 
 
 def _forget(

@@ -15,7 +15,7 @@ from .. import bodies
 from ..apps import runtime_for
 from .beginning import content_of
 from .durable_task import DurableTask
-from .ending import error_text, traceback_of
+from .ending import error_text
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -46,7 +46,7 @@ def _end(sender: Any = None, retval: Any = None, state: str | None = None, **_: 
             there = runtime.at(store)
             if state == states.FAILURE:
                 death = Death(
-                    "failed", error_text(retval, states.FAILURE), traceback_of(retval), request.retries or 0,
+                    "failed", error_text(retval), bodies.traceback_of(retval), request.retries or 0,
                     bodies.group_of(retval),
                 )  # fmt: skip
                 ended = burials.fail(there, key, death, by="sweeper", worker_id=None, content=content)

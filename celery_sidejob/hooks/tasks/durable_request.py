@@ -6,6 +6,8 @@ heartbeat, and judged once by its row.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
@@ -31,11 +33,14 @@ from ...model.durable import (
     why_no_header,
 )
 from ...services.heartbeat.deliveries import ENDED
+from ..bodies import text_of
 from ..messages.kept_message import content_of, received
 from ..worker.delivered import Delivered
 from ..worker.holders import bury, holders, revoke
 from .not_begun import Copy, Forged, Left, SentBack
 from .present_run import RUNS
+
+logger = logging.getLogger("celery_sidejob")
 
 
 def install() -> None:
@@ -127,7 +132,7 @@ class DurableRequest(Delivered):
         self._stopped("failed", f"TimeLimitExceeded: the run took longer than {timeout} seconds")
         if not self._failed:
             self._failed = True
-            super().on_timeout(soft, timeout)
+            self._told(super().on_timeout, soft, timeout)
 
     def terminate(self, pool: Any, signal: Any = None) -> None:
         """Revoked while it runs: the death of its process is then no loss."""
@@ -161,11 +166,21 @@ class DurableRequest(Delivered):
             not isinstance(error, Ignore | Reject | Retry) and not self._already_revoked and not self._already_cancelled
         ):
             # If the process could not even decode the message, nobody but this worker can bury it.
-            self._bury("failed", f"{type(error).__name__}: {error}", str(exc_info.traceback))
+            self._bury("failed", f"{type(error).__name__}: {text_of(error)}", str(exc_info.traceback))
         try:
-            return super().on_failure(exc_info, send_failed_event, return_ok)
+            return self._told(super().on_failure, exc_info, send_failed_event, return_ok)
         finally:
             self._over()
+
+    def _told(self, tell: Callable[..., Any], *args: Any) -> Any:
+        """Have Celery tell of a failure; its result backend may be away, and this process cannot wait for it."""
+        try:
+            return tell(*args)
+        except MemoryError:
+            raise
+        except Exception as error:
+            logger.error("That task %s failed is not told: %s", self.id, text_of(error))
+            return self.acknowledge()
 
     def _reject_forged(self) -> None:
         """Reject it unless it is acknowledged: RabbitMQ may have a dead letter exchange for what is rejected."""

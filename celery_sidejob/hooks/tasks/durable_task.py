@@ -19,7 +19,7 @@ from ..durability import lost_policy
 from ..on_commit import OnCommit
 from ..worker import own_process
 from ..worker.received import checked
-from . import beginning, ending
+from . import beginning, ending, telling
 from .present_run import run_of
 
 logger = logging.getLogger("celery_sidejob")
@@ -42,6 +42,17 @@ class DurableTask(OnCommit):
     locks_late: bool | None = None
     capacity: CapacityPool | None = None
     Request = "celery_sidejob.hooks.tasks.durable_request:DurableRequest"
+
+    @property
+    def backend(self) -> Any:
+        """The task's result backend, which is told of its outcome by `telling`."""
+        backend = super().backend
+        telling.install(backend)
+        return backend
+
+    @backend.setter
+    def backend(self, value: Any) -> None:
+        self._backend = value
 
     @property
     def lost_policy(self) -> str:
@@ -74,6 +85,7 @@ class DurableTask(OnCommit):
             if own_process.is_left(self.app, run.key, error, place=place):
                 ending.lose(run, error, own_process.ident(self.app, place=place))
             if isinstance(error, Exception) and not isinstance(error, Ignore | Reject | Retry):
+                run.error = error
                 ending.check_that_it_counts(run, error)
             raise
         run.body_is_over = True

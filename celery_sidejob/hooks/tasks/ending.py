@@ -1,4 +1,4 @@
-"""The end of a run of a durable task: after its result was stored, and before a late acknowledgement.
+"""The end of a run of a durable task: after its outcome was told, and before a late acknowledgement.
 
 The signals of the task tell of it.
 """
@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import logging
 import sys
-import traceback as tracebacks
 from contextlib import suppress
 from typing import Any, NoReturn
 
 from celery import signals, states
+from celery.app.task import Context
 from celery.exceptions import Ignore, SoftTimeLimitExceeded
 
 from ...model.durable import Death
@@ -21,7 +21,6 @@ from ...model.run_end import RunEnd
 from ...operations import burials, capacity, deferred_locks, durable_ends, durable_locks, measuring, permits
 from ...operations.durable_runs import Run, lease_lost
 from .. import bodies
-from . import chords
 from .present_run import RUNS, run_of
 
 logger = logging.getLogger("celery_sidejob")
@@ -29,7 +28,6 @@ logger = logging.getLogger("celery_sidejob")
 
 def install() -> None:
     """Listen to what Celery tells of a task's end; twice does no harm."""
-    signals.task_success.connect(_succeeded, weak=False, dispatch_uid="celery_sidejob.durable")
     signals.task_failure.connect(_failed, weak=False, dispatch_uid="celery_sidejob.durable")
     signals.task_postrun.connect(_over, weak=False, dispatch_uid="celery_sidejob.durable")
 
@@ -73,12 +71,6 @@ def lose(run: Run, error: BaseException, worker: str | None) -> NoReturn:
     raise Ignore(f"task {run.key[0]}: its body left") from None
 
 
-def _succeeded(sender: Any = None, **_: Any) -> None:
-    run = run_of(sender)
-    if run is not None:
-        run.result_is_stored = True
-
-
 def _failed(sender: Any = None, einfo: Any = None, **_: Any) -> None:
     run = run_of(sender)
     if run is not None:
@@ -101,6 +93,9 @@ def _over(sender: Any = None, retval: Any = None, state: str | None = None, **_:
         # The row stays held. If this process does not end it later, as it tries to for a success, it is found by the
         # worker, which does not run it any more: as if it had been lost.
         logger.error("The end of task %s could not be written: %s", run.key[0], error)
+    except Exception as error:  # the store refuses it: so it is not held for ever, and not repeated
+        logger.exception("The end of task %s cannot be written as it is", run.key[0])
+        _bury(run, sender.request, bodies.unstorable(run.error, error))
     finally:
         if RUNS.get(run.key[0]) is run:  # the next try may have begun in another thread
             del RUNS[run.key[0]]
@@ -115,14 +110,12 @@ def _end(task: Any, run: Run, state: str | None, retval: Any) -> None:
     runtime, request = run.runtime, task.request
     if run.moved:
         measuring.task_ended(run, RunEnd.RETRIED if state == states.RETRY else RunEnd.COMPLETED)
-    if run.moved or run.is_lost or state is None or _is_cut_off(run, state):
+    if run.moved or run.is_lost or _is_cut_off(run, state):
         return  # it goes on as another message; or this process is about to end, and the worker sees to it
-    if state == states.IGNORED or (state == states.SUCCESS and run.result_is_stored):
-        if run.late is not None and state == states.SUCCESS and not run.follows and not request.chord:
+    if state == states.IGNORED or (state == states.SUCCESS and run.is_told):
+        if run.late is not None and state == states.SUCCESS and not run.follows and run.untold is None:
             deferred_locks.of(runtime).end(run)
             return
-        if state == states.SUCCESS:
-            chords.wait_for_body(run, task.backend, request, retval)
         durable_ends.end(runtime, run)
         measuring.task_ended(run, RunEnd.COMPLETED)
         return
@@ -130,36 +123,31 @@ def _end(task: Any, run: Run, state: str | None, retval: Any) -> None:
     if state == states.REJECTED and getattr(retval, "requeue", False):
         durable_locks.put_back(runtime, run)
     else:
-        error = retval if isinstance(retval, BaseException) else None
-        death = Death(
-            "failed", error_text(error, state), run.traceback or traceback_of(error), request.retries or 0,
-            bodies.group_of(error),
-        )  # fmt: skip
-        failed = burials.fail(
-            runtime, run.key, death, by="run", worker_id=run.worker_id, patient=not run.has_waited,
-            unknown=run.end_is_unknown,
-        )  # fmt: skip
-        if failed:
-            measuring.task_ended(run, RunEnd.FAILED)
+        raised = run.error or (retval if isinstance(retval, BaseException) else sys.exc_info()[1])
+        assert raised is not None, state
+        _bury(run, request, raised, run.traceback)
 
 
-def _is_cut_off(run: Run, state: str) -> bool:
-    """Whether the process was told to stop while the result of a body that had ended well was being stored.
+def _bury(run: Run, request: Context, error: BaseException, trace: str | None = None) -> None:
+    trace = trace or bodies.traceback_of(error)
+    death = Death("failed", error_text(error), trace, request.retries or 0, bodies.group_of(error))
+    failed = burials.fail(
+        run.runtime, run.key, death, by="run", worker_id=run.worker_id, patient=not run.has_waited,
+        unknown=run.end_is_unknown,
+    )  # fmt: skip
+    if failed:
+        measuring.task_ended(run, RunEnd.FAILED)
+
+
+def _is_cut_off(run: Run, state: str | None) -> bool:
+    """Whether the process was told to stop before its outcome, or while a success was being told.
 
     Celery calls its receivers on the way out, and of what it raises just then tells them nothing.
     """
-    leaving = sys.exc_info()[1]
-    ended_well = state == states.SUCCESS and not run.result_is_stored
-    return ended_well and leaving is not None and not isinstance(leaving, Exception)
+    undecided = state is None or (state == states.SUCCESS and not run.is_told)
+    return undecided and not isinstance(sys.exc_info()[1], Exception)
 
 
-def error_text(error: BaseException | None, state: str) -> str:
-    """Return an error as the dead set shows it; without one, that the result of this state was not stored."""
-    if error is None:
-        return f"ResultNotStored: the body ended as {state}, and its result could not be stored"
+def error_text(error: BaseException) -> str:
+    """Return an error as the dead set shows it."""
     return f"{type(error).__name__}: {bodies.text_of(error)}"
-
-
-def traceback_of(error: BaseException | None) -> str | None:
-    """Return its traceback as a text."""
-    return None if error is None else "".join(tracebacks.format_exception(error))

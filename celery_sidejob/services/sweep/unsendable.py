@@ -8,10 +8,10 @@ from contextlib import AbstractContextManager, nullcontext
 from ...model.durable import Death, Message
 from ...model.errors import StoreUnavailableError
 from ...model.messages import Continuation, Doorbell
+from ...model.names import storable
 from ...model.protocols import Refused
 from ...model.row_errors import log_row_error
 from ...operations import burials
-from ...operations.endings import storable
 from ...operations.failover import deduplication
 from ...operations.runtime import Runtime
 from ...store import workers

@@ -52,6 +52,37 @@ def test_an_error_of_a_task_with_a_time_limit_is_its_own(stage: Stage, limit: di
     assert job.info["error"]["type"] == "ValueError"
 
 
+@pytest.mark.parametrize("text", ["cannot parse \ud83d", "cannot parse \0"], ids=["a lone surrogate", "NUL"])
+def test_an_error_whose_text_cannot_be_stored_ends_its_run(
+    stage: Stage, caplog: pytest.LogCaptureFixture, text: str
+) -> None:
+    def odd(job: RunningJob) -> None:
+        error = ValueError(text)
+        error.add_note(text)
+        raise job.retry(exc=error, max_retries=1, countdown=0) from error
+
+    caplog.set_level("CRITICAL", "celery.app.trace")  # pytest cannot report such texts
+    job = stage.job(odd)
+
+    assert [delivered(stage, job)[0] for _ in range(2)] == [states.RETRY, states.FAILURE]
+    assert (job.refresh().status, job.info["losses"]) == ("failed", 0)
+    assert job.info["error"]["message"].startswith("cannot parse ")
+    assert stage.sql("SELECT reason FROM dead") == [("failed",)]
+
+
+def test_an_end_that_the_store_refuses_becomes_one_that_it_takes(stage: Stage) -> None:
+    stage.sql("ALTER TABLE dead ADD CONSTRAINT nothing_odd CHECK (error NOT LIKE '%%odd%%')")
+
+    def odd(job: RunningJob) -> None:
+        raise ValueError("odd")
+
+    job = stage.job(odd)
+
+    assert delivered(stage, job)[0] == states.FAILURE
+    assert job.refresh().status == "failed"
+    assert job.info["error"]["message"].startswith("The run ended with ValueError, and that cannot be stored")
+
+
 def ended_elsewhere(stage: Stage, job: RunningJob) -> None:
     """The run is taken from its worker, which finds out at its next commit."""
     assert recovery.release(stage.runtime, job.id, run_no=job.run_no, worker_id=stage.worker_id)

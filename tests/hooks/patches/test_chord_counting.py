@@ -25,9 +25,9 @@ def test_the_chord_is_forgotten_after_its_body_was_published(app: Celery, redis_
     backend, done = app.backend, list[Any]()
     told: list[str] = []
 
-    def count(before: Callable[..., Any], request: Any, *args: Any, **options: Any) -> Any:
+    def count(request: Any, *args: Any, **options: Any) -> Any:
         told.append(f"count {args[1]}")
-        return before(request, *args, **options)
+        return chord_counting.count(backend, request, *args, tell=pytest.fail, forget=forget, **options)
 
     def forget(before: Callable[..., Any], *, keys: Any, args: Any, client: Any) -> Any:
         told.append("forget")
@@ -41,8 +41,8 @@ def test_the_chord_is_forgotten_after_its_body_was_published(app: Celery, redis_
         return done[-1]
 
     backend.remove_pending_result = lambda result: result  # results unsubscribe when they go, perhaps after Redis
-    chord_counting.install(backend, count=count, forget=forget)
-    chord_counting.install(backend, count=count, forget=forget)
+    chord_counting.install(backend, count=count)
+    chord_counting.install(backend, count=count)
     part = task_of(app, "part", lambda number: number)
     body = task_of(app, "body", lambda numbers: told.append(f"body {numbers}"))
 
@@ -58,6 +58,6 @@ def test_the_chord_is_forgotten_after_its_body_was_published(app: Celery, redis_
 def test_other_backends_are_left_alone(app: Celery) -> None:
     before = dict(vars(app.backend))
 
-    chord_counting.install(app.backend, count=pytest.fail, forget=pytest.fail)
+    chord_counting.install(app.backend, count=pytest.fail)
 
     assert vars(app.backend) == before

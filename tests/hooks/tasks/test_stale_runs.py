@@ -34,7 +34,7 @@ class Shop:
     """An app whose durable tasks run in the test's process, by Celery's own tracer, for one worker after the other."""
 
     def __init__(self, database_url: str, redis_url: str) -> None:
-        self._url = direct(database_url)
+        self.url = direct(database_url)
         self.app = make_app(
             "stale",
             broker=redis_url,
@@ -57,6 +57,8 @@ class Shop:
                 self.meanwhile()
                 if self.outcome is ValueError:
                     raise ValueError("in vain")
+                if isinstance(self.outcome, Exception):
+                    raise self.outcome
                 return self.outcome
 
             return work
@@ -108,13 +110,13 @@ class Shop:
 
     def sql(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
         """Look into the store, on a connection of the test's own."""
-        with closing(psycopg.connect(self._url, autocommit=True, options=f"-c search_path={SCHEMA}")) as looking:
+        with closing(psycopg.connect(self.url, autocommit=True, options=f"-c search_path={SCHEMA}")) as looking:
             cursor = looking.execute(statement, parameters or None)
             return cursor.fetchall() if cursor.description else []
 
 
-@pytest.fixture
-def shop(database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
+@pytest.fixture(name="shop")
+def shop_fixture(database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
     monkeypatch.setattr(deferred_locks, "EVERY_S", 3600)  # the tests say when late locks are written
     made = Shop(database_url, redis_url)
     yield made

@@ -1,0 +1,25 @@
+"""Replaces the methods of an app's result backend by which Celery's tracer tells what became of a task.
+
+Read in Celery 5.5.0 and 5.7.0. The tracer calls `store_result` with STARTED before the body, and afterwards
+`mark_as_done`, `mark_as_failure` or `mark_as_retry`, all with the task's request. What they raise it takes for the
+task's failure, tells the backend of that too, and sends `task_postrun` without an outcome. If a later Celery calls
+others, a durable task whose backend was away is in the dead set as failed though it ended well
+(`hooks/tasks/telling.py`).
+
+`celery.chord_unlock` calls `chord_error_from_stack` of the app's backend, from within the error's handler, when it can
+not read the parts of its chord. If a later one does not, a chord fails whose backend was away for a moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .wrapping import wrap
+
+
+def install(backend: Any, **by: Callable[..., Any]) -> None:
+    """Have calls of these methods go to `by`; twice does no harm."""
+    for name, told in by.items():
+        if name not in vars(backend):
+            wrap(backend, name, told)

@@ -1,0 +1,146 @@
+"""Telling the result backend what became of a durable task's run, once and only once, also if it is away just then.
+
+A backend that is away is not the body's outcome. What a success could not tell is told by the end of the run, which
+keeps the row so long (`operations/durable_ends.py`). A failure is tried for a lease; then the dead set alone has it.
+For parts of a chord both are tried for an hour: nobody else knows that they ended, and their chord would wait for ever.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from celery import states
+from celery.app.task import Context
+from kombu.exceptions import EncodeError
+
+from ...model.durable import ADOPTED, HEADER
+from ...model.names import storable
+from ...operations.durable_ends import LATE_END_PATIENCE_S
+from ...operations.durable_runs import Run
+from ...operations.retrying import PAUSE_S
+from .. import bodies
+from ..patches import outcome_telling
+from . import chords
+
+logger = logging.getLogger("celery_sidejob")
+
+
+def install(backend: Any) -> None:
+    """Tell a backend of durable tasks in this way; twice does no harm."""
+    outcome_telling.install(
+        backend, store_result=_store, mark_as_done=partial(_done, backend), mark_as_failure=_failed,
+        mark_as_retry=_retried, chord_error_from_stack=partial(chords.fail_unlocked, backend),
+    )  # fmt: skip
+
+
+def _store(store: Callable[..., Any], task_id: str, result: Any, state: str, *args: Any, **options: Any) -> Any:
+    """Store a result; a durable task runs though its backend cannot be told that it has started."""
+    try:
+        return store(task_id, result, state, *args, **options)
+    except Exception as error:
+        request = options.get("request")
+        if state != states.STARTED or request is None or not (request.get(HEADER) or request.get(ADOPTED)):
+            raise
+        logger.warning("%s is not shown as started: %s", task_id, error)
+        return None
+
+
+def _done(
+    backend: Any, mark: Callable[..., Any], task_id: str, result: Any, request: Context | None = None, *args: Any,
+    **options: Any,
+) -> None:  # fmt: skip
+    """Tell of a success; what is still to be told after this is told by the end of the run."""
+    run = _run_of(request)
+    if run is None or request is None:
+        mark(task_id, result, request, *args, **options)
+        return
+    success = _Success(run, backend, request, result, lambda: mark(task_id, result, request, *args, **options))
+    try:
+        success.mark()
+        success.is_told = True
+    except chords.REFUSED as error:  # the task has no such result: Celery takes this error for its failure
+        raise error if isinstance(error, EncodeError) else EncodeError(bodies.text_of(error)) from error
+    except Exception as error:
+        logger.warning("That task %s ended well cannot be told yet: %s", task_id, bodies.text_of(error))
+    run.is_told = True
+    if request.chord or not success.is_told:
+        run.untold = success
+
+
+@dataclass(slots=True)
+class _Success:
+    """See `operations.durable_runs.Untold`."""
+
+    run: Run
+    backend: Any
+    request: Context
+    value: Any
+    mark: Callable[[], Any]
+    is_told: bool = False
+
+    @property
+    def is_part(self) -> bool:
+        return bool(self.request.chord)
+
+    def tell(self) -> bool:
+        try:
+            if not self.is_told:
+                self.mark()
+                self.is_told = True
+            return chords.is_settled(self.run, self.backend, self.request, self.value)
+        except Exception as error:
+            logger.debug("That task %s ended well cannot be told yet: %s", self.run.key[0], error)
+            return False
+
+
+def _failed(
+    mark: Callable[..., Any], task_id: str, exc: BaseException, traceback: str | None = None,
+    request: Context | None = None, *args: Any, **options: Any,
+) -> None:  # fmt: skip
+    """Tell of a failure, for a lease; but not of one that a hook or Celery raised after the outcome was told."""
+    run = _run_of(request)
+    if run is None:
+        mark(task_id, exc, traceback, request, *args, **options)
+        return
+    if run.is_told or run.moved:
+        logger.error("Task %s has another outcome, after which this was raised: %s", task_id, bodies.text_of(exc))
+        return
+    run.is_told = True
+    patience_s = LATE_END_PATIENCE_S if request is not None and request.chord else run.runtime.settings.lease
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            mark(task_id, exc, None if traceback is None else storable(str(traceback)), request, *args, **options)
+            return
+        except Exception as error:
+            if isinstance(error, chords.REFUSED) and traceback is not None:
+                logger.exception("Task %s failed with %s, which the backend refuses", task_id, bodies.text_of(exc))
+                exc, traceback = bodies.unstorable(exc, error), None
+            elif isinstance(error, chords.REFUSED) or time.monotonic() > deadline:
+                logger.error("That task %s failed is not told: %s", task_id, bodies.text_of(error))
+                return
+        time.sleep(PAUSE_S)
+
+
+def _retried(
+    mark: Callable[..., Any], task_id: str, exc: BaseException, traceback: str | None = None, **options: Any
+) -> None:
+    """Show that it is retried; if that fails it is retried all the same, and later its next run would be shown so."""
+    if _run_of(options.get("request")) is None:
+        mark(task_id, exc, traceback, **options)
+        return
+    try:
+        mark(task_id, exc, None if traceback is None else storable(str(traceback)), **options)
+    except Exception as error:
+        logger.warning("%s is not shown as retried: %s", task_id, bodies.text_of(error))
+
+
+def _run_of(request: Context | None) -> Run | None:
+    """Return the run that a request is, also when Celery has left it."""
+    found = None if request is None else request.get("sidejob_run")
+    return found if isinstance(found, Run) else None

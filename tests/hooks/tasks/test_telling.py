@@ -1,0 +1,202 @@
+"""What became of a run is told once, and truly, whatever befalls the result backend, the store or Celery meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+import redis
+from celery import Task, chord, states
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from celery_sidejob import JobFailed
+from celery_sidejob.hooks.tasks import chords
+from celery_sidejob.hooks.tasks.present_run import RUNS
+from tests.hooks.tasks.test_stale_runs import REPEATABLE, Shop, shop_fixture  # noqa: F401 - the fixture `shop`
+from tests.tools.proxy import TcpProxy
+from tests.tools.versions import CELERY_5_7
+
+pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # Celery's backend with redis-py 8
+
+LONE, NUL = "\ud83d", "\x00"
+
+
+@contextmanager
+def behind_a_proxy(shop: Shop, redis_url: str) -> Iterator[TcpProxy]:
+    """Have the result backend behind a proxy, and do what fails there only once."""
+    with TcpProxy.to(redis_url) as proxy:
+        once = Retry(NoBackoff(), 0)
+        shop.app.backend.client = redis.Redis.from_url(proxy.url_for(redis_url), retry=once)
+        yield proxy
+
+
+def noted() -> Exception:
+    error = ValueError("noted")
+    error.add_note(f"{LONE}{NUL}")
+    return error
+
+
+def caused() -> Exception:
+    error = ValueError("caused")
+    error.__cause__ = KeyError(f"{LONE}{NUL}")
+    return error
+
+
+ERRORS: dict[str, tuple[Callable[[], Exception], str, str | None]] = {
+    "a lone surrogate": (lambda: ValueError(f"cannot parse {LONE}"), r"ValueError: cannot parse \ud83d", None),
+    "NUL": (lambda: ValueError(f"cannot parse {NUL}"), "ValueError: cannot parse \ufffd", None),
+    "a note": (noted, "ValueError: noted", None),
+    "a cause": (caused, "ValueError: caused", None),
+    "a group": (lambda: JobFailed("no stock", LONE), r"JobFailed: \ud83d", "no stock"),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+@pytest.mark.parametrize("backend", ["redis", "database"])
+def test_an_error_whose_text_cannot_be_stored_ends_its_run(
+    shop: Shop, caplog: pytest.LogCaptureFixture, backend: str, name: str
+) -> None:
+    caplog.set_level("CRITICAL", "celery.app.trace")  # pytest cannot report such texts
+    make, text, group = ERRORS[name]
+    if backend == "database":
+        shop.app.conf.result_backend = "db+" + shop.url.replace("postgresql://", "postgresql+psycopg://")
+    result = shop.work.apply_async(link_error=shop.errback.s())
+    shop.outcome = make()
+
+    shop.run(shop.work, result.id)
+
+    assert (result.state, type(result.result), shop.told) == (states.FAILURE, type(shop.outcome), [result.id])
+    assert shop.sql("SELECT reason, error, given_group FROM dead") == [("failed", text, group)]
+    assert shop.rows() == []
+
+
+def test_a_retry_for_such_an_error_is_a_retry(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("CRITICAL", "celery.app.trace")
+
+    def again(self: Any) -> None:
+        raise self.retry(exc=ERRORS["a note"][0](), countdown=3600)
+
+    task = shop.app.task(again, bind=True, name="stale.again", shared=False)
+    result = task.delay()
+
+    shop.run(task, result.id)
+
+    assert (result.state, shop.rows(), shop.buried()) == (states.RETRY, [(False, None)], [])
+
+
+def test_an_end_that_the_store_refuses_becomes_one_that_it_takes(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    shop.sql("ALTER TABLE dead ADD CONSTRAINT nothing_odd CHECK (error NOT LIKE '%odd%')")
+    result = shop.work.delay()
+    shop.outcome = ValueError("odd")
+
+    shop.run(shop.work, result.id)
+
+    assert (result.state, shop.rows()) == (states.FAILURE, [])
+    ((error,),) = shop.sql("SELECT error FROM dead")
+    assert error.startswith("InvalidValueError: The run ended with ValueError, and that cannot be stored")
+    assert "nothing_odd" in caplog.text
+
+
+@pytest.mark.parametrize("hook", ["on_failure", "on_retry"])
+def test_a_hook_that_raises_changes_no_outcome(shop: Shop, hook: str) -> None:
+    def raises(*_: Any) -> None:
+        raise RuntimeError("the hook is broken")
+
+    def body(self: Any) -> None:
+        if hook == "on_retry":
+            raise self.retry(countdown=3600)
+        raise ValueError("for good")
+
+    base = type("Hooked", (Task,), {hook: raises})
+    task = shop.app.task(body, bind=True, base=base, name="stale.hooked", shared=False)
+    result = task.apply_async(link_error=shop.errback.s())
+
+    with pytest.warns(RuntimeWarning, match="Exception raised outside body"), suppress(RuntimeError):
+        shop.run(task, result.id)
+
+    if hook == "on_retry":
+        assert (result.state, shop.told, shop.rows()) == (states.RETRY, [], [(False, None)])
+        assert shop.buried() == []
+    else:
+        assert (result.state, shop.told, shop.rows()) == (states.FAILURE, [result.id], [])
+        assert shop.sql("SELECT reason, error FROM dead") == [("failed", "ValueError: for good")]
+
+
+def test_a_run_begins_whose_backend_cannot_be_told_so(shop: Shop, redis_url: str) -> None:
+    def body() -> None:
+        shop.meanwhile()
+
+    task = shop.app.task(body, name="stale.started", track_started=True, shared=False)
+    with behind_a_proxy(shop, redis_url) as proxy:
+        result = task.apply_async(link_error=shop.errback.s())
+        proxy.refuse()
+        shop.meanwhile = proxy.pass_through
+
+        shop.run(task, result.id)
+
+        assert (result.state, shop.told, shop.rows(), shop.buried()) == (states.SUCCESS, [], [], [])
+
+
+def test_a_result_is_given_up_whose_backend_is_away_for_longer_than_a_lease(shop: Shop, redis_url: str) -> None:
+    object.__setattr__(shop.runtime.settings, "lease", 0.5)
+    with behind_a_proxy(shop, redis_url) as proxy:
+        result = shop.work.apply_async(link=shop.body.s())
+        shop.outcome, shop.meanwhile = 7, proxy.refuse
+
+        shop.run(shop.work, result.id)
+
+        assert shop.sql("SELECT task FROM messages") == [("stale.body",)]
+        assert shop.buried() == []
+
+
+@CELERY_5_7  # before, there was no claim
+def test_a_chord_whose_backend_was_away_for_a_moment_has_not_failed(shop: Shop, redis_url: str) -> None:
+    with behind_a_proxy(shop, redis_url) as proxy:
+        value = chord([shop.work.s()], shop.body.s()).apply_async(link_error=shop.errback.s())
+        (part,) = value.parent.results
+        shop.outcome = 7
+        shop.meanwhile = lambda: proxy.cut_after(b"ZRANGE")  # all parts are counted, and are to be joined
+
+        shop.run(shop.work, part.id)
+
+        assert proxy.cut_done.is_set()
+        assert (part.state, shop.told, shop.buried()) == (states.SUCCESS, [], [])
+        assert shop.sql("SELECT task FROM messages") == [("stale.body",)]
+        shop.meanwhile = lambda: None
+        shop.run(shop.body, value.id)
+        assert (value.get(timeout=5), shop.args) == (7, ([7],))
+
+
+@CELERY_5_7  # before, the body is kept while the backend counts
+def test_a_chord_is_not_forgotten_for_an_end_that_was_never_applied(shop: Shop, monkeypatch: Any) -> None:
+    """The answer to it was lost, and meanwhile the row was given to another run: that one has the body."""
+    monkeypatch.setattr(chords, "CLAIM_S", 1)
+    value = chord([shop.work.s()], shop.body.s()).apply_async()
+    (part,) = value.parent.results
+    count = shop.app.backend.on_chord_part_return
+
+    def count_and_lose(*args: Any, **options: Any) -> None:
+        shop.meanwhile = lambda: None
+        chords.install(shop.app, shop.app.backend)
+        shop.app.backend.on_chord_part_return(*args, **options)
+        RUNS[part.id].end_is_unknown = True
+        shop.lose()
+        assert shop.begin_elsewhere(part.id)
+
+    def meanwhile() -> None:
+        def once(*args: Any, **options: Any) -> None:
+            del shop.app.backend.on_chord_part_return
+            count_and_lose(*args, **options)
+
+        shop.app.backend.on_chord_part_return = once
+
+    shop.outcome, shop.meanwhile = 7, meanwhile
+    shop.run(shop.work, part.id)
+    assert (count.__func__, shop.rows()) == (type(shop.app.backend).on_chord_part_return, [(True, None)])
+
+    shop.lose()
+    shop.run(shop.work, part.id)
+    assert shop.sql("SELECT task FROM messages") == [("stale.body",)]
