@@ -154,19 +154,21 @@ WITH row AS (
   UPDATE {{messages}} SET doom = coalesce(doom, 'lost'), published_at = NULL, suspected_at = NULL,
     next_check_at = now() + make_interval(secs => %(for_s)s)
   WHERE task_id = %(task_id)s AND generation = %(generation)s AND {_FREE} RETURNING task_id)
-SELECT task_id FROM row UNION ALL SELECT d.task_id FROM {{dead}} d WHERE d.id = ({_ENTRY})"""
+SELECT task_id FROM row UNION ALL SELECT d.task_id FROM {{dead}} d WHERE %(entry_too)s AND d.id = ({_ENTRY})"""
 )
 
 
-def keep_from_others(executor: Transaction, key: Key, content: Content, *, age_s: float | None, for_s: float) -> bool:
+def keep_from_others(
+    executor: Transaction, key: Key, content: Content, *, age_s: float | None, for_s: float, entry_too: bool
+) -> bool:
     """Doom the row or entry of a run that was called lost and ended well after all: no other run begins.
 
     `take_back` removes it afterwards. If that never comes, the sweeper buries it after `for_s` seconds. False if
-    `take_back` would come too late.
+    `take_back` would come too late, or without `entry_too` if the dead set has it.
     """
     return bool(
         executor.run(
             _KEEP_FROM_OTHERS, task_id=key[0], generation=key[1], task=content.task, digest=content.digest,
-            age_s=age_s, for_s=for_s,
+            age_s=age_s, for_s=for_s, entry_too=entry_too,
         )
     )  # fmt: skip

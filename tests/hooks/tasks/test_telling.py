@@ -15,6 +15,7 @@ from redis.retry import Retry
 from celery_sidejob import JobFailed
 from celery_sidejob.hooks.tasks import chords
 from celery_sidejob.hooks.tasks.present_run import RUNS
+from celery_sidejob.services.sweep.sweeper import Sweeper
 from tests.hooks.tasks.test_stale_runs import REPEATABLE, Shop, shop_fixture  # noqa: F401 - the fixture `shop`
 from tests.tools.proxy import TcpProxy
 from tests.tools.versions import CELERY_5_7
@@ -168,6 +169,21 @@ def test_a_chord_whose_backend_was_away_for_a_moment_has_not_failed(shop: Shop, 
         shop.meanwhile = lambda: None
         shop.run(shop.body, value.id)
         assert (value.get(timeout=5), shop.args) == (7, ([7],))
+
+
+@CELERY_5_7  # before, there was no claim
+def test_a_part_whose_chord_has_failed_for_it_stays_in_the_dead_set(shop: Shop) -> None:
+    value = chord([shop.once.s()], shop.body.s()).apply_async(link_error=shop.errback.s())
+    (part,) = value.parent.results
+
+    def meanwhile() -> None:
+        shop.lose()
+        Sweeper(shop.runtime).run_once()
+
+    shop.outcome, shop.meanwhile = 7, meanwhile
+    shop.run(shop.once, part.id)
+
+    assert (value.state, part.state, shop.buried()) == (states.FAILURE, states.FAILURE, ["lost"])
 
 
 @CELERY_5_7  # before, the body is kept while the backend counts
