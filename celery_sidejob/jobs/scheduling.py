@@ -107,11 +107,15 @@ def prepare(runtime: Runtime, row: Row, times: Sequence[datetime]) -> ScheduledW
         for task_id, number, time in calls
     ]
     works = ready(runtime, row.spec.task, args, kwargs, own)
-    # Of a durable task there are none.
+    # There are either jobs or messages.
     jobs = [_of_schedule(new, row, number, time) for new, (_, number, time) in zip(works.jobs, calls, strict=False)]
+    messages = [
+        message if message.eta is not None else replace(message, eta=_due_at(row, time))
+        for message, (*_, time) in zip(works.messages, calls, strict=False)
+    ]
     last_id, _, last_at = calls[-1]
     return ScheduledWorks(
-        count=len(calls), last_at=last_at, task_id=last_id, jobs=jobs, messages=works.messages, tell=works.tell
+        count=len(calls), last_at=last_at, task_id=last_id, jobs=jobs, messages=messages, tell=works.tell
     )
 
 
@@ -140,7 +144,13 @@ def _call_of(spec: Spec) -> tuple[list[Any], dict[str, Any], dict[str, Any]]:
 
 
 def _of_schedule(new: NewJob, row: Row, number: int, time: datetime) -> NewJob:
-    return replace(new, schedule=row.name, schedule_no=number, nominal_at=time.isoformat())
+    due_at = None if new.wait_s is not None else _due_at(row, time)
+    return replace(new, schedule=row.name, schedule_no=number, nominal_at=time.isoformat(), due_at=due_at)
+
+
+def _due_at(row: Row, time: datetime) -> datetime:
+    """Return since when the work of a time is due, however late the sweeper makes it. What is run now is due now."""
+    return min(row.plan.made_at(time), row.read_at)
 
 
 def _headers(options: Mapping[str, Any], row: Row, number: int, time: datetime) -> dict[str, Any]:

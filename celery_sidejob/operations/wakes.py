@@ -95,13 +95,13 @@ class Wakes:
             batch.append(job_id)
         self._steps = []
 
-    def ask(self, ids: Sequence[int], *, force: bool = False) -> None:
-        """Ask locked jobs to run; jobs that may not be asked are in `refused` afterwards."""
+    def ask(self, ids: Sequence[int], *, force: bool = False, late_s: float = 0.0) -> None:
+        """Ask locked jobs to run, due since `late_s` seconds; those that may not be asked are in `refused` then."""
         may = [job_id for job_id in ids if self._may_ask(job_id, force=force)]
         self.refused.update(set(ids) - set(may))
         if not may:
             return
-        for row in asks.ask(self._executor, may, force=force, check_interval_s=self._check_interval_s):
+        for row in asks.ask(self._executor, may, force=force, check_interval_s=self._check_interval_s, late_s=late_s):
             self._moved(row.id, row.status)
             self._after_commit.ring(self._lock_set.job(row.id), row)
 
@@ -130,7 +130,7 @@ class Wakes:
                     self._terminate_below([job_id])
                 self.terminate([job_id], tree=timer.ask == "terminate_tree", timers_before=timer.id)
             elif timer.ask == "force" or status in ASKABLE or (timer.accepted and status == Status.FAILED):
-                self.ask([job_id], force=timer.ask == "force" or status == Status.FAILED)
+                self.ask([job_id], force=timer.ask == "force" or status == Status.FAILED, late_s=timer.late_s)
 
     def _apply_batch(self, kind: str, ids: list[int]) -> None:  # noqa: PLR0912 - an arm for each kind of step
         if not ids:

@@ -37,6 +37,7 @@ spent AS (
         task_id="coalesce(opened.task_id, a.task_id, gen_random_uuid()::text)",
         opens_at=OPENS_AT,
         cut_short="%(force)s",
+        wait_s="-%(late_s)s::double precision",
     )
     + """
 SELECT asked.id, asked.status, armed.task_id, armed.for_run, x.options::text AS options
@@ -45,14 +46,16 @@ FROM asked LEFT JOIN armed ON armed.job_id = asked.id LEFT JOIN {askings} x ON x
 )
 
 
-def ask(executor: Transaction, ids: Iterable[int], *, force: bool, check_interval_s: float) -> Sequence[Any]:
-    """Count one more wake of each job, and arm a message where no run is in progress.
+def ask(
+    executor: Transaction, ids: Iterable[int], *, force: bool, check_interval_s: float, late_s: float = 0.0
+) -> Sequence[Any]:
+    """Count one more wake of each job, and arm a message where no run is in progress: due since `late_s` seconds.
 
     With `force` a backoff is cut short and the job leaves the dead set. A job that begins anew after failing or
     terminating may lose all its runs again: its losses are reset. The caller has judged the legality under the lock.
     Returns a row for each job; rows with a `task_id` are to be published.
     """
-    return executor.run(_ASK, ids=list(ids), force=force, check_interval_s=check_interval_s)
+    return executor.run(_ASK, ids=list(ids), force=force, check_interval_s=check_interval_s, late_s=late_s)
 
 
 # `parked` reads `armed`, to change the rows that it has left alone after it: one statement changes a row only once.
@@ -156,7 +159,8 @@ def note(executor: Transaction, ids: Iterable[int], ask: str, *, due_at: Any = N
 
 _TAKE_DUE = Statement("""
 DELETE FROM {timers} WHERE job_id = %(id)s AND (due_at <= now() OR NOT accepted)
-RETURNING id, ask, accepted, CASE WHEN due_at > now() THEN due_at END AS later""")
+RETURNING id, ask, accepted, CASE WHEN due_at > now() THEN due_at END AS later,
+  greatest(0::double precision, extract(epoch FROM now() - due_at)::double precision) AS late_s""")
 
 
 def take_due(executor: Transaction, job_id: int) -> list[Any]:

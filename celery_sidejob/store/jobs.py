@@ -61,12 +61,13 @@ t AS (
   SELECT job_id, coalesce(due_at, now() + make_interval(secs => wait_s)), 'run', true FROM r WHERE later),"""
     + armed(
         "(SELECT job_id AS id, task_id, queue, priority, limit_key, 0::bigint AS run_no, NULL AS unit_no, blocked, "
-        "pool, pool_weight, pool_runs, slot FROM r WHERE NOT later) j",
+        "pool, pool_weight, pool_runs, slot, due_at FROM r WHERE NOT later) j",
         task_id="j.task_id",
         opens_at=None,
         cut_short=None,
         first_check_s="%(first_check_s)s",
         slot="j.slot",
+        wait_s="least(extract(epoch FROM j.due_at - now())::double precision, 0::double precision)",
         waits="true",
     )
     + """

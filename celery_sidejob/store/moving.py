@@ -38,7 +38,7 @@ _OWED_AT = f"""CASE WHEN %(now)s OR held.due_at >= {NEVER} THEN now()
 _MOVE = Statement(
     f"""
 WITH changed AS (
-  UPDATE {{jobs}} j SET {_CHANGES},
+  UPDATE {{jobs}} j SET {_CHANGES}, losses = 0,
     run_no = j.run_no + CASE WHEN EXISTS (SELECT FROM {{messages}} m WHERE m.job_id = j.id) THEN 1 ELSE 0 END
   WHERE j.id = %(id)s
   RETURNING j.id, j.task, j.queue, j.priority, j.status, j.unit_no, j.run_no, j.limit_key, j.rate_terminates,
@@ -59,6 +59,8 @@ FROM changed LEFT JOIN armed ON armed.job_id = changed.id LEFT JOIN {askings} a 
 
 def move(executor: Transaction, job_id: int, stage: Stage, *, now: bool, check_interval_s: float) -> Any | None:
     """Move a locked job that is in no run. A message that waits is armed anew, in its new queue, with its due time.
+
+    Its losses were those of the place that it leaves: they count no more.
 
     The number of its run goes up with that: deliveries that are under way are stale. `now`: its due time counts no
     more. Returns None if there is no such job.

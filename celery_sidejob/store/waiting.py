@@ -9,6 +9,10 @@ from .asks import IS_TIMER
 from .outbox.arming import AT_GATE, IN_POOL, NEVER, OPENS_AT, WITHOUT_SLOT
 from .statement import Reader, Statement
 
+_DELAYED = f"""({IN_POOL} AND m.due_at > now() + {WITHOUT_SLOT} OR m.due_at > now() AND m.due_at < {AT_GATE}
+    AND (m.due_at > {OPENS_AT}) IS NOT FALSE)"""
+"""Whether a message waits for its own time, as SQL: the backoff of a retry, or the delay of a stage (`then`)."""
+
 _CONDITIONS = Statement(f"""
 SELECT j.id, j.task, m.queue, m.due_at <= now() AS is_due,
   m.due_at = {NEVER} AS is_parked,
@@ -20,10 +24,10 @@ SELECT j.id, j.task, m.queue, m.due_at <= now() AS is_due,
     ) AS waits_for_limit,
   m.due_at > now() AND {OPENS_AT} > now() OR m.due_at <= now() AND q.rate_opens_at > now() AS waits_for_rate,
   {IN_POOL} AND m.due_at <= now() + {WITHOUT_SLOT} AS waits_for_pool,
-  {IN_POOL} AND m.due_at > now() + {WITHOUT_SLOT} OR m.due_at > now() AND m.due_at < {AT_GATE}
-    AND (m.due_at > {OPENS_AT}) IS NOT FALSE AS waits_for_retry,
-  m.job_id IS NULL AND j.unit_no IS NULL
-    AND EXISTS (SELECT FROM {{timers}} t WHERE t.job_id = j.id AND t.due_at > now() AND {IS_TIMER}) AS waits_for_timer,
+  {_DELAYED} AND j.retries > 0 AS waits_for_retry,
+  ({_DELAYED} AND j.retries = 0 OR m.job_id IS NULL AND j.unit_no IS NULL
+    AND EXISTS (SELECT FROM {{timers}} t WHERE t.job_id = j.id AND t.due_at > now() AND {IS_TIMER})) IS TRUE
+    AS waits_for_timer,
   j.status = 'suspended' AND EXISTS (SELECT FROM {{port_waiters}} w WHERE w.job_id = j.id AND w.run_no = j.run_no)
     AND j.unit_no IS NULL AS waits_for_room,
   j.blocked IS TRUE AND j.unit_no IS NULL AND j.status = 'queued' AS waits_for_jobs

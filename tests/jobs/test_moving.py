@@ -193,6 +193,20 @@ def test_what_runs_is_moved_by_force_alone(stage: Stage) -> None:
     assert stage.claim(job, for_run=3) is not None
 
 
+@pytest.mark.parametrize("force", [False, True])
+def test_losses_are_left_with_the_place_of_the_machines_that_caused_them(stage: Stage, force: bool) -> None:
+    job = stage.job(queue="old")
+    dead = stage.new_worker()
+    assert stage.claim(job, worker_id=dead)
+    stage.declare_dead(dead)
+    stage.sidejob.poll()
+    assert job.refresh().info["losses"] == 1
+    if force:
+        assert stage.claim(job)
+    assert job.move(queue="new", force=force).info["losses"] == 0
+    assert stage.run(job) == "completed"
+
+
 def test_what_ends_is_not_moved(stage: Stage) -> None:
     job = stage.job()
     job.terminate()
@@ -389,7 +403,7 @@ def test_the_same_goes_on_with_other_arguments_and_later(stage: Stage) -> None:
     job = stage.sidejob.enqueue(stage.task(counts, name="stage.counts"), (0,))
     for due in range(3):
         if due:
-            assert (job.refresh().waiting_for, stage.claim(job)) == (["retry"], None)
+            assert (job.refresh().waiting_for, stage.claim(job)) == (["timer"], None)
             stage.sql("UPDATE messages SET due_at = now()")
         stage.perform(stage.claim(job))
     assert (ran, str(job.refresh().status)) == ([0, 1, 2], "completed")

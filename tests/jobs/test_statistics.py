@@ -22,6 +22,8 @@ from celery_sidejob.services.sweep.prune import Prune
 from celery_sidejob.services.sweep.sweep import Sweep
 from celery_sidejob.store import tallies
 from celery_sidejob.store.measured import MeasuredConnections
+from celery_sidejob.testing.inline import run_until_quiet
+from tests.jobs.test_schedules import past
 from tests.tools.commands import ask
 from tests.tools.crash_points import Arm, lost
 from tests.tools.in_process import Stage
@@ -81,6 +83,25 @@ def test_a_run_that_was_delayed_has_not_waited_for_its_delay(counted: Stage) -> 
     counted.run(job)
     assert of(counted).waits.count == 1
     assert of(counted).waits.mean < 5
+
+
+@pytest.mark.parametrize("kind", ["timer", "job", "task"])
+def test_a_wait_counts_from_when_it_was_due_and_not_from_when_somebody_swept(counted: Stage, kind: str) -> None:
+    if kind == "timer":
+        counted.job(queue=QUEUE, countdown=3600)
+        counted.sql("UPDATE timers SET due_at = now() - interval '31 s'")
+    else:
+        durable = counted.app.task(nothing, name="stage.durable", durable=True, shared=False)
+        task = counted.idle if kind == "job" else durable
+        counted.sidejob.schedule("tick", task, every=3600, start=past(counted, 31), catch_up="all", queue=QUEUE)
+    counted.sidejob.poll()
+    run_until_quiet(counted.sidejob)
+    waits = of(counted, queue=QUEUE).waits
+    assert (waits.count, waits.mean) == (1, pytest.approx(33, abs=3))
+
+
+def nothing() -> None:
+    """Do nothing."""
 
 
 def fails(job: RunningJob) -> None:
