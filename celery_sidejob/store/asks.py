@@ -11,6 +11,7 @@ from typing import Any
 
 from .dependencies import NOTED
 from .outbox.arming import NEVER, OPENS_AT, armed
+from .outbox.references import withdrawn
 from .statement import Reader, Statement, Transaction, first
 
 _ASK = Statement(
@@ -72,7 +73,9 @@ cancelled AS (
 freed AS (
   DELETE FROM {dependencies} WHERE job_id IN (SELECT id FROM asked)),
 settled AS (
-  DELETE FROM {dead} WHERE job_id IN (SELECT id FROM asked)),"""
+  DELETE FROM {dead} WHERE job_id IN (SELECT id FROM asked)),/*!"""
+    + withdrawn("{messages} m", "m.job_id = ANY(%(ids)s::bigint[])")
+    + """,*/"""
     + armed(
         "asked j LEFT JOIN {askings} a ON a.job_id = j.id AND a.closed_at IS NULL",
         task_id="coalesce(a.task_id, gen_random_uuid()::text)",
@@ -171,11 +174,16 @@ def take_due(executor: Transaction, job_id: int) -> list[Any]:
     return sorted(executor.run(_TAKE_DUE, id=job_id), key=lambda row: row.id)
 
 
-_DROP_RUNS = Statement("DELETE FROM {timers} WHERE job_id = %(id)s AND ask = 'run'")
+_DROP_RUNS = Statement("""
+WITH waits AS (DELETE FROM {port_waiters} WHERE job_id = %(id)s)
+DELETE FROM {timers} WHERE job_id = %(id)s AND ask = 'run'""")
 
 
 def drop_runs(executor: Transaction, job_id: int) -> None:
-    """Remove timers that can ask nothing of a job that is now terminated: their termination was noted before them."""
+    """Remove what can ask nothing of a job that is now terminated: its waiting for room, and timers.
+
+    The termination was noted before these timers.
+    """
     executor.run(_DROP_RUNS, id=job_id)
 
 

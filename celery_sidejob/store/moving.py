@@ -6,6 +6,7 @@ from typing import Any
 
 from ..model.changes import Stage
 from .outbox.arming import AT_GATE, NEVER, OPENS_AT, WITHOUT_SLOT, armed
+from .outbox.references import withdrawn
 from .statement import Statement, Transaction, first
 
 _OF_TASK = ("max_losses", "retention_s", "retention_keep", "rate_interval_s", "rate_burst", "rate_terminates")
@@ -35,6 +36,8 @@ _OWED_AT = f"""CASE WHEN %(now)s OR held.due_at >= {NEVER} THEN now()
     WHEN held.due_at >= {AT_GATE} THEN held.due_at - {WITHOUT_SLOT} ELSE held.due_at END"""
 """When the message `held` of a job that is moved was due, as SQL; one that was parked is due now."""
 
+_WITHDRAWN = withdrawn("{messages} m", "m.job_id = %(id)s")
+
 _MOVE = Statement(
     f"""
 WITH changed AS (
@@ -42,7 +45,7 @@ WITH changed AS (
     run_no = j.run_no + CASE WHEN EXISTS (SELECT FROM {{messages}} m WHERE m.job_id = j.id) THEN 1 ELSE 0 END
   WHERE j.id = %(id)s
   RETURNING j.id, j.task, j.queue, j.priority, j.status, j.unit_no, j.run_no, j.limit_key, j.rate_terminates,
-    j.rate_opens_at, j.blocked, j.pool, j.pool_weight, j.pool_runs),"""
+    j.rate_opens_at, j.blocked, j.pool, j.pool_weight, j.pool_runs),/*!{_WITHDRAWN},*/"""
     + armed(
         "changed j JOIN {messages} held ON held.job_id = j.id",
         task_id="held.task_id",
@@ -68,9 +71,9 @@ def move(executor: Transaction, job_id: int, stage: Stage, *, now: bool, check_i
     return first(executor.run(_MOVE, id=job_id, now=now, check_interval_s=check_interval_s, **_given(stage)))
 
 
-_PUT_OFF = Statement("""
-WITH gone AS (DELETE FROM {timers} WHERE job_id = %(id)s AND ask = 'run' AND accepted)
-DELETE FROM {messages} WHERE job_id = %(id)s AND locked_by IS NULL AND %(later)s""")
+_PUT_OFF = Statement(f"""
+WITH gone AS (DELETE FROM {{timers}} WHERE job_id = %(id)s AND ask = 'run' AND accepted)/*!,{_WITHDRAWN}*/
+DELETE FROM {{messages}} WHERE job_id = %(id)s AND locked_by IS NULL AND %(later)s""")
 
 
 def forget_times(executor: Transaction, job_id: int, *, later: bool) -> None:

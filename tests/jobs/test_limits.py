@@ -176,6 +176,17 @@ def test_a_run_is_suspended_and_begins_again_when_there_is_room(stage: Stage) ->
     assert (job.refresh().status, on(target.input("in")), on(job.input("in"))) == ("completed", [3, 4], [])
 
 
+def test_a_writer_that_is_terminated_does_not_wait_any_more(stage: Stage) -> None:
+    target = limited(stage, 1)
+    job = writer(stage, target)
+    quietly(stage, job.input("in"), 1, 2)
+    stage.run(job)
+    assert waiting(stage) == [job.id]
+    job.terminate()
+    stage.drain()
+    assert (job.refresh().status, waiting(stage)) == ("terminated", [])
+
+
 @pytest.mark.parametrize("reads", ["turns", "taken", "connected"])
 def test_the_reader_s_commit_wakes_the_writer_and_all_arrives_in_order(stage: Stage, reads: str) -> None:
     got: list[int] = []

@@ -36,6 +36,17 @@ referred AS (
   FROM {written} w WHERE w.priority IS NOT NULL AND w.published_at IS NOT NULL)"""
 
 
+def withdrawn(rows: str, condition: str = "true") -> str:
+    """Return the CTE that takes back the references of rows `m` whose time has not come, and is not to come any more.
+
+    Otherwise they would stay in the queues until then. `rows` stands behind USING.
+    """
+    return f"""
+withdrawn AS (
+  DELETE FROM {{broker_messages}} b USING {rows}
+  WHERE b.task_id = m.task_id AND b.due_at > now() AND {condition})"""
+
+
 def priority_of_job(priority: str) -> str:
     """Return the priority of a job's reference, from 0 to 9, as SQL; without one it has the lowest."""
     return f"greatest(0, least(9, coalesce({priority}, 0)))::smallint"

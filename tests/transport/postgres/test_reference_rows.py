@@ -112,6 +112,29 @@ def test_a_retry_is_sent_unless_it_was_revoked_meanwhile(shop: Stage) -> None:
     ]  # fmt: skip
 
 
+def test_work_that_does_not_wait_for_its_time_any_more_leaves_no_reference(shop: Stage) -> None:
+    """Which would stay in its queue until that time."""
+    shop.app.send_task("once", task_id="revoked", countdown=3600)
+    shop.app.send_task("once", task_id="stays", countdown=3600)
+
+    def retries(job: Any) -> None:
+        raise job.retry(countdown=3600)
+
+    moved, put_off, ended = (shop.job(retries) for _ in range(3))
+    for job in (moved, put_off, ended):
+        shop.run(job)
+    shop.sql("DELETE FROM broker_messages WHERE due_at IS NULL")
+    assert len(shop.sql(SENT)) == 5
+    revocation.revoke(shop.runtime, ["revoked"])
+    moved.move(queue="new", countdown=0)
+    put_off.move(countdown=7200)
+    ended.terminate()
+
+    waiting = shop.sql("SELECT task_id FROM broker_messages WHERE due_at IS NOT NULL")
+    assert waiting == [("stays",)]
+    assert shop.sql("SELECT queue, generation FROM broker_messages WHERE queue = 'new'") == [("new", 3)]
+
+
 def test_what_runs_is_doomed_or_of_a_later_generation_is_not_sent_again(shop: Stage) -> None:
     begun(shop, "runs")
     for task_id in ("doomed", "later", "waits"):
