@@ -21,44 +21,42 @@ from .runs import Unit, begin_locked
 from .runtime import Runtime
 from .unit_of_work import Applied
 
+TOGETHER = 500
+"""Jobs of a tree whose shutdowns one transaction begins at most: their ends must not outlast this process's lease."""
+
 
 def terminate_without_shutdown(runtime: Runtime, job_id: int, *, recursive: bool) -> bool:
     """Ask for a job's shutdown, with `recursive` for everything below it too, and end it without; whether that is done.
 
-    The transaction that asks begins the shutdowns that are owed, so no worker begins them, and no gate holds them up.
-    Of a tree that is too large for one transaction a worker may run some.
+    This process claims the shutdowns as a worker, which it is for that moment, and ends each like one whose hook has
+    raised: results, children and parents are handled as usual. The transaction that asks for them claims them, past any
+    gate, so no worker begins them; of a tree with more than `TOGETHER` jobs workers may begin some. A run in progress
+    is left alone. If this process dies in between, the sweeper rescues what it has claimed: terminating as before.
     """
 
     def work(executor: Transaction, worker_id: int) -> tuple[AfterCommit, list[Hold]]:
         applied = Applied(runtime, executor, [Terminate(job_id, tree=recursive)]).done()
-        for each in (statuses := applied.lock_set.statuses):
-            applied.after_commit.silence(each)
-        asked = [each for each, status in statuses.items() if status == Status.TERMINATING]
-        return applied.after_commit, begin_locked(executor, asked, worker_id=worker_id)
+        asked = sorted(each for each, status in applied.lock_set.statuses.items() if status == Status.TERMINATING)
+        holds = begin_locked(executor, asked[:TOGETHER], worker_id=worker_id)
+        for hold in holds:
+            applied.after_commit.silence(hold.job_id)
+        return applied.after_commit, holds
 
     with workers.as_worker(runtime.connections) as worker_id:
         after_commit, holds = runtime.connections.transact("terminate", partial(work, worker_id=worker_id))
         follow_up(runtime, after_commit, to_the_end=True)
         for hold in holds:
             _end_begun(runtime, hold)
-    return end_without_shutdown(runtime, job_id, recursive=recursive)
-
-
-def end_without_shutdown(runtime: Runtime, job_id: int, *, recursive: bool = False, only_parked: bool = False) -> bool:
-    """Terminate a terminating job without its shutdown; returns whether that is done.
-
-    This process claims it as a worker, which it is for that moment, and its run ends like one whose hook has raised:
-    results, children and parents are handled as usual. A run in progress is left alone. With `recursive` everything
-    below is terminated too. With `only_parked` nothing is done once a worker has come to know the task. If this process
-    dies in between, the sweeper rescues the claimed run: the job is terminating as before.
-    """
-    if not _terminating(runtime, job_id, recursive):
-        return True
-    with workers.as_worker(runtime.connections) as worker_id:
-        end_one = partial(_end, runtime, worker_id=worker_id, only_parked=only_parked)
+        end_one = partial(_end, runtime, worker_id=worker_id)
         while sum(map(end_one, _terminating(runtime, job_id, recursive))):
-            pass  # each end has the children terminated
+            pass  # what was parked, or terminating before; and each end has the children terminated
     return not _terminating(runtime, job_id, recursive)
+
+
+def end_parked(runtime: Runtime, job_id: int) -> bool:
+    """Do the same with a job that is terminating; False if it is not parked any more: a worker knows its task."""
+    with workers.as_worker(runtime.connections) as worker_id:
+        return _end(runtime, job_id, worker_id=worker_id, only_parked=True)
 
 
 def _terminating(runtime: Runtime, job_id: int, recursive: bool) -> list[int]:
@@ -66,7 +64,7 @@ def _terminating(runtime: Runtime, job_id: int, recursive: bool) -> list[int]:
     return [row.id for row in read(runtime.connections, [job_id]) if row.status == Status.TERMINATING]
 
 
-def _end(runtime: Runtime, job_id: int, *, worker_id: int, only_parked: bool) -> bool:
+def _end(runtime: Runtime, job_id: int, *, worker_id: int, only_parked: bool = False) -> bool:
     def begin(executor: Transaction) -> list[Hold]:
         job = jobs.lock(executor, [job_id]).get(job_id)
         if job is None or job.status != Status.TERMINATING:

@@ -13,7 +13,7 @@ import pytest
 
 from celery_sidejob import IllegalMoveError, Job
 from celery_sidejob.operations import parking, runs
-from celery_sidejob.operations.shutdown import end_without_shutdown
+from celery_sidejob.operations.shutdown import end_parked
 from celery_sidejob.store import asks, jobs, parked
 from celery_sidejob.store.outbox.kinds import JOBS, TASKS
 from celery_sidejob.store.outbox.publishing import mark_published
@@ -408,7 +408,7 @@ def test_no_shutdown_is_skipped_of_a_job_that_is_not_parked_any_more(stage: Stag
     stage.sql("UPDATE messages SET declined_at = now() - interval '61 s' WHERE job_id = %s", forced.id)
     stage.sidejob.poll()
     assert announce(stage) == 1
-    assert not end_without_shutdown(stage.runtime, released.id, only_parked=True), "the sweeper read it before"
+    assert not end_parked(stage.runtime, released.id), "the sweeper read it before"
     for job in (forced, released):
         assert job.refresh().status == "terminating"
 

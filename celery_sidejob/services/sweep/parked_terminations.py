@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from ...operations.shutdown import end_without_shutdown
+from ...operations.shutdown import end_parked
 from ...store import parked
 from ..duty import Count, Report
 from .sweep import SweepDuty
@@ -27,7 +27,7 @@ class ParkedTerminations(SweepDuty):
     def _do(self, report: Report) -> None:
         for job_id in parked.to_end(self._connections, limit=PAGE):
             with self._sweep.aside.by_itself("parked job", job_id) as may:
-                if may and end_without_shutdown(self._runtime, job_id, only_parked=True):
+                if may and end_parked(self._runtime, job_id):
                     logger.warning(
                         "Job %d was terminated without its shutdown: no worker of its queue knows its task", job_id
                     )
