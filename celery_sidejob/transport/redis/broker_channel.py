@@ -28,7 +28,7 @@ from ..decoding import Message
 from ..options import DEFAULTS
 from ..quarantine import Quarantine
 from .acknowledgements import Acknowledgement, Acknowledgements
-from .connections import WITHOUT_NOTICES, breaking, has_come
+from .connections import WITHOUT_NOTICES, breaking, has_come, unless_full
 from .consumer import Consumer
 from .dead import DeadList
 from .deliveries import Deliveries
@@ -42,6 +42,8 @@ from .tags import parted, tag_of
 
 logger = get_logger(__name__)
 
+RECORD_BINDINGS_EVERY_S = 1.0
+"""How often a channel tries to record its bindings on a full server."""
 GOODBYE_S = 1.0
 """How long a closing channel waits for the answer to its last fetch."""
 
@@ -85,9 +87,11 @@ class Channel(redis.Channel):
     _plain_client: Any = None
     _asked: Asked | None = None
     _polled: Fetch | None = None
+    _record_bindings_at = 0.0
 
     def __init__(self, *args: Any, **options: Any) -> None:
         """Adds to kombu's: each duty of a channel is an object with a file of its own."""
+        self._unrecorded_bindings: list[tuple[str, ...]] = []
         super().__init__(*args, **options)
         limit = inf if self.delivery_limit is None else self.delivery_limit
         self.quarantine = Quarantine(limit=limit, silence_s=self.consumer_timeout)
@@ -121,6 +125,24 @@ class Channel(redis.Channel):
         keys = [self.keys.kombu_list(name), self.keys.bell(self.keys.queue_of(self.keys.kombu_list(name)))]
         return PUT.command(keys, [BELL_MS, 0, *messages], by_text=True)
 
+    def _queue_bind(self, *binding: str) -> None:
+        """Adds to kombu's: what a full server refuses to record is recorded once it has room."""
+        self._unrecorded_bindings.append(binding)
+        with unless_full():
+            super()._queue_bind(*binding)
+            self._unrecorded_bindings.remove(binding)
+
+    def get_table(self, exchange: str) -> Any:
+        """Adds to kombu's: the bindings of this channel belong to it."""
+        self._record_bindings()
+        return super().get_table(exchange)
+
+    def _record_bindings(self) -> None:
+        self._record_bindings_at = monotonic() + RECORD_BINDINGS_EVERY_S
+        bindings, self._unrecorded_bindings = self._unrecorded_bindings, []
+        for binding in bindings:
+            self._queue_bind(*binding)
+
     def basic_consume(self, queue: str, no_ack: bool, callback: Any, consumer_tag: str, **options: Any) -> Any:
         """Adds to kombu's: without acknowledgements nothing is recorded; a new queue awaits no old bell."""
         unrecorded = self._fetching.unrecorded
@@ -151,6 +173,8 @@ class Channel(redis.Channel):
             return
         if self._asked is Asked.FETCH:  # its connection broke without an answer
             self._renew()
+        if self._unrecorded_bindings and monotonic() >= self._record_bindings_at:
+            self._record_bindings()
         self.consumer.give_back_unheard()
         if self._fetching.is_idle:
             asked = Asked.WAIT

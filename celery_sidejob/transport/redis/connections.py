@@ -6,7 +6,8 @@ kombu reports such an answer as a channel error, which ends Celery's workers, an
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -58,6 +59,19 @@ def breaking(kind: Any, *, before_closing: Callable[[Any], None] | None = None) 
                 raise
 
     return Connection
+
+
+@contextmanager
+def unless_full() -> Iterator[None]:
+    """Go on behind the block if the server is full and refuses a write, which would end Celery's worker.
+
+    Whoever drains the server must not be kept from that.
+    """
+    try:
+        yield
+    except ResponseError as error:
+        if "maxmemory" not in str(error):  # redis-py before 5 has no class for it, and a script's error has another one
+            raise
 
 
 def has_come(connection: Any) -> bool:

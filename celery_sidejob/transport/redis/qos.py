@@ -6,6 +6,8 @@ from typing import Any
 
 from kombu.transport import redis, virtual
 
+from .connections import unless_full
+
 
 class QoS(redis.QoS):
     """kombu's QoS, with a record for each consumer in place of one hash for the whole broker.
@@ -39,6 +41,11 @@ class QoS(redis.QoS):
         else:
             self.channel.finish(delivery_tag, "reject")
         virtual.QoS.ack(self, delivery_tag)
+
+    def restore_visible(self, *args: Any, **options: Any) -> None:
+        """Adds to kombu's: a full server refuses its lock, and what it would restore waits."""
+        with unless_full():
+            super().restore_visible(*args, **options)
 
     def restore_unacked(self, client: Any = None) -> None:
         """Replaces giving back one by one, which reverses the order: gives back all of this channel's messages."""

@@ -233,3 +233,24 @@ def test_workers_with_eventlet(
     assert worker.wait(15) == 0
     assert len(record.of("ended")) == 1
     assert (unfinished(server), server.llen("celery"), holders(server)) == (0, 0, set())
+
+
+def test_a_full_server_is_drained_by_a_worker_that_starts_and_connects_again(
+    processes: Processes, own_valkey: embedded.Valkey, record: Record
+) -> None:
+    """kombu's first writes, the bindings of queues and a lock, are refused."""
+    with Celery("client", broker=ours(own_valkey.url), set_as_current=False) as app, redis.Redis.from_url(
+        own_valkey.url
+    ) as server:  # fmt: skip
+        app.send_task("note", ("sent before it was full",))
+        server.delete(*server.keys("_kombu.binding.*"))
+        server.config_set("maxmemory", "1")
+        worker = start(processes, ours(own_valkey.url), record)
+        record.wait_for("sent before it was full", timeout=20)
+        server.client_kill_filter(_type="normal", skipme=True)
+        wait_until(lambda: worker.log().count("Connected to") == 2, timeout=20, message="it to connect again")
+
+        server.config_set("maxmemory", "0")
+        wait_until(lambda: len(server.smembers("_kombu.binding.celery")) == 1, timeout=20, message="its binding")
+        app.send_task("note", ("sent when there was room",))
+        record.wait_for("sent when there was room", timeout=20)
