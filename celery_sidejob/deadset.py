@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from .jobs.job import Job
-from .model.checks import check_age, check_number, check_texts, is_keepable, shown
+from .model.checks import check_age, check_number, check_texts, is_keepable, shown, text_of
 from .model.durable import headers_of
 from .model.errors import InvalidValueError, JobNotFoundError, SideJobError, StoreUnavailableError
 from .model.loss import Loss
@@ -152,11 +152,12 @@ class DeadSet:
 
     def for_task_id(self, task_id: str) -> DeadEntry | None:
         """Return the newest entry of a durable task, or of a job's asking, by its Celery id; None if there is none."""
-        if not is_keepable(str(task_id)):
+        task_id = text_of(task_id)
+        if not is_keepable(task_id):
             return None
 
         def read(store: Store) -> Sequence[DeadEntry]:
-            row = self._ask(store, lambda executor: dead.of_task(executor, str(task_id)))
+            row = self._ask(store, lambda executor: dead.of_task(executor, task_id))
             return [] if row is None else [self._entry(store, row)]
 
         return next(iter(self._of_each(read)), None)
@@ -270,7 +271,7 @@ class DeadSet:
 
     def _place_of(self, entry_id: int | str) -> tuple[Store, int]:
         """Return an entry's store, and its number there."""
-        name, _, number = ("" if isinstance(entry_id, bool) else str(entry_id)).rpartition(":")
+        name, _, number = ("" if isinstance(entry_id, bool) else text_of(entry_id)).rpartition(":")
         if not number.isascii() or not number.isdecimal() or len(number) > MOST_DIGITS:
             raise InvalidValueError(f"{shown(entry_id)} is no id of the dead set: a number, or a store's name:number.")
         return self._stores.named(name) if name else self._stores[0], int(number)

@@ -245,7 +245,7 @@ class SideJob:
                 given.append(item)
             else:
                 raise InvalidValueError(
-                    f"items[{index}] of enqueue_many() is neither a signature nor a mapping with 'task': {item!r}."
+                    f"items[{index}] of enqueue_many() is neither a signature nor a mapping with 'task': {shown(item)}."
                 )
         return jobs_of.enqueue_many(self.runtime, given, transaction)
 
@@ -368,7 +368,7 @@ class SideJob:
         Reads all jobs that match, and without a filter all jobs, a million in a second.
         """
         if not isinstance(by, str) or by not in job_lists.COUNTED_BY:
-            raise InvalidValueError(f"Jobs are counted by {', '.join(job_lists.COUNTED_BY)}; not by {by!r}.")
+            raise InvalidValueError(f"Jobs are counted by {', '.join(job_lists.COUNTED_BY)}; not by {shown(by)}.")
         check_filters(filters, call="count_jobs()")
         if filters.get("waiting_for") is not None:
             return dict(Counter(getattr(job, by) for job in self.iter_jobs(**filters)))

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
+from uuid import UUID
 
 from celery import Celery
 from celery.app.control import Control
@@ -18,7 +19,8 @@ from kombu.exceptions import OperationalError
 from kombu.utils.functional import maybe_list
 from kombu.utils.imports import symbol_by_name
 
-from ..model.errors import StoreUnavailableError
+from ..model.checks import shown
+from ..model.errors import InvalidValueError, StoreUnavailableError
 from ..operations import revocation
 from .broker.attempt import connection_to, established
 from .patches.existing_class import above
@@ -61,7 +63,11 @@ class KeepingControl(Control):
         """
         trouble, kept, given = None, False, {**(arguments if isinstance(arguments, Mapping) else {}), **options}
         if command in KEPT and not destination and not options.get("pattern"):
-            trouble, kept = self._keep(str(one) for one in maybe_list(given.get("task_id")) or ())
+            ids = maybe_list(given.get("task_id")) or ()
+            for one in ids:
+                if not isinstance(one, str | UUID):
+                    raise InvalidValueError(f"revoke() takes ids of tasks, not {shown(one)}.")
+            trouble, kept = self._keep(map(str, ids))
         try:
             answer = super().broadcast(command, arguments, destination, *args, **options)
         except (OperationalError, OSError) as error:

@@ -13,7 +13,7 @@ from typing import Any
 from ..model import values
 from ..model.call import Call
 from ..model.changes import NewJob, PortRow
-from ..model.checks import LONGEST_S, in_seconds, is_seconds
+from ..model.checks import LONGEST_S, in_seconds, is_seconds, shown
 from ..model.columns import OPTIONS
 from ..model.errors import (
     AliasTakenError,
@@ -177,7 +177,7 @@ def when(
         return None, None
     wait_s = in_seconds(countdown)
     if not is_seconds(wait_s, least=-LONGEST_S):
-        raise InvalidValueError(f"countdown= takes seconds, at most {LONGEST_S:.0f}, not {wait_s!r}.")
+        raise InvalidValueError(f"countdown= takes seconds, at most {LONGEST_S:.0f}, not {shown(wait_s)}.")
     return (float(wait_s), None) if wait_s > 0 else (None, None)
 
 
@@ -192,11 +192,11 @@ def _parent_id(
         return None
     above = None if parent is None else locate(runtime, parent, executor)
     if parent is not None and above is None:
-        raise JobNotFoundError(f"There is no job {parent!r} to be the parent of a new {call.task!r}.")
+        raise JobNotFoundError(f"There is no job {shown(parent)} to be the parent of a new {call.task!r}.")
     if above is None or child_name is None:
         raise InvalidValueError(
             "A child of a job needs parent= and child_name= together; got "
-            f"parent={above and above[0]!r}, child_name={child_name!r}."
+            f"parent={above and above[0]!r}, child_name={shown(child_name)}."
         )
     check_child_name(child_name)
     if active() is not None and call.unique is None:

@@ -31,7 +31,7 @@ from ..model.changes import (
     Untag,
 )
 from ..model.channel import job as channel_of_job
-from ..model.checks import check_texts, is_keepable, is_number, shown
+from ..model.checks import check_texts, is_keepable, is_number, shown, text_of
 from ..model.columns import SHOWN
 from ..model.errors import (
     DuplicateError,
@@ -782,7 +782,8 @@ def find(runtime: Runtime, id_or_alias: int | str | Job) -> Job | None:
 
 def find_by_task_id(runtime: Runtime, task_id: str) -> Job | None:
     """Return the job one of whose askings has this Celery task id."""
-    row = jobs.find_by_task_id(runtime.connections, str(task_id)) if is_keepable(str(task_id)) else None
+    task_id = text_of(task_id)
+    row = jobs.find_by_task_id(runtime.connections, task_id) if is_keepable(task_id) else None
     return None if row is None else Job(row.id, runtime=runtime, row=row)
 
 

@@ -123,6 +123,14 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {near!r}?" if near else ""
 
 
+def text_of(value: Any) -> str:
+    """Return a value as text; InvalidValueError if it is nested too deeply for that."""
+    try:
+        return str(value)
+    except RecursionError:
+        raise InvalidValueError(f"{shown(value)} is no name: it is nested too deeply.") from None
+
+
 def shown(value: Any, *, most: int = 100) -> str:
     """Return a value as an error shows it: in ASCII, with at most this many characters."""
     try:

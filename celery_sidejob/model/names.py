@@ -64,7 +64,7 @@ def alias_taken(name: str, owner_id: int) -> AliasTakenError:
 def check_key(key: Any) -> str:
     """Refuse state keys that are not strings, or that the store could not keep."""
     if not isinstance(key, str):
-        raise InvalidValueError(f"A key of a job's state is a string, not {key!r}.")
+        raise InvalidValueError(f"A key of a job's state is a string, not a {type(key).__name__}.")
     problem = why_not_storable(key)
     if problem:
         raise InvalidValueError(f"{key[:100]!a} cannot be a key of a job's state: {problem}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import StrEnum
 
+from .checks import shown
 from .errors import InvalidValueError
 
 
@@ -30,8 +31,8 @@ def statuses_of(names: str | Iterable[str]) -> set[Status]:
     for name in [names] if isinstance(names, str) else names:
         try:
             found.add(Status(name))
-        except ValueError:
-            raise InvalidValueError(f"{name!r} is no status; there are {', '.join(Status)}.") from None
+        except (ValueError, RecursionError):  # Python shows what it was given
+            raise InvalidValueError(f"{shown(name)} is no status; there are {', '.join(Status)}.") from None
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..model.checks import shown
 from ..model.errors import InvalidValueError
 from ..model.names import why_not_storable
 from ..operations.runtime import Runtime
@@ -25,7 +26,7 @@ def locate(
     if isinstance(id_or_alias, str) and not id_or_alias.isdecimal():
         return _by_alias(reader, id_or_alias)
     if isinstance(id_or_alias, bool) or not isinstance(id_or_alias, int | str):
-        raise InvalidValueError(f"A job is found by its id or an alias, not by {id_or_alias!r}.")
+        raise InvalidValueError(f"A job is found by its id or an alias, not by {shown(id_or_alias)}.")
     return _by_id(reader, int(id_or_alias))
 
 

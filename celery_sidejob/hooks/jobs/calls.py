@@ -25,7 +25,7 @@ from ...jobs.job import enqueue
 from ...model import values
 from ...model.call import Call
 from ...model.capacity import Admission, PoolSpec
-from ...model.checks import did_you_mean, is_number, is_seconds, is_text, shown
+from ...model.checks import did_you_mean, is_number, is_seconds, is_text, shown, text_of
 from ...model.columns import COLUMNS, OPTIONS
 from ...model.durable import Message
 from ...model.errors import InvalidValueError, UnknownTaskError
@@ -148,7 +148,7 @@ class CeleryTasks:
         self, task: str, queue: str, args: Sequence[Any], kwargs: Mapping[str, Any], asking: dict[str, Any]
     ) -> dict[str, Any]:
         """Give the asking its task id, and keep the headers that tracing libraries put on a message of it."""
-        asking["task_id"] = str(asking["task_id"] or uuid())
+        asking["task_id"] = text_of(asking["task_id"] or uuid())
         options = asking["options"]
         check_names(task, task_id=asking["task_id"], queue=queue)
         check_headers(task, options.get("headers"))
@@ -174,7 +174,7 @@ class CeleryTasks:
         try:
             sorted_out["options"] = json.loads(kombu_dumps(kept))
             json.dumps(sorted_out["options"], allow_nan=False)
-        except (TypeError, ValueError, EncodeError) as error:
+        except (TypeError, ValueError, RecursionError, EncodeError) as error:
             raise InvalidValueError(f"The options of an asking must be JSON values: {error}") from error
         return sorted_out
 
@@ -200,7 +200,7 @@ class CeleryTasks:
             queue = self._bound(task.name, route.get("exchange"), route.get("routing_key"))
         if queue is None:
             queue = self._app.conf.task_default_queue
-        return str(getattr(queue, "name", queue))
+        return text_of(getattr(queue, "name", queue))
 
     def _bound(self, task: str, exchange: Any, routing_key: Any) -> str:
         """Return the queue that `exchange` and `routing_key` lead to: a job waits in one queue, which must be known."""
@@ -208,8 +208,8 @@ class CeleryTasks:
         queue = self._queue_at(exchange, routing_key)
         if queue is None:
             raise InvalidValueError(
-                f"No queue of this app is bound to exchange {exchange!r} with routing_key {routing_key!r}, so a job of "
-                f"{task!r} would wait nowhere. Name it with queue=, or add it to task_queues."
+                f"No queue of this app is bound to exchange {shown(exchange)} with routing_key {shown(routing_key)}, "
+                f"so a job of {task!r} would wait nowhere. Name it with queue=, or add it to task_queues."
             )
         return queue
 
@@ -399,14 +399,14 @@ def _sequence(args: Any) -> tuple[Any, ...]:
     if args is None:
         return ()
     if not isinstance(args, list | tuple):
-        raise TypeError(f"args takes a list or tuple of arguments, not {args!r}: write ({args!r},).")
+        raise TypeError(f"args takes a list or tuple of arguments, not {shown(args)}: write ({shown(args)},).")
     return tuple(args)
 
 
 def _priority(priority: Any) -> int | None:
     if priority is None or is_number(priority, most=9):
         return priority
-    raise InvalidValueError(f"priority is a number from 0 to 9, higher is sooner; not {priority!r}.")
+    raise InvalidValueError(f"priority is a number from 0 to 9, higher is sooner; not {shown(priority)}.")
 
 
 def _check_spelling(task: Any, options: Mapping[str, Any]) -> None:

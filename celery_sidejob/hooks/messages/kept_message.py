@@ -223,7 +223,7 @@ def publication_of(about: Mapping[str, Any], deaths: Any = None, call: str | Non
         if call is not None:
             kept["call"] = call
         return json.dumps(kept)
-    except TypeError as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise InvalidValueError(f"The headers and options of a durable task must be JSON values: {error}") from error
 
 

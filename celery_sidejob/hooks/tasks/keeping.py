@@ -21,7 +21,6 @@ from celery import Celery
 from celery.app import amqp as celery_amqp
 from kombu import Queue
 from kombu.compression import compress
-from kombu.serialization import dumps
 from kombu.utils.functional import maybe_list
 
 from ...model.capacity import Admission
@@ -36,6 +35,7 @@ from ..apps import runtime_for
 from ..call_options import check_call
 from ..durability import is_durable, known_tasks
 from ..messages.carried import check_names
+from ..messages.encoding import encoded
 from ..messages.kept_message import RESERVED, as_bytes, own_priority, publication_of, time_of
 from ..patches.task_sender import DurableAMQP
 from . import chord_transaction, result_subscription, sending_in
@@ -237,7 +237,7 @@ class KeepingProducer:
         check_names(self._task, task_id=task_id)
         if task_id.startswith(RESERVED):
             raise InvalidValueError(f"task_id={task_id!r} begins with {RESERVED!r}, which names rows of another kind.")
-        content_type, content_encoding, data = dumps(body, serializer=serializer)
+        content_type, content_encoding, data = encoded(self._task, body, serializer)
         data = as_bytes(data, content_encoding)
         if compression:
             data, headers["compression"] = compress(data, compression)

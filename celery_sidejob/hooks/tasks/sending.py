@@ -14,8 +14,8 @@ from typing import Any
 from celery import Celery
 from celery.canvas import Signature, chord, group
 from celery.canvas import _chain as chain
-from kombu.exceptions import EncodeError
 
+from ...model.checks import shown
 from ...model.durable import Message
 from ...model.errors import InvalidValueError, StoreUnavailableError
 from ...operations import batches, keeping
@@ -76,11 +76,10 @@ def _collected(index: int, signature: Signature, producer: Any) -> Any:
     """Have Celery make one message; what it cannot take is told with the index of the signature."""
     try:
         return signature.apply_async(producer=producer)
-    except (TypeError, EncodeError) as error:
-        kind = EncodeError if isinstance(error, EncodeError) else TypeError
-        raise kind(f"signatures[{index}] of send_many(), of {signature.task}: {error}") from error
+    except TypeError as error:
+        raise TypeError(f"signatures[{index}] of send_many(), of {signature.task}: {error}") from error
     except InvalidValueError as error:
-        raise InvalidValueError(f"signatures[{index}] of send_many(): {error}") from error
+        raise type(error)(f"signatures[{index}] of send_many(): {error}") from error
 
 
 def _keep(app: Celery, together: Together, transaction: Any) -> None:
@@ -118,7 +117,7 @@ def _checked(app: Celery, index: int, item: Any) -> Signature:
     """Return one signature as it can be sent; InvalidValueError says what is wrong with it, before anything is sent."""
     what = f"signatures[{index}] of send_many()"
     if not isinstance(item, Signature):
-        raise InvalidValueError(f"{what} is no signature: {item!r}. Give task.s(...) or app.signature(...).")
+        raise InvalidValueError(f"{what} is no signature: {shown(item)}. Give task.s(...) or app.signature(...).")
     first = item
     while isinstance(first, chain) and first.tasks:
         first = first.tasks[0]

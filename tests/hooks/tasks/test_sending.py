@@ -139,18 +139,46 @@ BAD = {
     "another app": lambda app, mail: [Celery("other", set_as_current=False).signature("mail", (1,))],
     r"^signatures\[1\] of send_many\(\), of mail: .*unexpected keyword": lambda app, mail: [mail.s(1, nothing=1)],
     "is taken": lambda app, mail: [mail.s(1).set(task_id="taken")],
-    r"^signatures\[1\] of send_many\(\), of mail: .*not JSON serializable": lambda app, mail: [mail.s(object())],
+    r"^signatures\[1\] of send_many\(\): args\[0\] of the call of mail .*not JSON serializable": lambda app, mail: [
+        mail.s(object())
+    ],
 }
+ITSELF: dict[str, Any] = {"a": [1]}
+ITSELF["a"].append(ITSELF)
+DEEP: list[Any] = []
+for _ in range(2000):
+    DEEP = [2, DEEP]
 
 
 @pytest.mark.parametrize("problem", BAD)
 def test_bad_input_changes_nothing(app: Celery, mail: Any, problem: str) -> None:
     mail.apply_async(("before",), task_id="taken")
 
-    with pytest.raises((InvalidValueError, TypeError, EncodeError), match=problem):
+    with pytest.raises((InvalidValueError, TypeError), match=problem):
         app.sidejob.send_many([mail.s("good"), *BAD[problem](app, mail), mail.s("good too")])
 
     assert kept(app) == ids(app) == ["taken"]
+
+
+@pytest.mark.parametrize(
+    ("value", "fault"),
+    [
+        ({"b": {"c": object()}}, r"args\[0\]\['b'\]\['c'\] of the call of mail .*not JSON serializable"),
+        (ITSELF, r"args\[0\]\['a'\]\[1\] of the call of mail .*Circular reference"),
+        (DEEP, r"args\[0\](\[1\]){19}… of the call of mail .*recursion"),
+    ],
+    ids=["of a wrong type", "in itself", "deep"],
+)
+def test_arguments_that_cannot_be_encoded_are_refused_with_the_path(
+    app: Celery, mail: Any, value: Any, fault: str
+) -> None:
+    with pytest.raises(InvalidValueError, match=fault) as refused:
+        mail.delay(value)
+    assert isinstance(refused.value, EncodeError), "Celery's, which an app may expect"
+    with pytest.raises(InvalidValueError, match=fault.replace("args", "kwargs", 1).replace(r"\[0\]", r"\['to'\]", 1)):
+        mail.delay(to=value)
+
+    assert kept(app) == []
 
 
 def test_many_pages_are_one_commit(app: Celery, mail: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,63 @@
+"""Encodes the body of a durable task as Celery would, and says of one that cannot be encoded where the fault is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from kombu.exceptions import EncodeError
+from kombu.serialization import dumps
+
+from ...model.checks import shown
+from ...model.errors import InvalidValueError
+
+MOST_STEPS = 20
+"""How many steps of a path an error shows."""
+
+
+class UnencodableError(InvalidValueError, EncodeError):
+    """Arguments that the serializer refuses; an EncodeError too, as an app may expect one of a call."""
+
+
+def encoded(task: str, body: Any, serializer: Any) -> tuple[str, str, Any]:
+    """Return a body's content type, content encoding and data; `body` is of task protocol 2."""
+    try:
+        encoded: tuple[str, str, Any] = dumps(body, serializer=serializer)
+    except EncodeError as error:
+        for name, part in zip(("args", "kwargs", "options"), body, strict=True):
+            path = _path_to_fault(part, serializer)
+            if path is not None:
+                raise UnencodableError(f"{name}{path} of the call of {task} cannot be encoded: {error}") from error
+        raise
+    return encoded
+
+
+def _path_to_fault(value: Any, serializer: Any) -> str | None:
+    """Return the steps to the innermost part that cannot be encoded, or to a part that contains itself."""
+    if not _fails(value, serializer):
+        return None
+    steps: list[str] = []
+    outer = {id(value)}
+    while len(steps) < MOST_STEPS:
+        step, value = next(((step, item) for step, item in _items(value) if _fails(item, serializer)), (None, None))
+        if value is None:
+            return "".join(steps)
+        steps.append(f"[{shown(step)}]")
+        if id(value) in outer:
+            return "".join(steps)
+        outer.add(id(value))
+    return "".join(steps) + "\N{HORIZONTAL ELLIPSIS}"
+
+
+def _items(value: Any) -> Iterable[tuple[Any, Any]]:
+    if isinstance(value, Mapping):
+        return value.items()
+    return enumerate(value) if isinstance(value, list | tuple) else ()
+
+
+def _fails(value: Any, serializer: Any) -> bool:
+    try:
+        dumps(value, serializer=serializer)
+    except EncodeError:
+        return True
+    return False
