@@ -184,7 +184,7 @@ class SideJob:
         pause_s = max(settings.lease / 2, SHORTEST_PAUSE_S)
         connections = MeasuredConnections(
             settings.database_url, settings.schema, prepare=settings.direct_url is None, longest_pause_s=pause_s,
-            is_broker=configuration.broker_is_store(app),
+            is_broker=configuration.broker_is_store(app), task_history=settings.task_history,
         )  # fmt: skip
         to_broker = BrokerConnection(app)
         primary = Store(settings, connections)

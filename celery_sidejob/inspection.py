@@ -50,6 +50,7 @@ from .store import (
     stats,
     tags,
     tallies,
+    task_history,
     tracked,
     trees,
     workers,
@@ -215,7 +216,8 @@ class Inspection:
     def task(self, task_id: str) -> dict[str, Any] | None:
         """Return everything about a durable task that waits or runs; None if there is no such task.
 
-        `status` is queued, scheduled (for its `eta` or a retry), running, or the reason why it will be in the dead set.
+        `status` is queued, scheduled (for its `eta` or a retry), gated (`waits_for` says whether by a pause, a limit, a
+        rate or a pool), running, or the reason why it will be in the dead set.
         `store` is the name of the failover store that has it. Raises StoreUnavailableError if a store that may have it
         does not answer.
         """
@@ -231,6 +233,25 @@ class Inspection:
         if failure is not None:
             raise failure
         return None
+
+    def tasks(
+        self, *, limit: int, task: str | None = None, queue: str | None = None, statuses: Sequence[str] | None = None
+    ) -> list[dict[str, Any]]:
+        """Return the first of the tasks that `count_tasks` counts, as `task` does, those of the primary store first.
+
+        What runs comes first, and what began or was due first before the rest. Reads all that wait or run.
+        """
+        found: list[dict[str, Any]] = []
+        for store in self._runtime.stores:
+            read = partial(kept.list_, task=task, queue=queue, statuses=statuses, limit=limit - len(found))
+            rows = store.connections.read(read, within_s=self._runtime.stores.look_s(store))
+            found += [self._task(row, self._runtime.stores.label_of(store)) for row in rows]
+        return found
+
+    def finished_tasks(self, *, limit: int, task: str | None = None, queue: str | None = None) -> list[dict[str, Any]]:
+        """Return the durable tasks that have ended last, the newest first: those that `sidejob_task_history` keeps."""
+        read = partial(task_history.read, task=task, queue=queue, limit=limit)
+        return [row._asdict() for row in self._runtime.connections.transact("inspect", read)]
 
     def count_tasks(
         self, *, task: str | None = None, queue: str | None = None, statuses: Sequence[str] | None = None
@@ -262,6 +283,7 @@ class Inspection:
             "task_id": row.task_id,
             "task": row.task,
             "status": row.status,
+            "waits_for": row.waits_for,
             "queue": row.queue,
             "store": store,
             "unique": hide(row.unique_key),
@@ -272,6 +294,7 @@ class Inspection:
             "expires_at": row.expires_at,
             "published_at": row.published_at,
             "running_since": row.locked_at,
+            "runs_s": row.runs_s,
             "worker": row.worker,
             "retries": headers.get("retries") or 0,
             "losses": row.losses,

@@ -586,6 +586,16 @@ CREATE TABLE {s}.job_log (
   CONSTRAINT job_log_pkey PRIMARY KEY (job_id, id)
 ) WITH (autovacuum_vacuum_scale_factor = 0.05);
 
+CREATE TABLE {s}.task_history (
+  id bigint GENERATED ALWAYS AS IDENTITY CONSTRAINT task_history_pkey PRIMARY KEY,
+  task_id text NOT NULL,
+  task text NOT NULL,
+  queue text NOT NULL,
+  how text NOT NULL,
+  ended_at timestamptz NOT NULL,
+  lasted_s double precision NOT NULL
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+
 CREATE TABLE {s}.broker_queues (
   name text CONSTRAINT broker_queues_pkey PRIMARY KEY,
   transient boolean NOT NULL DEFAULT false,

@@ -13,6 +13,7 @@ from ..model.status import Status
 from ..operations.shutdown import terminate_without_shutdown
 from ..operations.waiting import is_parked
 from .command import Failed, answering, job_named, load_modules
+from .looks import wait_for_none
 from .options import job_filters, job_or_filters, yes_option
 from .output import Output, printable, status
 from .selection import act_on_each, is_chosen
@@ -70,18 +71,21 @@ def run(
     "--without-shutdown", is_flag=True, help="Do not wait for a worker: skip the task's shutdown function. "
     "Use it if the task's code is gone, or if no worker serves its queue.",
 )  # fmt: skip
+@click.option("--kill", is_flag=True, help="Kill the process of the job's run in progress first: for a run that hangs.")
 @yes_option
 @answering
 def terminate(
-    sidejob: Any, output: Output, /, job_id: str | None, recursive: bool, without_shutdown: bool, yes: bool,
+    sidejob: Any, output: Output, /, job_id: str | None, recursive: bool, without_shutdown: bool, kill: bool, yes: bool,
     **chosen: Any,
 ) -> None:  # fmt: skip
-    """Ask for a job's shutdown; a run in progress finishes first.
+    """Ask for a job's shutdown; a run in progress finishes first, unless you --kill it.
 
     With filters the command asks for the shutdown of all jobs that match. It first shows how many there are, and asks
     you.
     """
     by_filters = is_chosen(job_id, chosen)
+    if kill and (by_filters or without_shutdown):
+        raise click.UsageError("--kill is for one job, whose shutdown follows: name it, and leave out the rest.")
     load_modules(sidejob)
     if by_filters:
         act = partial(_terminate, sidejob, recursive=recursive, without_shutdown=without_shutdown)
@@ -90,6 +94,9 @@ def terminate(
     job = job_named(sidejob, str(job_id))
     if not without_shutdown:
         job = job.terminate(recursive=recursive)
+        if kill:
+            _kill(sidejob, output, job)
+            job = job.refresh()
     else:
         done = terminate_without_shutdown(sidejob.runtime, job.id, recursive=recursive)
         job = job.refresh()
@@ -102,6 +109,23 @@ def terminate(
         f"Asked for the shutdown of {what}; the job is ", status(job.status), f".{PARKED if parked else ''}"
     )
     output.answer({**_job(job), "recursive": recursive, "parked": parked}, said)
+
+
+def _kill(sidejob: Any, output: Output, job: Job) -> None:
+    """Have its worker end the run in progress; fail if that goes on."""
+    run_no = job.refresh().info["run_no"]
+
+    def runs() -> list[Job]:
+        now = job.refresh().info
+        return [job] if now["in_run"] and now["run_no"] == run_no else []
+
+    if runs():
+        sidejob.app.control.kill_run(job.id, run_no)
+    if wait_for_none(runs, output):
+        raise Failed(
+            f"The run of job {job.id} was not ended, and its shutdown follows it: the worker has not heard, or its "
+            "pool cannot stop it."
+        )
 
 
 def _ask(job: Job, *, force: bool, of_parent: bool, countdown: float | None) -> str | None:

@@ -23,6 +23,7 @@ from .revoke import revoke
 from .schedules import schedules
 from .show import show
 from .stats import stats
+from .tasks import tasks
 from .transport import transport
 from .tree import tree
 from .watch import watch
@@ -35,7 +36,8 @@ def sidejob() -> None:
 
 
 for _command in (
-    jobs, show, tree, watch, enqueue, write, peek, run, terminate, delete, revoke, queues, pause, resume, unmanage,
-    schedules, tags, tag, untag, tracked, track, untrack, workers, poll, stats, doctor, drain, dead, db, transport,
+    jobs, show, tree, watch, enqueue, write, peek, run, terminate, delete, tasks, revoke, queues, pause, resume,
+    unmanage, schedules, tags, tag, untag, tracked, track, untrack, workers, poll, stats, doctor, drain, dead, db,
+    transport,
 ):  # fmt: skip
     sidejob.add_command(_command)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from ..model.errors import StoreUnavailableError
 from .output import Output
 
+T = TypeVar("T")
+
 LOOK_S = 0.5
 """Between two looks."""
+HEARD_WITHIN_S = 5.0
+"""For how long a command waits for workers to end what they were told to end."""
 
 
 def looks(
@@ -32,3 +36,13 @@ def looks(
         else:
             yield found
         time.sleep(max(0.0, min(LOOK_S, deadline - time.monotonic())))
+
+
+def wait_for_none(look: Callable[[], list[T]], output: Output) -> list[T]:
+    """Look until nothing is left, for a while; return what is left then."""
+    deadline, left = time.monotonic() + HEARD_WITHIN_S, []
+    for found in looks(lambda: {"left": look()}, output, deadline=deadline):
+        left = found["left"]
+        if not left or time.monotonic() >= deadline:
+            break
+    return left

@@ -11,6 +11,7 @@ import click
 from ..model.checks import MOST
 from ..model.status import Status
 from ..operations.waiting import REASONS
+from ..store.kept import STATUSES
 from .times import Seconds, Since
 
 P = ParamSpec("P")
@@ -58,6 +59,20 @@ def job_filters(parent: str = "--parent") -> Callable[[Callable[P, R]], Callable
         return functools.reduce(lambda made, option: option(made), reversed((*_FILTERS, of_parent)), function)
 
     return decorate
+
+
+def task_filters(function: Callable[P, R]) -> Callable[P, R]:
+    """Give a command the options by which durable tasks that wait or run are chosen, as `Inspection.tasks` has them."""
+    for option in (
+        click.option(
+            "--status", "statuses", type=click.Choice(STATUSES), multiple=True,
+            help="Only durable tasks with this status; may be repeated.",
+        ),
+        click.option("--queue", metavar="NAME", help="Only durable tasks of this queue."),
+        click.option("--task", metavar="NAME", help="Only durable tasks of this name."),
+    ):  # fmt: skip
+        function = option(function)
+    return function
 
 
 def check_one_way(*ways: bool, say: str) -> None:

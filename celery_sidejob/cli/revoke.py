@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import click
@@ -13,31 +14,34 @@ from ..inspection import Inspection
 from ..model.plural import counted
 from ..operations import revocation
 from ..operations.revocation import RevokedInAll
-from ..store.kept import STATUSES
 from . import names
 from .command import Failed, answering
-from .options import check_one_way, yes_option
+from .looks import wait_for_none
+from .options import check_one_way, task_filters, yes_option
 from .output import Output, printable
 from .questions import confirm_all
 from .selection import PAGE, end_if, until_stopped
 from .summary import Summary
 
+NOT_ENDED = (
+    "runs, and was not ended: its worker has not heard of it, or its pool cannot stop it. It does not begin again."
+)
+
 
 @click.command()
 @click.argument("task_ids", metavar="[TASK_ID]...", nargs=-1)
-@click.option("--task", metavar="NAME", help="Only durable tasks of this name.")
-@click.option("--queue", metavar="NAME", help="Only durable tasks of this queue.")
-@click.option(
-    "--status", "statuses", type=click.Choice(STATUSES), multiple=True,
-    help="Only durable tasks with this status; may be repeated.",
-)  # fmt: skip
+@task_filters
+@click.option("--terminate", is_flag=True, help="Also kill the processes in which the tasks run: for tasks that hang.")
 @yes_option
 @answering
 def revoke(
     sidejob: Any, output: Output, task_ids: tuple[str, ...], task: str | None, queue: str | None,
-    statuses: tuple[str, ...], yes: bool,
+    statuses: tuple[str, ...], terminate: bool, yes: bool,
 ) -> None:  # fmt: skip
     """Revoke durable tasks: a waiting task does not run; a running task goes on, and does not begin again.
+
+    With --terminate a running task is ended, too. The pools threads and solo cannot stop a body: with threads the task
+    counts as ended, and the body goes on; a solo worker hears nothing while it runs one.
 
     Name the tasks by their ids, or choose them by --task, --queue and --status. If you choose them, the command first
     shows how many there are, and asks you. Tasks that are called meanwhile may be revoked too.
@@ -50,19 +54,33 @@ def revoke(
     say = "Name tasks by their ids, or choose them by --task, --queue and --status."
     check_one_way(bool(task_ids), by_filters, say=say)
     if by_filters:
-        _revoke_matching(sidejob, output, which, yes)
+        _revoke_matching(sidejob, output, which, terminate, yes)
     else:
-        _revoke_named(sidejob, output, task_ids)
+        _revoke_named(sidejob, output, task_ids, terminate)
 
 
-def _revoke_named(sidejob: Any, output: Output, task_ids: Sequence[str]) -> None:
+def _revoke_named(sidejob: Any, output: Output, task_ids: Sequence[str], terminate: bool) -> None:
     found = revocation.revoke_in_all(sidejob.runtime, task_ids)
-    _told(sidejob, output, task_ids, found)
-    unknown = [task_id for task_id in task_ids if task_id not in (*found.waiting, *found.running)]
+    runs = _running(sidejob, task_ids) if terminate else found.running  # also what was revoked before
+    told = _told(sidejob, output, task_ids, found, terminate)
+    left = runs
+    if terminate and told and runs:
+        left = wait_for_none(partial(_running, sidejob, runs), output)
+    known = {*found.waiting, *found.running, *runs}
+    unknown = [task_id for task_id in task_ids if task_id not in known]
     lines = [f"{printable(task_id)} does not run." for task_id in found.waiting]
-    lines += [f"{printable(task_id)} runs; it goes on, and does not begin again." for task_id in found.running]
-    document = {"waiting": found.waiting, "running": found.running, "unknown": unknown}
+    lines += [f"{printable(task_id)} was running, and is ended." for task_id in runs if task_id not in left]
+    if not terminate:
+        lines += [
+            f"{printable(task_id)} runs; it goes on, and does not begin again. To end it: --terminate."
+            for task_id in runs
+        ]
+    document = {"waiting": found.waiting, "running": runs, "unknown": unknown}
+    if terminate:
+        document["ended"] = [task_id for task_id in runs if task_id not in left]
     output.answer(document, Text("\n".join(lines)) if lines else None)
+    if terminate and left:
+        raise Failed(" ".join(f"{task_id} {NOT_ENDED}" for task_id in left))
     if unknown:
         _check_stores(found)
         raise Failed(
@@ -71,7 +89,14 @@ def _revoke_named(sidejob: Any, output: Output, task_ids: Sequence[str]) -> None
         )
 
 
-def _revoke_matching(sidejob: Any, output: Output, which: dict[str, Any], yes: bool) -> None:
+def _running(sidejob: Any, task_ids: Sequence[str]) -> list[str]:
+    """Return which of these tasks run now."""
+    inspection = Inspection(sidejob.runtime)
+    found = ((task_id, inspection.task(task_id)) for task_id in dict.fromkeys(task_ids))
+    return [task_id for task_id, task in found if task is not None and task["status"] == "running"]
+
+
+def _revoke_matching(sidejob: Any, output: Output, which: dict[str, Any], terminate: bool, yes: bool) -> None:
     inspection = Inspection(sidejob.runtime)
     with output.progress("Counting the tasks"):
         counts = inspection.count_tasks(**which)
@@ -79,8 +104,9 @@ def _revoke_matching(sidejob: Any, output: Output, which: dict[str, Any], yes: b
     summary = _Revoked()
     with output.progress("Revoking tasks") as add:
         pages = inspection.task_ids(page=PAGE, **which)
-        stopped = until_stopped(lambda: _revoke_pages(sidejob, output, pages, summary, add))
-    goes_on = f" Running tasks, which go on and do not begin again: {summary.running}." if summary.running else ""
+        stopped = until_stopped(lambda: _revoke_pages(sidejob, output, pages, summary, add, terminate))
+    what = "whose workers were told to end them" if terminate else "which go on and do not begin again"
+    goes_on = f" Running tasks, {what}: {summary.running}." if summary.running else ""
     said = f"Revoked: {counted(summary.done, 'task', 'tasks')}.{goes_on}{summary.skips}"
     document = {
         "matched": counts.total(),
@@ -103,7 +129,8 @@ class _Revoked(Summary):
 
 
 def _revoke_pages(
-    sidejob: Any, output: Output, pages: Iterable[list[str]], summary: _Revoked, add: Callable[[int], None]
+    sidejob: Any, output: Output, pages: Iterable[list[str]], summary: _Revoked, add: Callable[[int], None],
+    terminate: bool,
 ) -> None:  # fmt: skip
     told = True
     for ids in pages:
@@ -111,16 +138,18 @@ def _revoke_pages(
         number = len(found.waiting) + len(found.running)
         summary.done += number
         summary.running += len(found.running)
-        told = told and _told(sidejob, output, ids, found)  # a broker that is away is asked once
+        told = told and _told(sidejob, output, ids, found, terminate)  # a broker that is away is asked once
         _check_stores(found)
         summary.skip("ended meanwhile", len(ids) - number)
         add(number)
 
 
-def _told(sidejob: Any, output: Output, task_ids: Sequence[str], found: RevokedInAll) -> bool:
+def _told(
+    sidejob: Any, output: Output, task_ids: Sequence[str], found: RevokedInAll, terminate: bool
+) -> bool:  # fmt: skip
     """Tell the workers of a revocation; note it if they cannot be told."""
     try:
-        sidejob.app.control.tell_of_revocation(task_ids)
+        sidejob.app.control.tell_of_revocation(task_ids, terminate=terminate)
     except Exception as error:  # whatever a transport raises
         kept = "It is kept, but" if found.waiting or found.running else "Nothing is kept, and"
         output.note(f"{kept} the workers could not be told: {type(error).__name__}: {error}")

@@ -68,6 +68,7 @@ def _show_task(output: Output, task: dict[str, Any]) -> None:
             "store": task["store"],
             "unique key": task["unique"],
             "arguments": " ".join(part for part in (task["args"], task["kwargs"]) if part) or None,
+            "waits for": task["waits_for"],
             "due": task["due_at"],
             "declined": task["declined_at"] and f"by all workers since {moment(task['declined_at'])}",
             "expires": task["expires_at"],

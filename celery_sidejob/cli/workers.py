@@ -8,18 +8,18 @@ import click
 from rich.text import Text
 
 from ..jobs.job import Job
-from ..jobs.workers import WorkerInfo
+from ..jobs.workers import WorkerInfo, WorkerRun
 from .command import answering
-from .output import Output, job_or_task, table_if_any
+from .output import Output, duration, job_or_task, printable, table_if_any
 
 
 @click.command()
 @answering
 def workers(sidejob: Any, output: Output) -> None:
-    """List the live workers: when each began, when it was last heard, its queues, and what it runs now."""
+    """List the live workers: when each began and was last heard, its queues, and what it runs now, for how long."""
     found: list[WorkerInfo] = sidejob.workers()
     rows = [
-        (one.name, one.started_at, one.heard_at, ", ".join(one.queues), ", ".join(map(job_or_task, one.running)))
+        (one.name, one.started_at, one.heard_at, ", ".join(one.queues), Text("\n").join(map(_shown, one.runs)))
         for one in found
     ]
     shown = table_if_any("Worker", "Since", "Heard", "Queues", "Runs", rows=rows)
@@ -31,8 +31,14 @@ def workers(sidejob: Any, output: Output) -> None:
     output.answer(documents, shown or Text("No worker is alive."))
 
 
+def _shown(run: WorkerRun) -> Text:
+    return Text(f"{job_or_task(run.of)} {printable(run.task)}, {duration(run.lasts_s)}")
+
+
 def _running(worker: WorkerInfo) -> list[dict[str, Any]]:
     return [
-        {"job": one.id if isinstance(one, Job) else None, "task_id": None if isinstance(one, Job) else str(one.id)}
-        for one in worker.running
-    ]
+        {"job": run.of.id if isinstance(run.of, Job) else None,
+         "task_id": None if isinstance(run.of, Job) else str(run.of.id),
+         "task": run.task, "began_at": run.began_at, "lasts_s": run.lasts_s}
+        for run in worker.runs
+    ]  # fmt: skip

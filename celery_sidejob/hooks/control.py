@@ -81,26 +81,33 @@ class KeepingControl(Control):
             raise trouble
         return answer
 
-    def tell_of_revocation(self, task_ids: Iterable[str]) -> None:
-        """Tell the workers of a revocation that is kept already; raises the broker's error within seconds.
+    def tell_of_revocation(self, task_ids: Iterable[str], *, terminate: bool = False) -> None:
+        """Tell the workers of a revocation that is kept already; with `terminate` they kill the tasks' processes."""
+        self._tell("revoke", {"task_id": list(task_ids), "terminate": terminate, "signal": "SIGKILL"})
+
+    def kill_run(self, job_id: int, run_no: int) -> None:
+        """Tell the workers to kill the process of a job's run."""
+        self._tell("sidejob_kill_run", {"job_id": job_id, "run_no": run_no})
+
+    def _tell(self, command: str, arguments: Mapping[str, Any]) -> None:
+        """Broadcast to the workers; raises the broker's error within seconds.
 
         Celery's own broadcast would try a silent broker again without end.
         """
-        arguments = {"task_id": list(task_ids), "terminate": False, "signal": "SIGTERM"}
         *others, last = self.app.connection_for_write().alt or [None]
         for node in others:
             try:
-                return self._revoke_once(arguments, node)
+                return self._tell_once(command, arguments, node)
             except Exception as error:  # whatever a transport raises
                 logger.warning("One of the brokers could not be told: %s: %s", type(error).__name__, error)
-        self._revoke_once(arguments, last)
+        self._tell_once(command, arguments, last)
 
-    def _revoke_once(self, arguments: Mapping[str, Any], node: str | None) -> None:
-        """Broadcast a revocation in one attempt, on a connection of its own."""
+    def _tell_once(self, command: str, arguments: Mapping[str, Any], node: str | None) -> None:
+        """Broadcast in one attempt, on a connection of its own."""
         with connection_to(self.app, ATTEMPT_S, node) as connection, established(connection, ATTEMPT_S) as made:
             channel = connection.transport.create_channel(made)
             once = _Once(channel, auto_declare=False)
-            self.mailbox(connection)._publish("revoke", arguments, channel=channel, producer=once, timeout=TOLD_FOR_S)
+            self.mailbox(connection)._publish(command, arguments, channel=channel, producer=once, timeout=TOLD_FOR_S)
 
     def _keep(self, task_ids: Iterable[str]) -> tuple[StoreUnavailableError | None, bool]:
         """Keep a revocation; return the error to raise, if any, and whether the store has all of these tasks."""

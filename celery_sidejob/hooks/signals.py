@@ -79,6 +79,9 @@ class SignalObserver:
             if self._keeps_statistics:
                 self._measures.tally(event.queue, event.task, event.measure, event.seconds)
             return
+        if isinstance(event, events.TaskFinished):
+            self._measures.finish(event)
+            return
         _log(event)
         if event.total is not None:
             label = str(getattr(event, event.counted_by)) if event.counted_by is not None else ""

@@ -12,6 +12,18 @@ from .job import Job
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerRun:
+    """A run that a worker has begun."""
+
+    of: Any
+    """A `Job`, or the Celery result of a durable task."""
+    task: str
+    began_at: datetime
+    lasts_s: float
+    """For how many seconds it has run, by the store's clock."""
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerInfo:
     """A worker that is there: it was not declared dead, and has not stopped."""
 
@@ -21,18 +33,24 @@ class WorkerInfo:
     heard_at: datetime
     """When it last reported that it is alive."""
     queues: list[str]
-    running: list[Any]
-    """What it runs now, the oldest first, up to 1,000: a `Job`, or the Celery result of a durable task."""
+    runs: list[WorkerRun]
+    """What it runs now, the oldest first, up to 1,000."""
+
+    @property
+    def running(self) -> list[Any]:
+        """The jobs, and the Celery results of durable tasks, that it runs now."""
+        return [run.of for run in self.runs]
 
 
 def present(runtime: Runtime) -> list[WorkerInfo]:
     """Return the workers that are there, in the order of their start."""
     rows = workers.present(runtime.connections)
-    running: dict[int, list[Any]] = {}
+    runs: dict[int, list[WorkerRun]] = {}
     for row in workers.running(runtime.connections, [row.id for row in rows]):
         is_job = row.job_id is not None
         found = Job(row.job_id, runtime=runtime) if is_job else runtime.tasks.result(row.task_id)
-        running.setdefault(row.worker_id, []).append(found)
+        run = WorkerRun(found, row.task, row.began_at, row.lasts_s)
+        runs.setdefault(row.worker_id, []).append(run)
     return [
-        WorkerInfo(row.ident, row.started_at, row.beat_at, sorted(row.queues), running.get(row.id, [])) for row in rows
+        WorkerInfo(row.ident, row.started_at, row.beat_at, sorted(row.queues), runs.get(row.id, [])) for row in rows
     ]

@@ -5,8 +5,9 @@ If the process dies between the two, the event is not told. Facts that must not 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from .statistics import Measure
@@ -196,7 +197,20 @@ class Measured:
     seconds: float | None = None
 
 
-Event = JobEvent | TaskEvent | Swept | Measured
+@dataclass(frozen=True, slots=True)
+class TaskFinished:
+    """A run of a durable task has finished it: what `sidejob_task_history` keeps."""
+
+    task_id: str
+    task: str
+    queue: str
+    how: str
+    """Completed or failed."""
+    lasted_s: float
+    at: float = field(default_factory=time.monotonic)
+
+
+Event = JobEvent | TaskEvent | Swept | Measured | TaskFinished
 
 COUNTED: tuple[type[JobEvent | TaskEvent], ...] = (
     RunLost, RunRescued, LeaseLost, TaskLost, TaskEndedWell, JobBuried, TaskBuried, JobParked, TaskParked, JobMoved,

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import time
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from . import events, native
+from .events import TaskFinished
 from .statistics import Amount, Measure, Tally, tally_of
 
 BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -36,6 +38,12 @@ class Taken(NamedTuple):
     totals: dict[Total, float]
     tallies: dict[Tally, Amount]
     """Of runs, by queue and task."""
+    finished: Sequence[TaskFinished]
+    """The durable tasks that have ended, the oldest first."""
+
+    def __bool__(self) -> bool:
+        """Tell whether anything was counted."""
+        return any(self[:])
 
 
 class Measures:
@@ -45,9 +53,11 @@ class Measures:
     unstored counts are missing from the totals.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, task_history: int = 0) -> None:
         self.begun = False
         """Whether counting has begun."""
+        self.task_history = task_history
+        """How many durable tasks that have ended are kept: here, and in the store."""
         self._start_anew()
 
     def begin(self) -> None:
@@ -78,13 +88,19 @@ class Measures:
             tally, amount = tally_of(queue, task, measure, seconds)
             self._add({}, {tally: amount})
 
+    def finish(self, ended: TaskFinished) -> None:
+        """Note a durable task that has ended; beyond `task_history` the oldest is forgotten."""
+        if self.begun and len(ended.queue) + len(ended.task) <= LONGEST_NAMES:
+            self._add({}, finished=[ended])
+
     def take(self) -> Taken:
         """Return the counts since the last call, and forget them."""
         self._reset_after_fork()
         with self._lock:
-            taken = Taken(dict(self._values), dict(self._tallies))
+            taken = Taken(dict(self._values), dict(self._tallies), list(self._finished))
             self._values.clear()
             self._tallies.clear()
+            self._finished.clear()
             self._taken_at = time.monotonic()
         return taken
 
@@ -102,13 +118,17 @@ class Measures:
         """Seconds since anything was last counted."""
         return time.monotonic() - self._added_at
 
-    def _add(self, values: Mapping[Total, float], tallies: Mapping[Tally, Amount] = NOTHING) -> None:
+    def _add(
+        self, values: Mapping[Total, float], tallies: Mapping[Tally, Amount] = NOTHING,
+        finished: Sequence[TaskFinished] = (),
+    ) -> None:  # fmt: skip
         self._reset_after_fork()
         with self._lock:
             for key, amount in values.items():
                 self._values[key] = self._values.get(key, 0.0) + amount
             for tally, further in tallies.items():
                 self._tallies[tally] = self._tallies[tally].plus(further) if tally in self._tallies else further
+            self._finished.extend(finished)
             self._added_at = time.monotonic()
 
     def _reset_after_fork(self) -> None:
@@ -120,6 +140,7 @@ class Measures:
         self._lock = native.lock()
         self._values: dict[Total, float] = {}
         self._tallies: dict[Tally, Amount] = {}
+        self._finished: deque[TaskFinished] = deque(maxlen=self.task_history)
         self._taken_at = self._added_at = time.monotonic()
 
 

@@ -211,6 +211,11 @@ class Settings:
     history: int = _setting(
         100, _NUMBER, "how many runs, and how many own entries, the history of a job keeps; 0 keeps no history"
     )
+    task_history: int = _setting(
+        0,
+        _NUMBER,
+        "how many of the durable tasks that ended last are kept for `sidejob tasks --finished`; 0 keeps none",
+    )
     stats_history: int = _setting(
         30, _NUMBER, "for how many days the statistics of runs are kept, by queue and task; 0 keeps none"
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ..model.events import Measured
+from ..model.events import Measured, TaskFinished
 from ..model.run_end import RunEnd
 from ..model.statistics import Measure
 from .durable_runs import Run
@@ -64,3 +64,5 @@ def task_ended(run: Run, how: RunEnd) -> None:
     observer.tell(Measured(run.queue, run.task, Measure.RUN, lasted_s))
     if how in COUNTED:
         observer.tell(Measured(run.queue, run.task, COUNTED[how]))
+    if run.runtime.settings.task_history and not run.moved:
+        observer.tell(TaskFinished(run.key[0], run.task, run.queue, how, lasted_s))

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from ..model.errors import SchemaError, StoreUnavailableError
 from ..model.measures import TIMED, Measures
-from . import counters, tallies
+from . import counters, tallies, task_history
 from .connection.connections import Connections
 from .connection.own_executor import OwnExecutor
 from .errors import OutcomeUnknown
@@ -25,9 +25,9 @@ EVERY_S = 10.0
 class MeasuredConnections(Connections):
     """Times the transactions of runs, and stores this process's counts on a connection that is open anyway."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, *args: Any, task_history: int = 0, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.measures = Measures()
+        self.measures = Measures(task_history=task_history)
 
     def transact(
         self, name: str, work: Callable[[OwnExecutor], T], *, single: bool = False, within_s: float | None = None
@@ -48,7 +48,7 @@ class MeasuredConnections(Connections):
         Never raises for the store: a count must not disturb the work that it counts.
         """
         taken = self.measures.take()
-        if not taken.totals and not taken.tallies:
+        if not taken:
             return False
 
         def add(executor: OwnExecutor) -> None:
@@ -56,9 +56,11 @@ class MeasuredConnections(Connections):
                 counters.add(executor, taken.totals)
             if taken.tallies:
                 tallies.add(executor, taken.tallies)
+            if taken.finished:
+                task_history.add(executor, taken.finished, keep=self.measures.task_history)
 
         try:
-            super().transact("record", add, single=not (taken.totals and taken.tallies))
+            super().transact("record", add, single=sum(map(bool, taken)) == 1)
         except (OutcomeUnknown, SchemaError) as error:  # better too little than twice
             logger.debug("The counts are not stored: %s", error)
         except StoreUnavailableError as error:

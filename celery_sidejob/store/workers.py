@@ -261,8 +261,11 @@ _PRESENT = Statement("""
 SELECT w.id, w.ident, w.started_at, w.beat_at, coalesce(s.queues, ARRAY[]::text[]) AS queues
 FROM {workers} w LEFT JOIN {served} s ON s.worker_id = w.id WHERE w.dead_at IS NULL ORDER BY w.id""")
 _RUNNING = Statement("""
-SELECT w.id AS worker_id, m.job_id, m.task_id FROM unnest(%(ids)s::bigint[]) AS w(id) CROSS JOIN LATERAL (
-  SELECT m.job_id, m.task_id, m.locked_at FROM {messages} m WHERE m.locked_by = w.id
+SELECT w.id AS worker_id, m.job_id, m.task_id, m.locked_at AS began_at,
+  coalesce(m.task, (SELECT j.task FROM {jobs} j WHERE j.id = m.job_id)) AS task,
+  extract(epoch FROM now() - m.locked_at)::double precision AS lasts_s
+FROM unnest(%(ids)s::bigint[]) AS w(id) CROSS JOIN LATERAL (
+  SELECT m.job_id, m.task_id, m.task, m.locked_at FROM {messages} m WHERE m.locked_by = w.id
   ORDER BY m.locked_by, m.locked_at LIMIT %(limit)s) m
 ORDER BY w.id, m.locked_at""")
 MOST_RUNNING = 1000
@@ -275,7 +278,7 @@ def present(executor: Reader) -> Sequence[Any]:
 
 
 def running(executor: Reader, ids: Sequence[int]) -> Sequence[Any]:
-    """Read what workers run: (worker_id, job_id, task_id), of each the oldest first."""
+    """Read what workers run: (worker_id, job_id, task_id, began_at, task, lasts_s), of each the oldest first."""
     return executor.run(_RUNNING, ids=list(ids), limit=MOST_RUNNING)
 
 

@@ -39,6 +39,11 @@ def hold(job: RunningJob, gate: str) -> list[int]:
     return read
 
 
+@hold.on_shutdown
+def _note_shutdown(job: RunningJob) -> None:
+    Record.from_env().note("shut down", job=job.id, run_no=job.run_no)
+
+
 @sidejob_task(name="outage.deaf", inports=["numbers"])
 def deaf(job: RunningJob, gate: str) -> list[int]:
     """As `hold`, but a soft time limit does not end the waiting."""

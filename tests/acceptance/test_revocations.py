@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.acceptance.durable_site import PROCESSES, TIMEOUT_S, Site, site_fixture  # noqa: F401 - the fixture `site`
+from tests.tools.commands import ask
 from tests.tools.monitor import Events
 from tests.tools.waiting import wait_until
 
@@ -85,6 +86,23 @@ def test_what_is_revoked_while_it_runs_goes_on_and_is_not_retried(site: Site) ->
     site.wait_quiet()
     assert [(entry.task_id, entry.reason) for entry in site.dead()] == [(running.id, "revoked")]
     assert (running.state, len(site.ran(running))) == ("REVOKED", 1)
+
+
+@pytest.mark.pools("prefork", "gevent", reason="cannot stop a body")
+def test_a_task_that_hangs_is_killed_by_command_also_once_it_is_revoked(site: Site) -> None:
+    site.worker(concurrency=2)
+    hangs, other = site.call("held_and_retried"), site.call("holder")
+    for running in (hangs, other):
+        site.holding(running)
+    assert "it goes on" in ask(site.app, "revoke", hangs.id).out
+
+    said = ask(site.app, "revoke", "--terminate", hangs.id)
+
+    assert (said.code, said.lines) == (0, [f"{hangs.id} was running, and is ended."])
+    site.go(other)
+    site.wait_quiet()
+    assert [(entry.task_id, entry.reason) for entry in site.dead()] == [(hangs.id, "revoked")]
+    assert len(site.ran(hangs, "holding")) == 1
 
 
 @PROCESSES

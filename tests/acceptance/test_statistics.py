@@ -8,7 +8,9 @@ import signal
 import pytest
 
 from celery_sidejob.model.statistics import Statistics
+from tests.acceptance.durable_site import APP, TIMEOUT_S, Site, site_fixture  # noqa: F401 - the fixture `site`
 from tests.acceptance.scene import Scene
+from tests.tools.commands import ask
 from tests.tools.waiting import wait_until
 
 SLOW_S = 0.3
@@ -61,3 +63,24 @@ def test_a_run_that_is_lost_is_counted_by_its_worker(scene: Scene) -> None:
     wait_until(lambda: statistics(scene, "timed").losses == 1, timeout=30, message="the loss of the job's run")
     scene.record.wait_for("began", number=1, count=2)
     assert statistics(scene, "timed").runs.count == 0
+
+
+def test_the_durable_tasks_that_ended_last_are_kept_if_the_app_wants_it(site: Site) -> None:
+    worker = site.worker(env={"SIDEJOB_TASK_HISTORY": "3"})
+    for number in range(3):
+        assert site.call("noted", number).get(timeout=TIMEOUT_S) == number
+    failed, retried = site.call("failing"), site.call("retrying", 1)
+    site.wait_quiet()
+    worker.terminate()  # its processes store what they have counted
+    worker.wait(TIMEOUT_S)
+
+    found = ask(site.app, "tasks", "--finished", "--json").document
+
+    assert len(found) == 3
+    assert {(each["task_id"], each["status"]) for each in found} >= {
+        (failed.id, "failed"), (retried.id, "completed"),
+    }  # fmt: skip
+    assert all(each["lasted_s"] >= 0 and each["queue"] == "durable" for each in found)
+    shown = ask(site.app, "tasks", "--finished", "--task", f"{APP}.failing").lines
+    assert len(shown) == 2
+    assert shown[1].startswith(f"{failed.id} failed {APP}.failing durable 20")

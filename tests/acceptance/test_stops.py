@@ -20,6 +20,7 @@ from celery_sidejob.services.heartbeat.heartbeat import Heartbeat
 from celery_sidejob.services.stopped_runs import Stop, end_from_outside
 from tests.acceptance.outage_site import Site, site_fixture, site_of  # noqa: F401 - the fixture `site`
 from tests.tools.brokers import Broker
+from tests.tools.commands import ask
 from tests.tools.recorder import Record
 from tests.tools.versions import CELERY_5_7
 from tests.tools.waiting import wait_until
@@ -170,6 +171,28 @@ def test_revoking_a_running_job_ends_this_asking(site: Site, worker_pool: str) -
     assert_runs_again_when_asked(site, job, [1, 2], run_no=2)
     replaced = site.record.of("holding", job=job.id, run_no=2)[0]["pid"] != begun["pid"]
     assert replaced == (worker_pool == "prefork")
+
+
+@pytest.mark.pools("prefork", "gevent", reason="cannot stop a body")
+@pytest.mark.parametrize("queue", ["celery", "managed"])
+def test_a_run_that_hangs_is_killed_by_command(site: Site, queue: str) -> None:
+    if queue == "managed":  # there a message is a permit: that of the first job begins the one of the higher priority
+        site.sidejob.queue(queue).configure(limit=1)
+    other, job = site.hold("gate", queue=queue), site.hold("never", queue=queue, priority=9)
+    site.start_worker(queues=queue, concurrency=2)
+    for held in (job,) if queue == "managed" else (job, other):
+        site.record.wait_for("holding", job=held.id)
+    site.listens()
+
+    said = ask(site.app, "terminate", job.id, "--kill")
+
+    assert said.code == 0, said
+    site.wait_for(job, "terminated")
+    (shutdown,) = site.record.of("shut down", job=job.id)
+    assert (shutdown["run_no"], site.record.of("passed", job=job.id)) == (2, [])
+    site.open("gate")
+    assert site.wait_for(other, "completed")["run_no"] == 1
+    site.nothing_lost()
 
 
 @pytest.mark.pools("prefork", "gevent", reason="cannot stop a body")

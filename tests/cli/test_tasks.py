@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from datetime import datetime
+from datetime import UTC, datetime
 
 import pytest
 import redis
 
+from celery_sidejob import CapacityPool
 from celery_sidejob.hooks import control
 from tests.services.sweep.test_task_sweep import Post, post
 from tests.tools.commands import Said, ask
@@ -92,6 +93,62 @@ def test_what_is_nowhere_is_said_to_be_nowhere(post: Post) -> None:
     assert "or is in the dead set" in said.err
 
 
+def tasks(post: Post, *words: str) -> list[tuple[str, str, str | None]]:
+    """The id, the status, and what it waits for, of each task in the list."""
+    found = ask(post.app, "tasks", "--json", *words).document
+    return [(each["task_id"], each["status"], each["waits_for"]) for each in found]
+
+
+def test_tasks_are_listed_by_where_they_are(post: Post) -> None:
+    assert tasks(post) == []
+    for task_id, options in {
+        "waits": {}, "first": {}, "runs": {}, "later": {"countdown": 86400}, "revoked": {}, "paused": {"queue": "mail"},
+        "limited": {"queue": "web"},
+    }.items():  # fmt: skip
+        post.send(task_id, **options)
+    post.sidejob.queue("mail").pause()
+    post.sidejob.queue("web").configure(limit=1)
+    post.sql("UPDATE messages SET next_check_at = due_at + interval '5000 years' WHERE task_id = 'limited'")
+    post.sql("UPDATE messages SET due_at = now() - interval '1 h' WHERE task_id = 'first'")
+    post.begin("runs", post.worker())
+    ask(post.app, "revoke", "revoked")
+
+    assert tasks(post)[:2] == [("runs", "running", None), ("first", "queued", None)]
+    assert tasks(post)[-1] == ("later", "scheduled", None)
+    assert sorted(tasks(post, "--status", "gated")) == [("limited", "gated", "limit"), ("paused", "gated", "pause")]
+    assert tasks(post, "--queue", "mail", "--status", "queued") == []
+    assert {status for _, status, _ in tasks(post, "--status", "running", "--status", "scheduled")} == {
+        "running", "scheduled",
+    }  # fmt: skip
+    said = ask(post.app, "tasks", "--limit", "2")
+    assert said.lines[0] == "Task id Status Task Queue Due Runs for"
+    assert said.lines[1].startswith("runs running post.letter post 20")
+    assert said.lines[1].endswith(" s")
+    assert "There may be more" in said.err
+    assert "waits for pause" in show(post, "paused").lines
+    counted = ask(post.app, "revoke", "--status", "gated", "--yes", "--json").document
+    assert (counted["matched"], counted["done"]) == (2, 2)
+    assert tasks(post, "--status", "gated") == []
+
+
+def test_a_task_without_a_slot_of_its_pool_is_gated_and_due_when_it_was_called(post: Post) -> None:
+    pool = CapacityPool("letters", 1)
+    for task_id in ("one", "two"):
+        pool.apply_async(post.app.signature("post.letter", (task_id,)), task_id=task_id, queue="post", on_full="wait")
+
+    assert sorted(tasks(post)) == [("one", "queued", None), ("two", "gated", "pool")]
+    due_at = datetime.fromisoformat(show(post, "two", "--json").document["due_at"])
+    assert abs((datetime.now(UTC) - due_at).total_seconds()) < 3600
+
+
+def test_what_has_ended_is_not_listed_unless_the_app_wants_it(post: Post) -> None:
+    said = ask(post.app, "tasks", "--finished")
+
+    assert (said.code, said.lines) == (0, ["Task id Status Task Queue Ended Took"])
+    assert "set sidejob_task_history to a number" in said.err
+    assert ask(post.app, "tasks", "--finished", "--status", "running").code == 2
+
+
 def test_tasks_are_revoked(post: Post) -> None:
     for task_id in ("waits", "runs", "stays"):
         post.send(task_id)
@@ -99,7 +156,10 @@ def test_tasks_are_revoked(post: Post) -> None:
 
     said = ask(post.app, "revoke", "waits", "runs")
 
-    assert (said.code, said.lines) == (0, ["waits does not run.", "runs runs; it goes on, and does not begin again."])
+    assert (said.code, said.lines) == (
+        0,
+        ["waits does not run.", "runs runs; it goes on, and does not begin again. To end it: --terminate."],
+    )
     assert [post.row(task_id).doom for task_id in ("waits", "runs", "stays")] == ["revoked", "revoked", None]
     assert show(post, "waits").lines[0] == "Task waits post.letter revoked"
     assert "revoked yes: it does not begin again" in show(post, "runs").lines

@@ -23,6 +23,7 @@ def test_who_is_there_and_what_each_runs(stage: Stage) -> None:
 
     assert (one.queues, one.running) == (["a", "b"], [second, first])
     assert (two.queues, [result.id for result in two.running]) == ([], ["m"])
+    assert [run.task for run in (*one.runs, *two.runs)] == ["stage.idle", "stage.idle", "mail"]
     assert one.name != two.name
     assert timedelta(0) <= datetime.now(UTC) - one.started_at < timedelta(minutes=5)
     assert one.started_at <= one.heard_at
@@ -54,10 +55,14 @@ def test_a_worker_that_stopped_or_died_is_not_there(stage: Stage) -> None:
 def test_the_command_lists_them(stage: Stage) -> None:
     job = stage.job()
     assert stage.claim(job)
+    stage.sql("UPDATE messages SET locked_at = now() - interval '1 h'")
     (worker,) = stage.sidejob.workers()
 
-    assert any(worker.name[:8] in line and f"job {job.id}" in line for line in ask(stage.app, "workers").lines)
+    lines = ask(stage.app, "workers").lines
+    assert any(worker.name[:8] in line and f"job {job.id} stage.idle, 60 min" in line for line in lines)
     (document,) = ask(stage.app, "workers", "--json").document
-    assert (document["name"], document["running"]) == (worker.name, [{"job": job.id, "task_id": None}])
+    (run,) = document["running"]
+    assert (document["name"], run["job"], run["task_id"], run["task"]) == (worker.name, job.id, None, "stage.idle")
+    assert 3600 <= run["lasts_s"] < 3700
     workers.leave(stage.runtime.connections, stage.worker_id)
     assert ask(stage.app, "workers").lines == ["No worker is alive."]

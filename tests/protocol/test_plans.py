@@ -38,6 +38,7 @@ from celery_sidejob.store import (
     stats,
     tags,
     tallies,
+    task_history,
     tracked,
     tree_deletions,
     tree_terminations,
@@ -69,7 +70,7 @@ MODULES = (
     aliases, arming, askings, asks, batches, burials, checks, claims, continuations, counters, dead, dependencies,
     depths, doorbells, holds, job_lists, jobs, kept, latecomers, packets, ports, progress, publishing, revocation, room,
     served, state, stats, tasks, trees, tree_deletions, tree_terminations, duplicates, messages, queues, tags,
-    tracked, history, tallies,
+    tracked, history, tallies, task_history,
 )  # fmt: skip
 
 READS_ALL = {
@@ -78,6 +79,7 @@ READS_ALL = {
     "dead._COUNT": "counts",
     "dead._COUNT_MATCHING": "counts",
     "kept._COUNT": "counts",
+    "kept._LIST": "sorts",
     "dead._GROUPS": "counts",
     **{f"job_lists._COUNT[{column}]": "counts" for column in job_lists._COUNT},
     "job_lists._KNOWS_QUEUE": "a person's question: reads all where nothing is found",
@@ -157,7 +159,7 @@ ANALYZE"""
 
 SMALL = {
     "workers", "leases", "counters", "served", "registry", "meta", "broker_queues", "broker_bindings",
-    "broker_consumers", "tree_deletions", "tree_terminations", "queues", "tallies",
+    "broker_consumers", "tree_deletions", "tree_terminations", "queues", "tallies", "task_history",
 }  # fmt: skip
 """Tables that do not grow with the number of jobs."""
 

@@ -193,7 +193,7 @@ class Stage:
         Left out are who is alive, the counters, to which a later call adds what earlier ones counted, and the columns
         `without` of messages.
         """
-        left_out = {"workers", "leases", "counters", "tallies"}
+        left_out = {"workers", "leases", "counters", "tallies", "task_history"}
         rows = dict.fromkeys((name for name in self.row_counts() if name not in left_out), "t")
         if without:
             kept = ", ".join(f"t.{name}" for name in self._columns_of_messages if name not in without)
@@ -277,7 +277,7 @@ EMPTY = """
     DELETE FROM queues; DELETE FROM limit_keys;
     DELETE FROM capacity_pools; DELETE FROM tags; DELETE FROM tag_counts; DELETE FROM tag_changes; DELETE FROM tracked;
     DELETE FROM schedules; DELETE FROM batches; DELETE FROM run_history; DELETE FROM job_log;
-    DELETE FROM progress;
+    DELETE FROM progress; DELETE FROM task_history;
     UPDATE leases SET holder = NULL, expires_at = now(); ALTER SEQUENCE jobs_id_seq RESTART;
     RESET ALL; UNLISTEN *; SELECT pg_advisory_unlock_all()"""
 """What leaves the database, and the connection on which it is executed, as a test must find them.

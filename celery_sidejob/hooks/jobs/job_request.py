@@ -6,9 +6,12 @@ The parent's own view of a lost process or a time limit is not the job's outcome
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
+from signal import SIGKILL
 from typing import Any
 
 from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
+from celery.worker.control import control_command
 from celery.worker.state import active_requests, requests, task_ready
 
 from ...model.messages import is_readable, why_no_doorbell
@@ -25,6 +28,8 @@ class JobRequest(Delivered):
     """Celery's request, for messages of jobs."""
 
     _header = (HEADER, why_no_doorbell)
+    _is_killed = False
+    """Whether the run that it works on was ended by `kill`: Celery would revoke the job that its message names."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -52,6 +57,10 @@ class JobRequest(Delivered):
         self._heartbeat.note_board()
         key: RunKey = self._deliveries[0][1].key
         return key
+
+    def works_on(self, key: RunKey) -> bool:
+        """Tell whether its process works on this run."""
+        return self._key == key
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
         """A hard limit ends the run as failed, by the worker: its process is about to be killed."""
@@ -86,6 +95,18 @@ class JobRequest(Delivered):
         if not running:
             super().terminate(pool, signal)
 
+    def kill(self, pool: Any) -> None:
+        """Kill the process of the run that it works on; its asking fails."""
+        key = self._key
+        self._is_killed = True
+        self._plan(ENDED)
+        with suppress(NotImplementedError):  # solo and threads
+            pool.terminate_job(self.worker_pid, SIGKILL)
+        self._end_from_outside(Stop("TaskRevokedError", "The run was killed by a command.", "revoked"), key)
+        if not self._heartbeat.has_processes:  # nobody tells Celery of the end
+            task_ready(self)
+            self.acknowledge()
+
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         """A lost process is rescued by the heartbeat; everything else was settled by the process itself."""
         error = getattr(exc_info.exception, "exc", exc_info.exception)
@@ -93,7 +114,7 @@ class JobRequest(Delivered):
             self.send_event(error.event)
         if self._named is None:
             return self._on_adopted(error, exc_info, send_failed_event, return_ok)
-        if isinstance(error, WorkerLostError | SystemExit | KeyboardInterrupt):
+        if isinstance(error, WorkerLostError | SystemExit | KeyboardInterrupt) or self._is_killed:
             if self._heartbeat is not None and not self._heartbeat.has_processes:
                 self._over()  # no process was lost: Celery calls so whatever is no Exception
             task_ready(self)
@@ -157,3 +178,11 @@ class JobRequest(Delivered):
             for request in list(active_requests)
             if isinstance(request, JobRequest) and request is not self and request.id == self.id
         ]
+
+
+@control_command(name="sidejob_kill_run", args=[("job_id", int), ("run_no", int)])
+def kill_run(state: Any, job_id: int, run_no: int, **_: Any) -> None:
+    """Kill the process of a job's run, if this worker runs it, whatever message it came by."""
+    for request in list(active_requests):
+        if isinstance(request, JobRequest) and request.works_on((job_id, run_no)):
+            request.kill(state.consumer.pool)

@@ -81,6 +81,7 @@ TABLES = {
     "tag_changes": Table("id tag change"),
     "tracked": Table("job_id place", "SELECT INSERT DELETE"),
     "run_history": Table("job_id place run_no worker began_at ended_at how detail"),
+    "task_history": Table("id task_id task queue how ended_at lasted_s", "SELECT INSERT DELETE"),
     "job_log": Table("id job_id at what run_no worker detail", "SELECT INSERT DELETE"),
     "broker_queues": Table("name transient unused_s expires_at"),
     "broker_bindings": Table("exchange queue routing_key", "SELECT INSERT DELETE"),
