@@ -207,26 +207,45 @@ class DeadSet:
         store, number = self._place_of(entry_id)
         return self._delete(store, number, self.get(entry_id).job_id)
 
-    def purge(
-        self, *, older_than: timedelta | float | None = None, keep: int | None = None, reason: str | None = None,
-        progress: Progress | None = None,
+    def purge(  # noqa: PLR0913 - what entries are chosen by, and who is asked and told of them
+        self, *, older_than: timedelta | float | None = None, keep: int | None = None, group: str | None = None,
+        task: str | None = None, queue: str | None = None, reason: str | None = None, progress: Progress | None = None,
+        confirm: Callable[[int, int], object] | None = None,
     ) -> int:  # fmt: skip
         """Remove entries older than this (a timedelta or seconds), and all but the newest `keep`; returns how many.
 
-        With a `reason` only entries with this reason go; with a reason alone, all of them. `keep` counts the entries of
-        each store, whatever their reason. Reads the whole dead set if nothing is old enough, a million entries in a
-        second. `progress` is called with the numbers that are removed, as they are.
+        A job goes with all jobs below it, and stays if one of those is not finished. With a group, task, queue or
+        reason only entries that match go; with these alone, all that match. `keep` counts the entries of each store,
+        whatever they are. An entry that was buried after this was called is left alone. Reads the whole dead set if
+        nothing is old enough, a million entries in a second.
+
+        `confirm` is called before anything is removed, with the number of entries and of jobs among them; it raises to
+        keep them. `progress` is called with the numbers that are removed, as they are.
         """
-        check_texts(reason=reason)
-        if older_than is None and keep is None and reason is None:
-            raise InvalidValueError("purge() needs older_than=, keep= or reason=: say which entries are to be deleted.")
+        check_texts(group=group, task=task, queue=queue, reason=reason)
+        which = {"failure_group": group, "task": task, "queue": queue, "reason": reason}
+        if older_than is None and keep is None and not any(value is not None for value in which.values()):
+            raise InvalidValueError(
+                "purge() needs older_than=, keep=, group=, task=, queue= or reason=: say which entries are to be "
+                "deleted."
+            )
         if keep is not None:
             check_number("keep", keep, of="entries")
         age_s = check_age("older_than", older_than)
         if age_s is None and keep is None:
             age_s = 0.0
         retention = Retention.of({"older_than": age_s, "keep": keep})
-        return _total(self._of_each(lambda store: self._purge_in(store, retention, reason)), progress)
+
+        def chosen(store: Store) -> list[tuple[Store, dict[str, Any]]]:
+            bounds = self._ask(store, partial(dead.Bounds.read, retention=retention))
+            return [(store, {**which, "bounds": bounds, "last": self._ask(store, dead.last_id)})]
+
+        in_stores = dict(self._of_each(chosen))
+        if confirm is not None:
+            counts = [self._ask(store, partial(dead.count_old, **old)) for store, old in in_stores.items()]
+            confirm(sum(count.entries for count in counts), sum(count.jobs for count in counts))
+        purge = self._of_each(lambda store: self._purge_in(store, in_stores[store]), lambda store: store in in_stores)
+        return _total(purge, progress)
 
     def tasks(self) -> Sequence[str]:
         """Return the tasks that have entries, by name; their number decides how long it takes."""
@@ -318,11 +337,10 @@ class DeadSet:
             return False
         return True
 
-    def _purge_in(self, store: Store, retention: Retention, reason: str | None) -> Iterator[int]:
+    def _purge_in(self, store: Store, old: Mapping[str, Any]) -> Iterator[int]:
         """Yield for each old entry whether it was removed."""
-        bounds = self._ask(store, partial(dead.Bounds.read, retention=retention))
         after = 0
-        page = partial(dead.old_page, bounds=bounds, limit=PAGE, reason=reason)
+        page = partial(dead.old_page, limit=PAGE, **old)
         while rows := self._ask(store, partial(page, after=after)):
             after = rows[-1].id
             yield from (self._delete(store, row.id, row.job_id) for row in rows)

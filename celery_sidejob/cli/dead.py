@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import click
 from rich.text import Text
 
 from ..deadset import MOST_DIGITS, DeadEntry
-from ..model.checks import MOST
 from ..model.errors import SideJobError
 from ..model.plural import counted
 from . import names
 from .command import Failed, answering, load_modules, nothing_matches
-from .options import check_one_way, limit_option, queue_option, task_option, yes_option
+from .options import AtLeast, check_one_way, limit_option, queue_option, task_option, yes_option
 from .output import Output, facts, in_short, table
 from .questions import confirm
 from .selection import end_if, until_stopped
 from .summary import Summary
 from .times import Seconds
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class EntryId(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
@@ -45,11 +48,27 @@ class EntryOrTask(EntryId):
         return super().convert(value, param, context) if _is_entry_id(str(value)) else str(value)
 
 
+STAYS = "something below its job is not finished, or it was locked, or it went meanwhile"
 entry_argument = click.argument("entry_id", metavar="ID_OR_TASK_ID", type=EntryOrTask())
 COLUMNS = ("Entry", "Died", "Task", "Job", "Error")
 ALL_COLUMNS = ("Entry", "Died", "Reason", "Queue", "Task", "Job", "Task id", "Error")
 group_option = click.option("--group", metavar="GROUP", help="Only entries of this group, as `dead groups` shows it.")
 reason_option = click.option("--reason", metavar="REASON", help="Only entries with this reason, such as lost, revoked.")
+given_entries = click.argument("given", metavar="[ID_OR_TASK_ID]...", type=EntryOrTask(), nargs=-1)
+all_entries = click.option("--all", "everything", is_flag=True, help="All entries.")
+
+
+def entry_filters(function: Callable[P, R]) -> Callable[P, R]:
+    """Give a command the options by which entries are chosen."""
+    return group_option(task_option(queue_option(reason_option(function))))
+
+
+def check_one_choice(given: Sequence[int | str], everything: bool, chosen: Mapping[str, str | None]) -> None:
+    """Raise a usage error unless entries are named, or chosen by filters, or all are meant."""
+    check_one_way(
+        bool(given), everything, any(value is not None for value in chosen.values()),
+        say="Name entries by their ids, or choose by --group, --task, --queue or --reason, or all with --all.",
+    )  # fmt: skip
 
 
 @click.group()
@@ -58,10 +77,7 @@ def dead() -> None:
 
 
 @dead.command("list")
-@group_option
-@task_option
-@queue_option
-@reason_option
+@entry_filters
 @limit_option
 @click.option("--after", metavar="ID", type=EntryId(), default=0, help="Only entries after this id.")
 @click.option("--wide", is_flag=True, help="Show task ids, reasons and queues too, and whole errors.")
@@ -102,13 +118,10 @@ def show(sidejob: Any, output: Output, entry_id: int | str) -> None:
 
 
 @dead.command()
-@click.argument("given", metavar="[ID_OR_TASK_ID]...", type=EntryOrTask(), nargs=-1)
-@click.option("--all", "everything", is_flag=True, help="All entries.")
-@group_option
-@task_option
-@queue_option
-@reason_option
-@click.option("--limit", type=click.IntRange(1, MOST), help="Retry at most this many.")
+@given_entries
+@all_entries
+@entry_filters
+@click.option("--limit", type=AtLeast(1), help="Retry at most this many.")
 @yes_option
 @answering
 def retry(
@@ -120,13 +133,10 @@ def retry(
     Unless you name entries by their ids, the command first shows how many match, and asks you. To choose failed jobs by
     other filters, such as --tag or --since, use `run --status failed --force`.
     """
-    check_one_way(
-        bool(given), everything, any(value is not None for value in chosen.values()),
-        say="Name entries by their ids, or choose by --group, --task, --queue or --reason, or all with --all.",
-    )  # fmt: skip
+    check_one_choice(given, everything, chosen)
     load_modules(sidejob)
     if given:
-        _each(sidejob, output, given, sidejob.dead.retry, "retried")
+        _each(sidejob, output, given, sidejob.dead.retry, "retried", lambda entries, jobs: None)
         return
     with output.progress("Counting entries"):
         matched = sidejob.dead.count(**chosen)
@@ -151,34 +161,79 @@ def retry(
 
 
 @dead.command()
-@click.argument("given", metavar="ID_OR_TASK_ID...", type=EntryOrTask(), nargs=-1, required=True)
+@given_entries
+@all_entries
+@entry_filters
+@yes_option
 @answering
-def delete(sidejob: Any, output: Output, given: Sequence[int | str]) -> None:
-    """Delete entries for good, and for a job's entry the job with all jobs below it."""
+def delete(
+    sidejob: Any, output: Output, /, given: Sequence[int | str], everything: bool, yes: bool, **chosen: str | None
+) -> None:
+    """Delete entries for good: by id, or by group, task, queue or reason, or all; asks first.
+
+    With the entry of a job goes the job, with its state and packets, and with all jobs below it.
+    """
+    check_one_choice(given, everything, chosen)
+    if not given:
+        _purge(sidejob, output, "deleted", yes, **(chosen if not everything else {"older_than": 0.0}))
+        return
 
     def remove(entry_id: int | str) -> None:
         if not sidejob.dead.delete(entry_id):
-            raise Failed(f"Entry {entry_id} was not deleted: something below its job is not finished, or was locked.")
+            raise Failed(f"Entry {entry_id} was not deleted: {STAYS}.")
 
-    _each(sidejob, output, given, remove, "deleted")
+    _each(sidejob, output, given, remove, "deleted", partial(_confirm_deletion, yes=yes))
 
 
 @dead.command()
 @click.option("--older-than", metavar="DURATION", type=Seconds(), help="Entries that are older: 86400, 1d.")
-@click.option("--keep", metavar="N", type=click.IntRange(0, MOST), help="All entries but the newest N.")
-@reason_option
+@click.option("--keep", metavar="N", type=AtLeast(0), help="All entries but the newest N.")
+@entry_filters
+@yes_option
 @answering
-def purge(sidejob: Any, output: Output, older_than: float | None, keep: int | None, reason: str | None) -> None:
-    """Delete entries for good, by age, by number or by reason.
+def purge(
+    sidejob: Any, output: Output, /, older_than: float | None, keep: int | None, yes: bool, **chosen: str | None
+) -> None:
+    """Delete entries for good, by age or by number; asks first.
 
-    --reason alone deletes all entries with that reason. With --older-than or --keep, the command deletes only those
-    entries with that reason that the other option would delete too.
+    With the entry of a job goes the job, with its state and packets, and with all jobs below it. With --older-than and
+    --keep entries go to which either applies; with --group, --task, --queue or --reason only those that match too.
     """
-    if older_than is None and keep is None and reason is None:
-        raise click.UsageError("Say what is to go: --older-than DURATION, --keep N or --reason REASON.")
-    with output.progress("Purging entries") as add:
-        purged = sidejob.dead.purge(older_than=older_than, keep=keep, reason=reason, progress=add)
-    _report(output, "purged", purged)
+    if older_than is None and keep is None and not any(value is not None for value in chosen.values()):
+        raise click.UsageError(
+            "Say what is to go: --older-than DURATION, --keep N, or a filter such as --reason REASON."
+        )
+    _purge(sidejob, output, "purged", yes, older_than=older_than, keep=keep, **chosen)
+
+
+def _purge(sidejob: Any, output: Output, what: str, yes: bool, **which: Any) -> None:
+    """Delete the entries that match, after a question, and report how many went."""
+    matched = 0
+    with ExitStack() as shown:
+        adds = [shown.enter_context(output.progress("Counting entries"))]
+
+        def confirm(entries: int, jobs: int) -> None:
+            nonlocal matched
+            matched = entries
+            shown.close()  # a spinner would write over the question
+            _confirm_deletion(entries, jobs, yes=yes)
+            adds.append(shown.enter_context(output.progress("Purging entries")))
+
+        done = sidejob.dead.purge(**which, confirm=confirm, progress=lambda number: adds[-1](number))
+    _report(output, what, done)
+    if done < matched:
+        output.note(f"{counted(matched - done, 'entry', 'entries')} left: {STAYS}.")
+    if not matched and "group" in which:
+        _suggest(sidejob, output, **{name: which[name] for name in ("group", "task", "queue", "reason")})
+
+
+def _confirm_deletion(entries: int, jobs: int, *, yes: bool) -> None:
+    """Ask whether so many entries may go, and tell how many of them are jobs."""
+    with_jobs = (
+        f" ({counted(jobs, 'job', 'jobs')} with everything below {'it' if jobs == 1 else 'them'})" if jobs else ""
+    )
+    if entries:
+        confirm(f"Delete {counted(entries, 'entry', 'entries')} of the dead set{with_jobs} for good?", yes=yes)
 
 
 def show_entry(output: Output, entry: DeadEntry) -> None:
@@ -192,11 +247,18 @@ def show_entry(output: Output, entry: DeadEntry) -> None:
     output.answer(document, facts(shown), Text(entry.traceback) if entry.traceback else None)
 
 
-def _each(sidejob: Any, output: Output, given: Sequence[int | str], act: Callable[[int | str], Any], what: str) -> None:
-    """Apply an action to each named entry and report how many; all of them must exist."""
-    entries = [sidejob.dead.get(_entry_of(sidejob, one)).id for one in given]
+def _each(
+    sidejob: Any, output: Output, given: Sequence[int | str], act: Callable[[int | str], Any], what: str,
+    ask: Callable[[int, int], None],
+) -> None:  # fmt: skip
+    """Apply an action to each named entry and report how many; all of them must exist.
+
+    `ask` is called first, with the number of entries and of jobs among them.
+    """
+    entries = {entry.id: entry for entry in (sidejob.dead.get(_entry_of(sidejob, one)) for one in given)}
+    ask(len(entries), sum(entry.job_id is not None for entry in entries.values()))
     done, failures = 0, []
-    for entry_id in dict.fromkeys(entries):
+    for entry_id in entries:
         try:
             act(entry_id)
             done += 1

@@ -9,17 +9,16 @@ from rich.text import Text
 
 from ..inspection import Inspection
 from ..jobs.job import Job
-from ..model.checks import MOST
 from ..model.status import Status
 from . import names
 from .command import answering
-from .options import job_filters, limit_option
+from .options import AtLeast, job_filters, limit_option
 from .output import Output, in_short, lasting, status
 
 PARENT = "Parent"
 """Left out of a list in which no job has one: a terminal is narrow."""
 COLUMNS = ("Job", "Status", "Task", "Queue", PARENT, "Created", "Last run", "Took")
-JOB_ID = click.IntRange(0, MOST)
+JOB_ID = AtLeast(0)
 
 
 @click.command()

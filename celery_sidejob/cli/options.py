@@ -17,15 +17,24 @@ from .times import Seconds, Since
 P = ParamSpec("P")
 R = TypeVar("R")
 
+
+class AtLeast(click.IntRange):
+    """A number that is at least so large. It fits into Postgres' bigint; whoever reads the help need not know."""
+
+    def __init__(self, least: int) -> None:
+        super().__init__(least, MOST)
+
+    def _describe_range(self) -> str:
+        return f"x>={self.min}"
+
+
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead, for programs.")
 job_argument = click.argument("job_id", metavar="ID_OR_ALIAS")
 job_or_filters = click.argument("job_id", metavar="[ID_OR_ALIAS]", required=False)
 task_option = click.option("--task", metavar="NAME", help="Only entries of this task.")
 queue_option = click.option("--queue", metavar="NAME", help="Only entries of this queue.")
 yes_option = click.option("--yes", is_flag=True, help="Do not ask first.")
-limit_option = click.option(
-    "--limit", type=click.IntRange(1, MOST), default=100, show_default=True, help="Show at most this many."
-)
+limit_option = click.option("--limit", type=AtLeast(1), default=100, show_default=True, help="Show at most this many.")
 _FILTERS = (
     click.option(
         "--status", type=click.Choice([str(one) for one in Status]), multiple=True,

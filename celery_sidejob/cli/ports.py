@@ -12,11 +12,10 @@ from rich.text import Text
 from ..inspection import Inspection
 from ..jobs.job import Job
 from ..jobs.port import Port
-from ..model.checks import MOST
 from ..model.plural import counted
 from .command import Failed, answering, job_named, load_modules
 from .json_values import parsed
-from .options import job_argument
+from .options import AtLeast, job_argument
 from .output import Output, moment, printable, shortened
 
 port_argument = click.argument("name", metavar="PORT")
@@ -50,9 +49,7 @@ def write(sidejob: Any, output: Output, job_id: str, name: str, given: Sequence[
 @job_argument
 @port_argument
 @output_option
-@click.option(
-    "--limit", type=click.IntRange(1, MOST), default=25, show_default=True, help="Show at most this many packets."
-)
+@click.option("--limit", type=AtLeast(1), default=25, show_default=True, help="Show at most this many packets.")
 @answering
 def peek(sidejob: Any, output: Output, job_id: str, name: str, is_output: bool, limit: int) -> None:
     """Show the next packets of a job's port, the oldest first. They stay on the port."""

@@ -67,9 +67,13 @@ def resume(sidejob: Any, output: Output, queue: str) -> None:
 @answering
 def unmanage(sidejob: Any, output: Output, queue: str) -> None:
     """Stop managing a queue: remove its pause, limits and order, and begin the runs that wait at its gate."""
-    was_managed = sidejob.queue(queue).unmanage()
+    managed = sidejob.queue(queue)
+    about = _about(managed)
+    was_managed = managed.unmanage()
+    had = [f"{name.replace('_', ' ')} {about[name]}" for name in ("limit", "limit_per_key", "rate") if about[name]]
+    was = f" It had {', '.join(had)}." if had else ""
     said = "is not managed any more" if was_managed else "was not managed"
-    output.answer({"name": queue, "was_managed": was_managed}, Text(f"Queue {printable(queue)} {said}."))
+    output.answer({"name": queue, "was_managed": was_managed}, Text(f"Queue {printable(queue)} {said}.{was}"))
     if not was_managed:
         names.hint(sidejob, output, queue=queue)
 

@@ -11,7 +11,9 @@ from rich.text import Text
 from ..hooks.beat_entries import declaration_of, entries_of
 from ..model.errors import SideJobError
 from .command import Failed, answering, load_modules, nothing_matches
+from .options import yes_option
 from .output import Output, facts, job_or_task, moment, printable, table, table_if_any
+from .questions import confirm
 
 NEXT_SHOWN = 5
 name_argument = click.argument("name")
@@ -96,10 +98,13 @@ def run(sidejob: Any, output: Output, name: str) -> None:
 
 @schedules.command()
 @name_argument
+@yes_option
 @answering
-def delete(sidejob: Any, output: Output, name: str) -> None:
-    """Delete a schedule and its times that are due; the jobs that it has made stay."""
-    was_there = sidejob.get_schedule(name).delete()
+def delete(sidejob: Any, output: Output, name: str, yes: bool) -> None:
+    """Delete a schedule and its times that are due, after a question; the jobs that it has made stay."""
+    schedule = sidejob.get_schedule(name)
+    confirm(f"Delete schedule {printable(name)} ({printable(schedule.info['task'])}) for good?", yes=yes)
+    was_there = schedule.delete()
     output.answer({"name": name, "deleted": was_there}, Text(f"Schedule {printable(name)} is deleted."))
 
 

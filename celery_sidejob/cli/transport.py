@@ -17,8 +17,9 @@ from ..model.plural import counted
 from ..transport.dead_list import DeadList, DeadMessage
 from ..transport.postgres.overview import overview_of
 from .command import Failed, nothing_matches, with_app, with_output
-from .options import as_json, check_one_way, limit_option, queue_option
+from .options import as_json, check_one_way, limit_option, queue_option, yes_option
 from .output import Output, printable, table_if_any
+from .questions import confirm
 
 if TYPE_CHECKING:
     from ..transport.redis.release import Released
@@ -124,34 +125,44 @@ def retry_dead(app: Any, output: Output, names: tuple[str, ...], everything: boo
 @names
 @everything
 @queue_option
+@yes_option
 @as_json
 @with_output
-def delete_dead(app: Any, output: Output, names: tuple[str, ...], everything: bool, queue: str | None) -> None:
-    """Remove messages for good: by id, by queue, or all."""
-    _decide(app, output, names, everything, queue, "deleted", lambda dead, one: dead.delete(one.text))
+def delete_dead(
+    app: Any, output: Output, names: tuple[str, ...], everything: bool, queue: str | None, yes: bool
+) -> None:
+    """Remove messages for good, after a question: by id, by queue, or all."""
+
+    def ask(number: int) -> None:
+        confirm(f"Delete {counted(number, 'message', 'messages')} of the dead list for good?", yes=yes)
+
+    _decide(app, output, names, everything, queue, "deleted", lambda dead, one: dead.delete(one.text), ask)
 
 
 def _decide(
     app: Any, output: Output, names: tuple[str, ...], everything: bool, queue: str | None, what: str,
-    do: Callable[[DeadList[Any], DeadMessage], bool],
+    do: Callable[[DeadList[Any], DeadMessage], bool], ask: Callable[[int], None] = lambda number: None,
 ) -> None:  # fmt: skip
-    """Do something with each chosen message, and report how many it was done with."""
+    """Do something with each chosen message, and report how many it was done with; `ask` first, with their number."""
     check_one_way(
         bool(names), everything, queue is not None,
         say="Name messages by their ids or task ids, or choose by --queue, or all with --all.",
     )  # fmt: skip
     count = 0
-    with _channel(app) as channel, output.progress(f"Messages {what}") as add:
+    with _channel(app) as channel:
         dead = list_of(channel)
         found = list(dead)
         chosen = [one for one in found if everything or one.queue == queue or {one.id, one.task_id} & {*names}]
         unknown = set(names) - {one.id for one in chosen} - {one.task_id for one in chosen}
         if unknown:
             raise Failed(f"The dead list has no message {', '.join(sorted(unknown))}: it was retried or deleted.")
-        for one in chosen:
-            if do(dead, one):
-                count += 1
-                add(1)
+        if chosen:
+            ask(len(chosen))
+        with output.progress(f"Messages {what}") as add:
+            for one in chosen:
+                if do(dead, one):
+                    count += 1
+                    add(1)
     if queue is not None and not chosen:
         output.note(nothing_matches("the dead list", sorted({one.queue for one in found}), queue))
     output.answer({what: count}, Text(f"{counted(count, 'message', 'messages')} {what}."))

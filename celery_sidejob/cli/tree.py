@@ -11,11 +11,10 @@ from rich.text import Text
 from rich.tree import Tree
 
 from ..inspection import DEEPEST, Inspection, Node
-from ..model.checks import MOST
 from ..model.plural import counted
 from .command import Failed, answering, job_named
 from .drawing import draw_tree
-from .options import job_argument
+from .options import AtLeast, job_argument
 from .output import Output, at_least, printable, status
 
 
@@ -24,9 +23,7 @@ from .output import Output, at_least, printable, status
 @click.option(
     "--depth", type=click.IntRange(0, DEEPEST), default=100, show_default=True, help="Show at most this many levels."
 )
-@click.option(
-    "--limit", type=click.IntRange(1, MOST), default=1000, show_default=True, help="Show at most this many jobs."
-)
+@click.option("--limit", type=AtLeast(1), default=1000, show_default=True, help="Show at most this many jobs.")
 @click.option("--svg", metavar="FILE", type=click.Path(dir_okay=False), help="Draw the graph into this file.")
 @answering
 def tree(sidejob: Any, output: Output, job_id: str, depth: int, limit: int, svg: str | None) -> None:

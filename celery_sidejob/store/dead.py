@@ -76,19 +76,18 @@ OLD = """(
 """Whether an entry `d` is beyond the bounds, as SQL; with `OWN` and the parameters of `Bounds`."""
 OWN = """LEFT JOIN unnest(%(tasks)s::text[], %(ages)s::double precision[], %(belows)s::bigint[])
     AS own(task, age_s, below) ON own.task = d.task"""
-_OLD_PAGE = Statement(f"""
-SELECT d.* FROM (SELECT {_COLUMNS} FROM {{dead}}) d {OWN}
-WHERE d.id > %(after)s AND {OLD} AND (%(reason)s::text IS NULL OR d.reason = %(reason)s)
-ORDER BY d.id LIMIT %(limit)s""")
+_MATCHING_ALL = f"""(%(failure_group)s::text IS NULL OR failure_group = %(failure_group)s)
+  AND (%(task)s::text IS NULL OR task = %(task)s) AND {_MATCHING}"""
+_OLD_MATCHING = f"""
+FROM (SELECT {_COLUMNS} FROM {{dead}} WHERE id <= %(last)s AND {_MATCHING_ALL}) d {OWN} WHERE {OLD}"""
+_OLD_PAGE = Statement(f"SELECT d.* {_OLD_MATCHING} AND d.id > %(after)s ORDER BY d.id LIMIT %(limit)s")
+_COUNT_OLD = Statement(f"SELECT count(*) AS entries, count(d.job_id) AS jobs {_OLD_MATCHING}")
 _DELETE_MESSAGE = Statement("DELETE FROM {dead} WHERE id = %(id)s AND job_id IS NULL RETURNING id")
 _GET = Statement(f"SELECT {_COLUMNS} FROM {{dead}} WHERE id = %(id)s")
 _OF_JOB = Statement(f"SELECT {_COLUMNS} FROM {{dead}} WHERE job_id = %(job_id)s")
 _OF_TASK = Statement(f"SELECT {_COLUMNS} FROM {{dead}} WHERE task_id = %(task_id)s ORDER BY id DESC LIMIT 1")
 _COUNT = Statement("SELECT count(*) AS entries FROM {dead}")
-_COUNT_MATCHING = Statement(f"""
-SELECT count(*) AS entries FROM {{dead}}
-WHERE (%(failure_group)s::text IS NULL OR failure_group = %(failure_group)s)
-  AND (%(task)s::text IS NULL OR task = %(task)s) AND {_MATCHING}""")
+_COUNT_MATCHING = Statement(f"SELECT count(*) AS entries FROM {{dead}} WHERE {_MATCHING_ALL}")
 _THERE = Statement("SELECT id, task_id FROM {dead} WHERE id = ANY(%(ids)s::bigint[]) ORDER BY id")
 
 
@@ -197,9 +196,16 @@ def last_id(executor: Reader) -> int:
     return int(executor.run(_LAST)[0].last)
 
 
-def old_page(executor: Reader, *, after: int, bounds: Bounds, limit: int, reason: str | None = None) -> Sequence[Any]:
-    """Read the next entries that are beyond the bounds, those with this reason."""
-    return executor.run(_OLD_PAGE, after=after, limit=limit, reason=reason, **bounds.parameters)
+def old_page(
+    executor: Reader, *, after: int, last: int, bounds: Bounds, limit: int, **which: str | None
+) -> Sequence[Any]:  # fmt: skip
+    """Read the next entries up to `last` that match and are beyond the bounds."""
+    return executor.run(_OLD_PAGE, after=after, last=last, limit=limit, **which, **bounds.parameters)
+
+
+def count_old(executor: Reader, *, last: int, bounds: Bounds, **which: str | None) -> Any:
+    """Count the entries that `old_page` reads, and those of jobs among them: (entries, jobs)."""
+    return executor.run(_COUNT_OLD, last=last, **which, **bounds.parameters)[0]
 
 
 def delete_message(executor: Transaction, entry_id: int) -> bool:

@@ -127,7 +127,7 @@ def test_an_entry_is_found_by_its_task_id(stage: Stage, failed: Job, command: Co
 
     assert "task id t1" in command("show", "t1").lines
     assert command("retry", "t1").lines == ["1 entry retried."]
-    assert command("delete", "t2").lines == ["1 entry deleted."]
+    assert command("delete", "t2", "--yes").lines == ["1 entry deleted."]
     for verb in ("show", "retry", "delete"):
         assert "no entry of the task id 't1'" in command(verb, "t1", code=1).err
     assert stage.sidejob.dead.for_task_id("t1") is None
@@ -159,7 +159,7 @@ def test_entries_are_chosen_by_their_reason(stage: Stage, failed: Job, command: 
     assert [entry["task_id"] for entry in command("list", "--reason", "revoked", "--json").document] == ["t1", "t2"]
     assert command("retry", "--reason", "revoked", "--limit", 1, "--yes").lines == ["1 entry retried."]
     assert command("purge", "--reason", "revoked", "--older-than", "1d").lines == ["0 entries purged."]
-    assert command("purge", "--reason", "revoked").lines == ["1 entry purged."]
+    assert command("purge", "--reason", "revoked", "--yes").lines == ["1 entry purged."]
     assert sorted(entry.reason for entry in stage.sidejob.dead) == ["failed", "lost"]
 
 
@@ -192,7 +192,7 @@ def test_several_entries_are_named(stage: Stage, failed: Job, command: Command) 
     assert said.lines == ["1 entry retried."]
     assert "a task t1 waits or runs already" in said.err
 
-    assert command("delete", job.id, "t1", "--json").document == {"deleted": 2}
+    assert command("delete", job.id, "t1", "--yes", "--json").document == {"deleted": 2}
     assert len(stage.sidejob.dead) == 0
 
 
@@ -207,11 +207,56 @@ def test_where_nothing_matches_is_said_what_there_is(failed: Job, command: Comma
 
 def test_entries_are_deleted_and_purged(stage: Stage, failed: Job, command: Command) -> None:
     (entry, *others) = stage.sidejob.dead
-    assert command("delete", others[0].id).lines == ["1 entry deleted."]
+    assert command("delete", others[0].id, "--yes").lines == ["1 entry deleted."]
     assert command("purge", code=2).err
     assert command("purge", "--older-than", 3600).lines == ["0 entries purged."]
-    assert command("purge", "--keep", 2, "--json").document == {"purged": 1}
+    assert command("purge", "--keep", 2, "--yes", "--json").document == {"purged": 1}
     assert not failed.exists
     assert command("delete", entry.id, code=1).err.startswith("Error: ")
-    assert command("purge", "--older-than", 0).lines == ["2 entries purged."]
+    assert command("purge", "--older-than", 0, "--yes").lines == ["2 entries purged."]
     assert len(stage.sidejob.dead) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "entries", "left"),
+    [
+        (["purge", "--keep", 0], "4 entries of the dead set (1 job with everything below it)", []),
+        (["purge", "--keep", 1, "--task", "mail"], "2 entries of the dead set", ["stage.call", "mail"]),
+        (["delete", "--all"], "4 entries of the dead set (1 job with everything below it)", []),
+        (["delete", "--group", "ValueError"], "1 entry of the dead set (1 job with everything below it)", ["mail"] * 3),
+        (["delete", "--reason", "lost", "--queue", "q"], "3 entries of the dead set", ["stage.call"]),
+        (["delete", "t1"], "1 entry of the dead set", ["stage.call", "mail", "mail"]),
+    ],
+)
+def test_what_goes_for_good_is_named_and_asked_for(
+    stage: Stage, failed: Job, answer: Command, words: list[str], entries: str, left: list[str]
+) -> None:
+    refused = answer("n", "dead", *words)
+    assert (refused.code, refused.out) == (1, "")
+    assert f"Delete {entries} for good? [y/N]: " in refused.err
+    assert len(stage.sidejob.dead) == 4
+
+    assert answer("y", "dead", *words).code == 0
+
+    assert [entry.task for entry in stage.sidejob.dead] == left
+    assert failed.exists == ("stage.call" in left)
+
+
+def test_what_dies_while_the_question_waits_stays(
+    stage: Stage, failed: Job, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask_late(*_: object, **__: object) -> None:
+        stage.sql("INSERT INTO dead (task_id, task, queue, reason, payload, body) "
+                  "SELECT 'late', task, queue, reason, payload, body FROM dead WHERE task_id = 't1'")  # fmt: skip
+
+    monkeypatch.setattr("celery_sidejob.cli.dead.confirm", ask_late)
+    assert command("purge", "--older-than", 0).lines == ["4 entries purged."]
+    assert [entry.task_id for entry in stage.sidejob.dead] == ["late"]
+
+
+def test_an_entry_that_cannot_go_is_told(stage: Stage, failed: Job, command: Command) -> None:
+    failed.enqueue("stage.idle", child_name="open")
+    said = command("delete", "--group", "ValueError", "--yes")
+    assert said.lines == ["0 entries deleted."]
+    assert said.err.startswith("1 entry left: something below its job is not finished")
+    assert command("delete", "--group", "none", "--yes").err.startswith("Nothing matches. There are: ")

@@ -115,12 +115,12 @@ def test_the_dead_set_is_that_of_both(pair: Pair, command: Command) -> None:
 
     command("dead", "retry", f"{name}:2")
     assert pair.sql(1, "SELECT task_id, generation FROM messages") == [("of 1: 2", 2)]
-    command("dead", "delete", f"{name}:1")
+    command("dead", "delete", f"{name}:1", "--yes")
     assert [entry.id for entry in dead] == [1, 2]
     with pytest.raises(JobNotFoundError, match=f"no entry {name}:2"):
         dead.get(f"{name}:2")
     pair.sql(1, DIED, "again ")
-    assert command("dead", "purge", "--keep", 1).lines == ["2 entries purged."]
+    assert command("dead", "purge", "--keep", 1, "--yes").lines == ["2 entries purged."]
     assert [(entry.task_id) for entry in dead] == ["of 0: 2", "again 2"]
     assert (dead.retry_all(), len(dead)) == (2, 0)
     assert "no entry of the task id 'x:y'" in command("dead", "show", "x:y", code=1).err

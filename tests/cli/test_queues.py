@@ -28,8 +28,8 @@ def test_a_queue_is_paused_shown_and_resumed(stage: Stage, command: Command) -> 
 
 
 def test_a_queue_is_managed_no_more(stage: Stage, command: Command) -> None:
-    stage.sidejob.queue("mail").pause()
-    assert command("unmanage", "mail").lines == ["Queue mail is not managed any more."]
+    stage.sidejob.queue("mail").configure(limit=3, rate="10/m").pause()
+    assert command("unmanage", "mail").lines == ["Queue mail is not managed any more. It had limit 3, rate 10/m."]
     assert command("unmanage", "mail").lines == ["Queue mail was not managed."]
     assert command("queues", "--json").document == []
 

@@ -528,7 +528,7 @@ def test_entries_are_deleted_and_purged(buried: Celery) -> None:
     assert dead.purge(keep=3) == 1
     assert [entry.task_id for entry in dead] == ["mail2", "mail3", "mail4"]
     assert dead.purge(older_than=timedelta(0)) == 3
-    with pytest.raises(InvalidValueError, match="older_than=, keep= or reason="):
+    with pytest.raises(InvalidValueError, match="older_than=, keep=, group=, task=, queue= or reason="):
         dead.purge()
 
 

@@ -276,7 +276,8 @@ def test_a_person_sees_retries_and_deletes_them(connect: Connect, tables: Tables
     assert asked("retry", "task1").code == 1
     for verb in ("list", "retry", "delete"):
         assert asked(verb, "--queue", "queues").err == ("Nothing matches. Did you mean 'queue'? There are: 'queue'.\n")
-    assert asked("delete", "--queue", "queue", "--json").document == {"deleted": 2}
+    assert "Delete 2 messages of the dead list for good?" in asked("delete", "--queue", "queue").err
+    assert asked("delete", "--queue", "queue", "--yes", "--json").document == {"deleted": 2}
     assert dead_count(tables) == 0
 
 

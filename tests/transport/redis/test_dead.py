@@ -241,7 +241,7 @@ def test_a_person_sees_retries_and_deletes_them(
     counted["properties"]["delivery_count"] = 1  # as with a higher limit
     server.lset("_sidejob.dead", place, json.dumps({**entry, "message": json.dumps(counted)}))
     server.rpush("_sidejob.dead", "[]")
-    assert asked(broker_url, "delete", asked(broker_url, "list", "--json").document[-1]["id"]).code == 0
+    assert asked(broker_url, "delete", "--yes", asked(broker_url, "list", "--json").document[-1]["id"]).code == 0
     server.rpush("queue", b"{\xff")
     dead_consumer = dead(connect, 0)
     dead_consumer.drain()
@@ -266,7 +266,8 @@ def test_a_person_sees_retries_and_deletes_them(
         assert (said.code, said.err) == (0, "Nothing matches. Did you mean 'queue'? There are: 'queue'.\n")
     assert asked(broker_url, "retry", "--queue", "queue", "--json").document == {"retried": 2}
     assert sorted(listed(server, "queue")[2:]) == [0, 2]
-    assert asked(broker_url, "delete", nonsense["id"]).lines == ["1 message deleted."]
+    assert "Delete 1 message of the dead list for good?" in asked(broker_url, "delete", nonsense["id"]).err
+    assert asked(broker_url, "delete", nonsense["id"], "--yes").lines == ["1 message deleted."]
     assert server.llen("_sidejob.dead") == 0
     assert asked(broker_url, "delete", "--queue", "queue").err == "Nothing matches: the dead list is empty.\n"
     assert asked(broker_url, "delete").code == 2
