@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from ..model.errors import SideJobError, StoreUnavailableError
 from ..model.finding import Finding, error, warning, well
+from ..model.plural import first_of
 from ..operations.runtime import Runtime
 from ..store import health, revisions, workers
 from ..store.errors import UPGRADE, LacksRights
@@ -72,10 +73,9 @@ def rights(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     workers.list_all(executor, runtime.settings)  # raises SchemaError where there are no tables to have rights on
     missing = tables.lacking_rights(executor, runtime.settings.schema)
     if missing:
-        more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
         role = health.server(executor).role
         yield error(
-            "rights", f"{role} lacks {', '.join(missing[:5])}{more}",
+            "rights", f"{role} lacks {first_of(missing)}",
             meaning="Calls, claims or commits that need these rights fail.", remedy=GRANT.replace("<user>", role),
         )  # fmt: skip
     else:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..model.finding import Finding, error, graded, warning, well
-from ..model.plural import counted
+from ..model.plural import counted, first_of
 from ..operations.runtime import Runtime
 from ..store import health
 from ..store.statement import Transaction
@@ -62,11 +62,11 @@ def horizon(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
             else "no old transaction of this user's; others cannot be seen without the role pg_read_all_stats",
         )  # fmt: skip
         return
-    shown = "; ".join(
+    shown = first_of((
         f"{row.kind} {row.who}, {counted(row.xids, 'transaction', 'transactions')} old"
         + (f", for {row.since_s:.0f} s" if row.since_s else "")
         for row in held
-    )
+    ), separator="; ")  # fmt: skip
     yield graded(max(row.since_s or 0.0 for row in held), PINNED_S)(
         "horizon", shown, meaning="Vacuum cannot remove any row that died since then. The tables of jobs and "
         "messages grow, and everything becomes slower.",

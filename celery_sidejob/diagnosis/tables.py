@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..model.finding import Finding, error, warning, well
-from ..model.plural import counted
+from ..model.plural import counted, first_of
 from ..operations.runtime import Runtime
 from ..store import health, piles, workers
 from ..store.broker.messages import COUNTED
@@ -34,7 +34,7 @@ def retention(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
         )  # fmt: skip
     families = piles.families(executor, least=CHILDREN)
     if families:
-        shown = ", ".join(f"job {row.parent_id} has about {row.children}" for row in families)
+        shown = first_of(f"job {row.parent_id} has about {row.children}" for row in families)
         yield warning(
             "retention", f"very many children: {shown}", meaning="Finished children are kept as long as their "
             "parent, unless their own task has a retention. A run that asks for job.children reads them all.",
@@ -75,7 +75,7 @@ def vacuum(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     if not late:
         yield well("vacuum", "keeps up with dead rows")
         return
-    shown = ", ".join(
+    shown = first_of(
         f"{row.name} has {counted(row.dead, 'dead row', 'dead rows')} for {counted(row.live, 'live one', 'live ones')}"
         for row in late
     )

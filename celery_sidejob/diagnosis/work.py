@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from ..model.errors import SchemaError, StoreUnavailableError
 from ..model.finding import Finding, error, graded, warning, well
-from ..model.plural import counted
+from ..model.plural import counted, first_of
 from ..operations.runtime import Runtime
 from ..store import depths, health, parked, room, served, stats, workers
 from ..store import queues as queue_rows
@@ -40,11 +41,11 @@ def queues(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
         return
     served, unannounced = found
     rows = [row for row in depths.read(executor) if row.depth and row.queue not in served]
-    shown = ", ".join(f"{row.queue} ({row.depth} due)" for row in rows)
+    shown = first_of(f"{row.queue} ({row.depth} due)" for row in rows)
     if not rows:
         yield well("queues", "every queue in which something is due has a worker")
     elif unannounced:
-        ids = ", ".join(str(row.id) for row in unannounced)
+        ids = first_of(str(row.id) for row in unannounced)
         yield warning(
             "queues", f"no worker has said that it serves {shown}", remedy="Run doctor again in a moment.",
             meaning=f"Worker {ids} has just started, and has not said yet what it serves: perhaps these queues.",
@@ -64,7 +65,7 @@ def publishing(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     if oldest_s <= UNPUBLISHED_S[0]:
         yield well("publishing", "nothing waits for the broker")
         return
-    names = ", ".join(sorted(row.queue for row in rows))
+    names = first_of(sorted(row.queue for row in rows))
     yield graded(oldest_s, UNPUBLISHED_S)(
         "publishing", f"{counted(sum(row.unpublished for row in rows), 'message', 'messages')} of {names} due and not "
         f"published, the oldest for {oldest_s:.0f} s",
@@ -82,7 +83,7 @@ def tasks(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     if rows is None:
         return
     if rows:
-        shown = ", ".join(f"{row.task} in {row.queue} ({row.runs} due)" for row in rows[:5])
+        shown = first_of(f"{row.task} in {row.queue} ({row.runs} due)" for row in rows)
         yield error(
             "tasks", f"no live worker of its queue knows {shown}", meaning="These runs do not begin. They are "
             "parked when a worker gets their message.",
@@ -92,19 +93,18 @@ def tasks(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     unserved = {row.task for row in rows}
     unknown = [row for row in health.unknown_tasks(executor) if row.task not in unserved]
     if unknown:
-        shown = ", ".join(f"{row.task} ({row.jobs} due)" for row in unknown[:5])
+        shown = first_of(f"{row.task} ({row.jobs} due)" for row in unknown)
         yield warning(
             "tasks", f"no worker has ever served {shown}",
             meaning="The task was renamed, or the workers do not import its module: a worker parks the job when it "
             "gets its message.",
             remedy="Register the task under its old name too, or import its module (imports, autodiscover_tasks).",
         )  # fmt: skip
-    declined = parked.count(executor, limit=6)
+    declined = parked.count(executor)
     if declined:
-        shown = ", ".join(f"{row.runs} of {row.task} in {row.queue}" for row in declined[:5])
-        more = ", and others" if len(declined) > 5 else ""
+        shown = first_of(f"{row.runs} of {row.task} in {row.queue}" for row in declined)
         yield error(
-            "tasks", f"workers have declined runs: {shown}{more}",
+            "tasks", f"workers have declined runs: {shown}",
             meaning="The workers that got their messages did not know the task, or could not read the message. They "
             f"run once a worker can. A durable task goes to the dead set after {parked.PATIENCE}; jobs wait.",
             remedy="Start a worker of that queue that imports the task, or register a renamed task under its old "
@@ -115,24 +115,57 @@ def tasks(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
 
 
 def schedules(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
-    """Look for schedules of which nothing can be made, or nobody makes what has been due for long."""
-    found = schedule_rows.troubled(executor, for_s=UNMADE_S)
-    for row in found:
-        what = f"what schedule {row.name} has due since {row.due_at:%Y-%m-%d %H:%M:%S%z}"
-        if row.trouble is not None:
-            yield error(
-                "schedules", f"{what} cannot be made: {row.trouble}",
-                meaning="It is tried again every few seconds, and made then; catch_up says how much of it.",
-                remedy="Start workers that know the task, or change the schedule, or delete it: "
-                f"celery -A <app> sidejob schedules delete {row.name}.",
-            )  # fmt: skip
-        else:
-            yield warning(
-                "schedules", f"{what} is not made yet", remedy="See sweeping below.",
-                meaning="Nobody sweeps, or there is more to make than a sweeper has made by now.",
-            )  # fmt: skip
-    if not found:
+    """Look for schedules of which nothing is made: it cannot be, nobody makes it, or somebody forgot a pause."""
+    due = schedule_rows.troubled(executor, for_s=UNMADE_S)
+    troubled = [f"{row.name} (due since {row.due_at:%Y-%m-%d %H:%M:%S%z}: {row.trouble})" for row in due if row.trouble]
+    if troubled:
+        yield error(
+            "schedules", f"what is due cannot be made: {first_of(troubled)}",
+            meaning="It is tried again every few seconds, and made then; catch_up says how much of it.",
+            remedy="Start workers that know the task, or change the schedule, or delete it: "
+            "celery -A <app> sidejob schedules delete <name>.",
+        )  # fmt: skip
+    late = [f"{row.name} (since {row.due_at:%Y-%m-%d %H:%M:%S%z})" for row in due if not row.trouble]
+    if late:
+        yield warning(
+            "schedules", f"what is due is not made yet: {first_of(late)}", remedy="See sweeping below.",
+            meaning="Nobody sweeps, or there is more to make than a sweeper has made by now.",
+        )  # fmt: skip
+    resting = schedule_rows.resting(executor, for_s=FORGOTTEN_S)
+    stopped = [_paused(row) for row in resting if row.paused_s is not None]
+    if stopped:
+        yield warning(
+            "schedules", f"paused: {first_of(stopped)}", meaning="They make nothing until somebody resumes them.",
+            remedy="Resume what was forgotten: celery -A <app> sidejob schedules resume <name>.",
+        )  # fmt: skip
+    skipping = [
+        f"{row.name} is {'skipping' if row.overlap == 'skip' else 'waiting'} since {since:%Y-%m-%d %H:%M:%S%z}: "
+        + (f"job {row.last_job_id} is {row.status}" if row.last_job_id else f"task {row.last_task_id} is not finished")
+        for row in resting if row.paused_s is None and (since := _held_back_since(executor, row.name))
+    ]  # fmt: skip
+    if skipping:
+        yield warning(
+            "schedules", first_of(skipping, separator="; "),
+            meaning="With overlap='skip' or 'wait' a schedule makes nothing while what it made last is open.",
+            remedy="Look why it does not end: celery -A <app> sidejob show <job or task id>. Then run, terminate or "
+            "revoke it.",
+        )  # fmt: skip
+    if not (due or stopped or skipping):
         yield well("schedules", "nothing that schedules have due waits")
+
+
+def _paused(row: Any) -> str:
+    why = f", {row.pause_reason}" if row.pause_reason else ""
+    return f"{row.name} (for {row.paused_s / 3600:.1f} h{why})"
+
+
+def _held_back_since(executor: Transaction, name: str) -> datetime | None:
+    """Return the first time that a schedule has not made because of its overlap, if that is a while ago."""
+    row = schedule_rows.read(executor, [name])[name]
+    assert row.last_at is not None
+    first = next(row.spec.window(anchor=row.anchor_at, after=row.last_at).times(row.last_at), None)
+    is_old = first is not None and first < row.read_at - timedelta(seconds=FORGOTTEN_S)
+    return first if is_old else None
 
 
 def paused(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
@@ -151,17 +184,16 @@ def paused(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
 
 def full_ports(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     """Look for jobs that wait for room on a port whose reader does not run by itself."""
-    rows = room.unread(executor, limit=6)
+    rows = room.unread(executor)
     if not rows:
         yield well("full ports", "no job waits for a reader that has failed or is terminated")
         return
-    shown = "; ".join(
+    shown = first_of((
         f"job {row.waiter_id}{f' and {row.jobs - 1} more' if row.jobs > 1 else ''} for the {row.direction}put port "
-        f"{row.port} of job {row.job_id}, whose reader, job {row.reader_id}, is {row.status}" for row in rows[:5]
-    )  # fmt: skip
-    more = "; and others" if len(rows) > 5 else ""
+        f"{row.port} of job {row.job_id}, whose reader, job {row.reader_id}, is {row.status}" for row in rows
+    ), separator="; ")  # fmt: skip
     yield warning(
-        "full ports", f"jobs wait for room: {shown}{more}",
+        "full ports", f"jobs wait for room: {shown}",
         meaning="The port has a limit and is full, and its reader does not run by itself: these jobs wait for ever.",
         remedy="Have the reader run again with celery -A <app> sidejob run --force <reader id>. Or read the port in "
         "Python, raise its limit with configure_ports, or give up the job that waits, with sidejob terminate.",
@@ -194,7 +226,7 @@ def dead(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     if not others and not entries.is_estimated:
         yield well("dead set", f"{total}, all revoked on purpose (`dead purge --reason {REVOKED}` removes them)")
         return
-    shown = ", ".join(f"{row.entries} of {row.task} ({row.group})" for row in others[:3] or groups[:3])
+    shown = first_of((f"{row.entries} of {row.task} ({row.group})" for row in others or groups), most=3)
     revoked = sum(row.entries for row in groups if row.reason == REVOKED)
     yield warning(
         "dead set", f"{total}: {shown}{f'; {revoked} revoked on purpose' if revoked else ''}",

@@ -8,7 +8,7 @@ from functools import partial
 
 from ..model.errors import SideJobError
 from ..model.finding import Finding, error, graded, warning, well
-from ..model.plural import counted
+from ..model.plural import counted, first_of
 from ..operations.runtime import Runtime
 from ..store import depths, health, served, stats
 from ..store import workers as rows_of_workers
@@ -28,9 +28,9 @@ def workers(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     known = [row for row in rows_of_workers.list_all(executor, runtime.settings) if row.dead_at is None]
     silent = [row for row in known if row.silent_s is not None]
     alive = [row for row in known if row.silent_s is None]
-    suspected = ", ".join(row.ident for row in alive if row.suspect_at is not None)
+    suspected = first_of(row.ident for row in alive if row.suspect_at is not None)
     heard_s = min((row.silent_s for row in silent), default=0.0)
-    silence = f"silent for {heard_s:.0f} s or longer: {', '.join(row.ident for row in silent)}"
+    silence = f"silent for {heard_s:.0f} s or longer: {first_of(row.ident for row in silent)}"
     if not alive:
         grave = error if any(row.depth or row.running for row in depths.read(executor)) else warning
         yield grave(
@@ -56,7 +56,7 @@ def workers(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
         yield well("workers", f"{len(alive)} alive")
     holding = [row for row in health.dead_workers(executor) if row.runs]
     if holding:
-        shown = ", ".join(
+        shown = first_of(
             f"worker {row.id} ({counted(row.runs, 'run', 'runs')}, dead for {row.dead_s:.0f} s)" for row in holding
         )
         yield warning(
@@ -126,7 +126,7 @@ def _locks(executor: Transaction, runtime: Runtime, *, slow: str) -> Iterator[Fi
     unlocked = [row.ident for row in known if row.dead_at is None and row.silent_s is None and not row.locked]
     if unlocked:
         yield warning(
-            "liveness", f"no liveness lock: {', '.join(unlocked)}", meaning=slow,
+            "liveness", f"no liveness lock: {first_of(unlocked)}", meaning=slow,
             remedy="Set sidejob_direct_url for those workers; their log says why they have no lock.",
         )  # fmt: skip
     else:

@@ -8,13 +8,11 @@ from collections.abc import Iterator
 from celery import Celery
 
 from ..model.finding import Finding, Level, warning, well
+from ..model.plural import first_of
 from .durability import is_durable, matches
 from .task_options import OF_ORDINARY_TASKS, given
 
 logger = logging.getLogger("celery_sidejob")
-
-SHOWN = 5
-"""How many tasks, or patterns, are named; of the others there is the number."""
 
 
 def findings(app: Celery) -> Iterator[Finding]:
@@ -27,13 +25,13 @@ def findings(app: Celery) -> Iterator[Finding]:
     unused = [glob for glob in app.sidejob.durable_globs if not any(matches(name, glob) for name in app.tasks)]
     yield well(
         "durable tasks",
-        f"{len(durable)}{': ' if durable else ''}{_named(durable)}"
-        + (f"; no task known here matches {_named(unused)}" if unused else ""),
+        f"{len(durable)}{': ' if durable else ''}{first_of(durable)}"
+        + (f"; no task known here matches {first_of(unused)}" if unused else ""),
     )
     idle = [name for name in ordinary if name not in durable and _means_to_be(app, name)]
     if idle:
         yield warning(
-            "durable tasks", f"not durable, though on_lost, max_losses or locks_late is given: {_named(idle)}",
+            "durable tasks", f"not durable, though on_lost, max_losses or locks_late is given: {first_of(idle)}",
             meaning="These options are for durable tasks. Messages of these may be lost, as of any Celery task.",
             remedy="Add durable=True or a pattern to sidejob_durable_tasks, or say durable=False where that is meant.",
         )  # fmt: skip
@@ -51,8 +49,3 @@ def _means_to_be(app: Celery, name: str) -> bool:
     return getattr(task, "durable", None) is None and bool(
         (OF_ORDINARY_TASKS - {"durable", "capacity"}) & given(type(task), app.Task).keys()
     )
-
-
-def _named(names: list[str]) -> str:
-    more = len(names) - SHOWN
-    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")

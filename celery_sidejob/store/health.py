@@ -77,7 +77,7 @@ SELECT h.kind, h.who, h.xids, h.since_s FROM (
   FROM pg_prepared_xacts WHERE database = current_database()
   UNION ALL
   SELECT 'replication slot', slot_name::text, age(xmin), NULL FROM pg_replication_slots WHERE xmin IS NOT NULL) h
-ORDER BY h.xids DESC LIMIT 5""")
+ORDER BY h.xids DESC""")
 
 
 def horizon(executor: Reader) -> Sequence[Any]:

@@ -16,7 +16,8 @@ Gated: it is due, and waits for a slot of its capacity pool, at the gate of its 
 
 _WAITS_FOR = f"""CASE WHEN m.locked_by IS NOT NULL OR m.doom IS NOT NULL THEN NULL
     WHEN {IN_POOL} THEN 'pool' WHEN m.due_at = {NEVER} THEN 'no worker' WHEN m.due_at > now() THEN NULL
-    WHEN q.paused_at IS NOT NULL THEN 'pause' WHEN q.rate_opens_at > now() THEN 'rate' WHEN m.next_check_at >= {AT_GATE} THEN 'limit' END"""
+    WHEN q.paused_at IS NOT NULL THEN 'pause' WHEN q.rate_opens_at > now() THEN 'rate'
+    WHEN m.next_check_at >= {AT_GATE} THEN 'limit' END"""
 """Which gate holds a task back, as SQL; those of `operations/waiting.py` for jobs."""
 _STATUS = f"""CASE WHEN m.doom IS NOT NULL AND m.locked_by IS NULL THEN m.doom
     WHEN m.locked_by IS NOT NULL THEN 'running' WHEN {_WAITS_FOR} IS NOT NULL THEN 'gated'

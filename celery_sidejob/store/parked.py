@@ -153,9 +153,9 @@ _COUNT = Statement(f"""
 SELECT coalesce(m.task, j.task) AS task, m.queue, count(*) AS runs
 FROM {{messages}} m LEFT JOIN {{jobs}} j ON j.id = m.job_id
 WHERE (m.due_at = {NEVER} OR m.declined_at IS NOT NULL) AND m.locked_by IS NULL
-GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2 LIMIT %(limit)s""")
+GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2""")
 
 
-def count(executor: Reader, *, limit: int) -> Sequence[Any]:
+def count(executor: Reader) -> Sequence[Any]:
     """Count the messages of each (task, queue) that workers have declined, the most first; reads all of them."""
-    return executor.run(_COUNT, limit=limit)
+    return executor.run(_COUNT)

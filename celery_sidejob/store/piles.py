@@ -31,7 +31,7 @@ FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
   JOIN pg_stats s ON s.schemaname = n.nspname AND s.tablename = c.relname AND s.attname = 'parent_id'
   CROSS JOIN LATERAL unnest(s.most_common_vals::text::bigint[], s.most_common_freqs) AS f(parent_id, share)
 WHERE c.oid = '{jobs}'::regclass AND f.share * c.reltuples >= %(least)s::real
-  AND EXISTS (SELECT FROM {jobs} j WHERE j.id = f.parent_id) ORDER BY 2 DESC LIMIT 5""")
+  AND EXISTS (SELECT FROM {jobs} j WHERE j.id = f.parent_id) ORDER BY 2 DESC""")
 
 
 def families(executor: Reader, *, least: int) -> Sequence[Any]:

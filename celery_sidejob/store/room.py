@@ -136,17 +136,17 @@ CROSS JOIN LATERAL (
   SELECT j.id, j.status FROM {{jobs}} j WHERE j.id = CASE o.direction WHEN 'in' THEN o.job_id ELSE owner.parent_id END
   LIMIT 1) reader
 WHERE reader.status IN ('failed', 'terminated')
-GROUP BY 1, 2, 3, 4, 5 ORDER BY jobs DESC, waiter_id LIMIT %(limit)s""")
+GROUP BY 1, 2, 3, 4, 5 ORDER BY jobs DESC, waiter_id""")
 
 
-def unread(executor: Reader, *, limit: int, looked_at: int = 5_000) -> Sequence[Any]:
+def unread(executor: Reader, *, looked_at: int = 5_000) -> Sequence[Any]:
     """Return full ports for whose room jobs wait, and whose reader has failed or is terminated; for a person.
 
     One row for each port (`job_id`, `direction`, `port`) with its reader (`reader_id`, `status`), how many `jobs` wait
     for it, and the first of them (`waiter_id`). Looks at so many jobs that wait; LIMIT 1 has each looked up by its key,
     because a join would read all jobs.
     """
-    return executor.run(_UNREAD, limit=limit, looked_at=looked_at)
+    return executor.run(_UNREAD, looked_at=looked_at)
 
 
 _STILL_WAITS = f"EXISTS (SELECT FROM {{jobs}} waiter WHERE {WAITS}) AS still_waits"

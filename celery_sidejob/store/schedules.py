@@ -227,9 +227,24 @@ _TROUBLED = Statement(f"""
 SELECT s.name, s.due_at, s.trouble FROM {{schedules}} s
 WHERE s.due_at <= now() AND (s.trouble IS NOT NULL OR s.due_at < now() - make_interval(secs => %(for_s)s))
   AND NOT (s.overlap = 'wait' AND {IS_OPEN})
-ORDER BY s.due_at, s.name LIMIT 5""")
+ORDER BY s.due_at, s.name""")
 
 
 def troubled(executor: Reader, *, for_s: float) -> Sequence[Any]:
-    """Read the first schedules that cannot be made, or have been due for so long: (name, due_at, trouble)."""
+    """Read the schedules that cannot be made, or have been due for so long: (name, due_at, trouble)."""
     return executor.run(_TROUBLED, for_s=for_s)
+
+
+_RESTING = Statement(f"""
+SELECT s.name, s.overlap, s.pause_reason, s.last_job_id, s.last_task_id,
+  (SELECT j.status FROM {{jobs}} j WHERE j.id = s.last_job_id) AS status,
+  extract(epoch FROM now() - s.paused_at)::double precision AS paused_s
+FROM {{schedules}} s
+WHERE s.paused_at < now() - make_interval(secs => %(for_s)s) OR s.paused_at IS NULL AND s.overlap IN ('skip', 'wait')
+  AND s.last_at < now() - make_interval(secs => %(for_s)s) AND {IS_OPEN}
+ORDER BY s.name""")
+
+
+def resting(executor: Reader, *, for_s: float) -> Sequence[Any]:
+    """Read the schedules that were paused so long ago, and those of whose overlap what is open was made so long ago."""
+    return executor.run(_RESTING, for_s=for_s)

@@ -197,6 +197,13 @@ def test_jobs_that_are_parked(locked: Stage) -> None:
     (finding,) = findings(locked)["tasks"]
     assert finding.level == Level.ERROR
     assert finding.found == "workers have declined runs: 1 of stage.idle in celery"
+    for number in range(8):
+        name = f"stage.other{number}"
+        other = locked.job()
+        locked.sql("UPDATE jobs SET task = %s WHERE id = %s", name, other.id)
+        parking.decline(locked.runtime, JOBS, (other.id, 1), task=name)
+    (finding,) = findings(locked)["tasks"]
+    assert finding.found.endswith("1 of stage.other3 in celery and 4 more")
 
 
 @pytest.mark.parametrize("ends", ["failed", "terminated"])

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from celery.schedules import crontab, schedule
 
+from celery_sidejob import RunningJob
 from celery_sidejob.hooks.beat_entries import declaration_of
 from celery_sidejob.model.recurrence import Timing
 from tests.cli.test_doctor import findings, levels
@@ -51,7 +52,8 @@ def test_a_schedule_is_paused_resumed_run_and_deleted(stage: Stage, command: Com
     (resumed,) = command("schedules", "resume", "tick").lines
     assert resumed.startswith("Schedule tick goes on. Next: 20")
     assert command("schedules", "resume", "tick").lines[0].startswith("Schedule tick was not paused.")
-    assert command("schedules", "delete", "tick").lines == ["Schedule tick is deleted."]
+    assert "Delete schedule tick (stage.idle) for good?" in command("schedules", "delete", "tick", code=1).err
+    assert command("schedules", "delete", "tick", "--yes").lines == ["Schedule tick is deleted."]
     for verb in ("show", "pause", "resume", "run", "delete"):
         refused = command("schedules", verb, "tick", code=1)
         assert (refused.code, refused.err) == (
@@ -63,12 +65,47 @@ def test_doctor_finds_what_cannot_be_made_and_what_nobody_makes(stage: Stage) ->
     stage.sidejob.schedule("tick", stage.idle, every=3600, start=datetime.now(UTC) - timedelta(minutes=5))
     (finding,) = findings(stage)["schedules"]
     assert finding.level == "warning"
-    assert finding.found.startswith("what schedule tick has due since 20")
+    assert finding.found.startswith("what is due is not made yet: tick (since 20")
     stage.sql("UPDATE schedules SET trouble = 'UnknownTaskError: who is that'")
     (finding,) = findings(stage)["schedules"]
     assert finding.level == "error"
-    assert finding.found.endswith("cannot be made: UnknownTaskError: who is that")
+    assert finding.found.startswith("what is due cannot be made: tick (due since 20")
+    assert finding.found.endswith(": UnknownTaskError: who is that)")
+    stage.sql("INSERT INTO schedules SELECT (s).* FROM (SELECT jsonb_populate_record(s, jsonb_build_object("
+              "'name', 'more' || n)) AS s FROM schedules s, generate_series(1, 8) n) m")  # fmt: skip
+    (finding,) = findings(stage)["schedules"]
+    assert finding.found.endswith(": UnknownTaskError: who is that) and 4 more")
+    stage.sql("DELETE FROM schedules WHERE name <> 'tick'")
     stage.sidejob.poll()
+    assert levels(stage, "schedules") == ["ok"]
+
+
+def test_doctor_tells_of_schedules_that_are_paused_or_skip_for_ever(stage: Stage) -> None:
+    def suspend(job: RunningJob) -> None:
+        job.suspend()
+
+    suspends = stage.task(suspend, name="stage.suspends")
+    stage.sidejob.schedule("tick", suspends, every=60, overlap="skip", start=datetime.now(UTC) - timedelta(hours=3))
+    stage.sidejob.schedule("paused", stage.idle, every=60)
+    stage.sidejob.get_schedule("paused").pause("a holiday")
+    stage.sidejob.poll()
+    stage.drain()
+    (job,) = stage.sidejob.jobs()
+    assert job.status == "suspended"
+    assert levels(stage, "schedules") == ["ok"], "neither is old"
+    stage.sql("UPDATE schedules SET last_at = now() - interval '2 h' WHERE name = 'tick'")
+    stage.sql("UPDATE schedules SET paused_at = now() - interval '2 h' WHERE name = 'paused'")
+
+    paused, skipping = findings(stage)["schedules"]
+
+    assert (paused.level, paused.found) == ("warning", "paused: paused (for 2.0 h, a holiday)")
+    assert skipping.level == "warning"
+    assert skipping.found.startswith("tick is skipping since 20")
+    assert skipping.found.endswith(f": job {job.id} is suspended")
+    stage.sidejob.get_schedule("paused").resume()
+    job.run()
+    job.terminate()
+    stage.drain()
     assert levels(stage, "schedules") == ["ok"]
 
 

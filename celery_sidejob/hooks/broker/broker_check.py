@@ -11,7 +11,7 @@ from celery import Celery
 
 from ...model.errors import SchemaError, SettingsError, StoreUnavailableError
 from ...model.finding import Finding, error, warning, well
-from ...model.plural import counted
+from ...model.plural import counted, first_of
 from ...store import health
 from ...store.errors import UPGRADE, LacksRights
 from ...transport.postgres.link import Link
@@ -105,7 +105,7 @@ def _queues(app: Celery, connection: Any) -> Iterator[Finding]:
     ]  # fmt: skip
     if refused:
         yield error(
-            "rabbitmq", f"queues with a priority and of the type quorum: {', '.join(sorted(refused))}",
+            "rabbitmq", f"queues with a priority and of the type quorum: {first_of(sorted(refused))}",
             meaning="RabbitMQ refuses x-max-priority on quorum queues: these are not declared, and their jobs wait.",
             remedy="Leave x-max-priority (task_queue_max_priority) out, or make the queue a classic one.",
         )  # fmt: skip

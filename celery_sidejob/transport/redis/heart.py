@@ -36,6 +36,15 @@ DEAD_LIST_EVERY_S = 3600.0
 """How often the dead list is trimmed, besides after each recovery."""
 RINGS_AT_ONCE = 1000
 """For how many queues one beat checks whether to ring; the others are checked by the next beats."""
+SILENT = (
+    "This consumer (%s) was silent for more than %g s and was declared dead: others have its messages now, and tasks "
+    "in progress here run twice"
+)
+EMPTIED = (
+    "Redis was emptied (FLUSHALL, FLUSHDB), or has restarted without its data: it does not know this consumer (%s) any "
+    "more. Jobs and durable tasks are published again from the store; messages of other tasks that waited in Redis are "
+    "gone. Tasks in progress here go on"
+)
 
 Unbegun = Callable[[], set[str]]
 """Returns the tokens of messages that a consumer holds and has not begun."""
@@ -76,6 +85,7 @@ class Heart:
         self._noted: dict[str, set[str]] = {}
         """The tokens of messages that have not begun, as last written to Redis."""
         self._beat_at = monotonic()
+        self._era: bytes | None = None
         self._registered: set[str] = set()
         self._stop = native.Event()
         self._pid: int | None = None
@@ -161,7 +171,8 @@ class Heart:
 
     def _beat(self, at_most: int) -> tuple[list[str], list[str]]:
         """Beat; returns our missing consumers, which are told, and dead ones that others leave to us for now."""
-        missing, dead = self._ask_redis(at_most)
+        missing, dead, era = self._ask_redis(at_most)
+        was_emptied, self._era = self._era not in (None, era), era
         # A consumer that beats again in the middle of its recovery is not missing, and keeps the rest.
         late = monotonic() - self._beat_at > self.timeout_s
         self._beat_at = monotonic()
@@ -171,13 +182,10 @@ class Heart:
         for consumer in missing:
             self._registered.discard(consumer)  # until it fetches again
             if consumer in self._consumers:
-                logger.warning(
-                    "This consumer (%s) was silent for more than %g s and was declared dead: others have its "
-                    "messages now, and tasks in progress here run twice", consumer, self.timeout_s,
-                )  # fmt: skip
+                logger.warning(*((EMPTIED, consumer) if was_emptied else (SILENT, consumer, self.timeout_s)))
         return missing, dead
 
-    def _ask_redis(self, at_most: int) -> tuple[list[str], list[str]]:
+    def _ask_redis(self, at_most: int) -> tuple[list[str], list[str], bytes]:
         waited: dict[str, list[str]] = {}
         for waits in list(self._consumers.values()):
             waited.update(waits())
@@ -190,10 +198,10 @@ class Heart:
         lists = [key for of_queue in waited.values() for key in of_queue]
         fetching = [] if self._pulse.stands_still() else list(self._registered)
         ours = [consumer for consumer in fetching if consumer in self._consumers]
-        options = [round(self.timeout_s * 1000), CLAIM_MS, at_most, BELL_MS, len(waited), steps]
-        names = [keys.consumers, keys.recovering, *keys.bells(waited), *lists]
-        missing, dead = BEAT.run(self._client, names, [*options, *ours])
-        return [one.decode() for one in missing], [one.decode() for one in dead]
+        options = [round(self.timeout_s * 1000), CLAIM_MS, at_most, BELL_MS, len(waited), steps, os.urandom(8).hex()]
+        names = [keys.consumers, keys.recovering, keys.era, *keys.bells(waited), *lists]
+        missing, dead, era = BEAT.run(self._client, names, [*options, *ours])
+        return [one.decode() for one in missing], [one.decode() for one in dead], era
 
     def _run(self) -> None:
         stop = self._stop

@@ -29,6 +29,11 @@ class Keys:
         return f"{self.prefix}_sidejob.recovering"
 
     @property
+    def era(self) -> str:
+        """A text that the first beat writes: another one means that Redis has lost what it had."""
+        return f"{self.prefix}_sidejob.era"
+
+    @property
     def dead(self) -> str:
         """A list of JSON: messages that are not delivered again."""
         return f"{self.prefix}_sidejob.dead"

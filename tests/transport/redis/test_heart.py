@@ -68,6 +68,22 @@ def test_a_consumer_that_was_taken_for_dead_hears_of_it(
     assert server.zscore("_sidejob.consumers", consumer) is None, "only a fetch registers"
 
 
+def test_an_emptied_redis_is_named_and_not_taken_for_silence(
+    connect: Connect, server: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(connect(), "queue", 0, 1)
+    consuming = [Consuming(connect(), "queue", prefetch=1) for _ in range(2)]
+    for one in consuming:
+        one.take(1)
+        one.channel.connection._heart.run_once()
+    server.flushdb()
+    for one in consuming:
+        assert one.channel.connection._heart.run_once().lost == (one.channel.consumer.name,)
+    said = [record.getMessage() for record in caplog.records if "consumer (" in record.getMessage()]
+    assert len(said) == 2
+    assert all(text.startswith("Redis was emptied") for text in said)
+
+
 def test_a_heart_goes_on_after_its_connection_broke(connect: Connect, server: redis.Redis) -> None:
     publish(connect(), "queue", 0)
     consuming = Consuming(connect(consumer_timeout=0.6), "queue", prefetch=1)

@@ -32,7 +32,11 @@ def body_of(text: bytes | str) -> Any:
 
 def left_behind(server: redis.Redis) -> list[str]:
     """Keys of ours that say that somebody is a consumer or holds something."""
-    return [key.decode() for key in server.scan_iter("*_sidejob.*") if b".bell." not in key and b".dead" not in key]
+    return [
+        key.decode()
+        for key in server.scan_iter("*_sidejob.*")
+        if not any(one in key for one in (b".bell.", b".dead", b".era"))
+    ]
 
 
 def dead(connect: Connect, count: int, queue: str = "queue", **options: Any) -> Consuming:
