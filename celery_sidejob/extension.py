@@ -468,8 +468,7 @@ class SideJob:
         """
         if not channels:
             raise InvalidChannelError("subscribe() takes the names of channels, at least one.")
-        for name in channels:
-            channel_names.check(name)
+        channel_names.check_all(channels)
         if timeout is not None and not is_seconds(timeout):
             raise InvalidValueError(f"timeout= takes seconds, not {shown(timeout)}.")
         return Subscription(lambda names: self.runtime.announcer.listen(names), channels, timeout=timeout)

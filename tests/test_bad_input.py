@@ -51,6 +51,27 @@ class Given:
         )
 
 
+MANY = [f"n{number}" for number in range(10_001)]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda g: g.job.tag(*MANY), lambda g: g.job.untag(*MANY), lambda g: g.job.set(dict.fromkeys(MANY)),
+        lambda g: g.job.unset(*MANY), lambda g: g.sidejob.subscribe(*(f"/{name}" for name in MANY)),
+        lambda g: setattr(g.port, "channels", [f"/{name}" for name in MANY]),
+        lambda g: g.stage.job(inports={"a": {"channels": [f"/{name}" for name in MANY]}}),
+        lambda g: g.stage.job(tags=MANY), lambda g: g.stage.job(aliases=MANY),
+        lambda g: g.stage.job(state=dict.fromkeys(MANY)),
+    ],
+)  # fmt: skip
+def test_too_many_names_in_one_call_are_refused(given: Given, call: Callable[[Given], Any]) -> None:
+    before = given.stage.everything(without=MARKS)
+    with pytest.raises(InvalidValueError, match=r"^One call takes at most 10000 .*: give them in several calls"):
+        call(given)
+    assert given.stage.everything(without=MARKS) == before
+
+
 MARKS = ("published_at", "next_check_at")
 """The columns of a message that a call which was not refused still writes, a little later, in its own time."""
 Call = Callable[[Given, Any], Any]

@@ -196,6 +196,9 @@ UNWRITTEN: dict[str, Case] = {
     "`remove_alias` of an alias that the job does not have": lambda s: s.job.remove_alias("yours"),
     "a value is not JSON": lambda s: s.job.input("a").write({"x": [float("nan")]}),
     "JSON does not have the type of a value": lambda s: s.job.set(a=b"bytes"),
+    "one call has more than 10,000 tags, aliases, channels or keys of the state": lambda s: s.job.tag(
+        *(f"tag{number}" for number in range(10_001))
+    ),
     "a value is too large": lambda s: s.job.input("a").write("x" * 1_100_000),
     "an invalid key of the state": lambda s: s.job.set({"k" * 300: 1}),
     "an invalid name of a child": lambda s: s.job.enqueue(s.stage.idle, child_name=""),

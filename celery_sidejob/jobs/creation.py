@@ -22,7 +22,7 @@ from ..model.errors import (
     JobNotFoundError,
     StoreUnavailableError,
 )
-from ..model.names import alias_taken, check_alias, check_child_name, check_key, check_tags, child_name_taken
+from ..model.names import alias_taken, at_most, check_alias, check_child_name, check_key, check_tags, child_name_taken
 from ..model.port import NO_DATA, PortOptions, parse_ports
 from ..operations import batches, capacity
 from ..operations.after_commit import AfterCommit, follow
@@ -102,12 +102,17 @@ def draft(  # noqa: PLR0913 - the options of a new job
         wait_s=wait_s,
         ports=port_rows((call.inports, call.outports), inports, outports),
         aliases=_aliases(runtime, call, aliases),
-        state={
-            check_key(key): values.encode(value, limit=limit, what=f"state[{key!r}]")
-            for key, value in (state or {}).items()
-        },
+        state=encode_state(state or {}, limit=limit),
         tags=check_tags(tags, where="tags="),
     )
+
+
+def encode_state(state: Mapping[str, Any], *, limit: int) -> dict[str, str]:
+    """Check the keys of a job's state, and return its values as texts."""
+    return {
+        check_key(key): values.encode(value, limit=limit, what=f"state[{key!r}]")
+        for key, value in at_most(state.items(), "keys of the state")
+    }
 
 
 def create(runtime: Runtime, drafts: Sequence[NewJob], transaction: Any = None) -> Sequence[NewJob | int]:
@@ -208,7 +213,7 @@ def _aliases(runtime: Runtime, call: Call, aliases: Iterable[str]) -> tuple[str,
     """Return the aliases of a new job, each once; in a run they must be free."""
     if isinstance(aliases, str):
         raise InvalidValueError(f"aliases= takes a list of names, not the string {aliases!r}.")
-    names = tuple(dict.fromkeys(check_alias(name) for name in aliases))
+    names = tuple(dict.fromkeys(check_alias(name) for name in at_most(aliases, "aliases")))
     for name in names if active() is not None and call.unique is None else ():
         if (owner := locate(runtime, name)) is not None:
             raise alias_taken(name, owner[0])

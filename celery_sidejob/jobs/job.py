@@ -44,7 +44,7 @@ from ..model.errors import (
     SettingsError,
     job_not_found,
 )
-from ..model.names import alias_taken, check_alias, check_child_name, check_key, check_tags, circle
+from ..model.names import alias_taken, at_most, check_alias, check_child_name, check_key, check_tags, circle
 from ..model.port import WILDCARD
 from ..model.progress import Progress
 from ..model.status import FINISHED, Status, statuses_of
@@ -69,7 +69,7 @@ from ..unit import view as unit_view
 from ..unit.lookup import locate
 from ..unit.open_unit import active, submit
 from .blocking import block_until
-from .creation import check_child_name_is_free, create, draft, port_rows, when
+from .creation import check_child_name_is_free, create, draft, encode_state, port_rows, when
 from .depending import check_in_run, check_on_failure, ids_of, pending_edges
 from .history import HistoryEntry, entry_of, pending
 from .moving import move_of, moved_to, stage_of
@@ -692,11 +692,7 @@ class Job:
                 'set() takes keys with their values, as set(page=7) or set({"page": 7}), not '
                 f"a {type(mapping).__name__}."
             )
-        limit = self._runtime.settings.max_value_bytes
-        texts = {
-            check_key(key): values.encode(value, limit=limit, what=f"state[{key!r}]")
-            for key, value in {**(mapping or {}), **more}.items()
-        }
+        texts = encode_state({**(mapping or {}), **more}, limit=self._runtime.settings.max_value_bytes)
         if texts:
             self._do("set", SetState(self.id, texts), transaction)
         return self
@@ -704,7 +700,9 @@ class Job:
     def unset(self, *keys: str, transaction: Any = None) -> Job:
         """Remove keys of the state; those it does not have do no harm."""
         if keys:
-            self._do("unset", UnsetState(self.id, tuple(check_key(key) for key in keys)), transaction)
+            self._do(
+                "unset", UnsetState(self.id, tuple(map(check_key, at_most(keys, "keys of the state")))), transaction
+            )
         return self
 
     def publish(self, message: Any) -> None:

@@ -293,7 +293,7 @@ class Port:
     def channels(self, names: Iterable[str]) -> None:
         if isinstance(names, str) or names is None:
             raise InvalidChannelError(f"channels takes a list of channel names, not {names!r}.")
-        checked = tuple(dict.fromkeys(channels_of.check(name) for name in names))
+        checked = channels_of.check_all(names)
         self._do("channels", SetChannels(self.job.id, self.direction, self.name, checked))
 
     # ------------------------------------------------------------------------------------------------------------

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from .errors import InvalidChannelError
-from .names import why_not_storable
+from .names import at_most, why_not_storable
 
 ROOT = "/"
 """The ancestor of every channel."""
@@ -29,6 +31,11 @@ def check(name: str) -> str:
     if problem:
         raise InvalidChannelError(f"{name[:100]!a} is not a channel's name: {problem}")
     return name
+
+
+def check_all(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of channels, each once, if all are valid."""
+    return tuple(dict.fromkeys(check(name) for name in at_most(names, "channels")))
 
 
 def ancestors(name: str) -> list[str]:

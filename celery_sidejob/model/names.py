@@ -6,6 +6,7 @@ Postgres must be able to store and index every name, channels' names too.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any
 from uuid import UUID
 
@@ -13,6 +14,8 @@ from .errors import AliasTakenError, ChildNameTakenError, CycleError, InvalidAli
 
 MAX_LENGTH = 255
 """Characters in an alias or a child's name."""
+MOST_NAMES = 10_000
+"""Tags, aliases, channels or keys of the state in one call. Each is a row, and all are one statement."""
 SHOWN_OF_CIRCLE = 10
 """Jobs of a circle that its error names."""
 
@@ -61,6 +64,14 @@ def alias_taken(name: str, owner_id: int) -> AliasTakenError:
     return AliasTakenError(f"Alias {name!r} belongs to job {owner_id}. Remove it there first, or choose another.")
 
 
+def at_most(names: Iterable[Any], what: str) -> tuple[Any, ...]:
+    """Return the names that one call has; raise InvalidValueError if they are more than `MOST_NAMES`."""
+    given = tuple(islice(names, MOST_NAMES + 1))
+    if len(given) > MOST_NAMES:
+        raise InvalidValueError(f"One call takes at most {MOST_NAMES} {what}: give them in several calls.")
+    return given
+
+
 def check_key(key: Any) -> str:
     """Refuse state keys that are not strings, or that the store could not keep."""
     if not isinstance(key, str):
@@ -75,7 +86,7 @@ def check_tags(names: Any, *, where: str) -> tuple[str, ...]:
     """Return tags, each once, in their order; `where` names the argument that has them."""
     if isinstance(names, str) or not isinstance(names, Iterable):
         raise InvalidValueError(f"{where} takes a list of tags, not {ascii(names)[:100]}.")
-    given = tuple(names)
+    given = at_most(names, "tags")
     for name in given:
         problem = f"it is of type {type(name).__name__}, and a tag is a string" if not isinstance(name, str) else None
         problem = problem or ("it is empty" if not name else why_not_storable(name))

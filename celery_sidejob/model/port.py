@@ -202,6 +202,6 @@ def _parse_channels(channels: Any, where: str) -> tuple[str, ...]:
         raise InvalidPortError(f'{where}: channels are a list, such as ["/sums"], not a {type(channels).__name__}')
     try:
         # A channel listed twice is one subscription.
-        return tuple(dict.fromkeys(channel.check(name) for name in channels))
+        return channel.check_all(channels)
     except InvalidChannelError as error:
         raise InvalidChannelError(f"{where}: {error}") from None

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from datetime import date, datetime, time
 from decimal import Decimal
 from enum import Enum
-from math import isfinite
+from math import inf, isfinite
 from typing import Any, NoReturn
 from uuid import UUID
 
@@ -36,10 +36,10 @@ def encode(value: Any, *, limit: int | None = None, what: str = "value") -> str:
 
     `what` names the value in messages: ``value["a"][3]: nan is not a JSON value``. `limit` is in bytes of the text.
     Tuples come back as lists, members of string and integer enums as their values, an object with ``__json__()`` as the
-    value that it returns, and an aware datetime with a fixed offset.
+    value that it returns, and an aware datetime with a fixed offset. A value that is much too large is not encoded.
     """
     try:
-        text = _ENCODER.encode(_checked(value, 1))
+        text = _ENCODER.encode(_checked(value, 1, _Room(limit)))
     except _RefusedError as refused:
         raise InvalidValueError(f"{what}{refused.path()}: {refused.reason}") from None
     except RecursionError:
@@ -47,11 +47,15 @@ def encode(value: Any, *, limit: int | None = None, what: str = "value") -> str:
             f"{what}: nested too deeply for what is left of this thread's stack, or contains itself"
         ) from None
     if limit is not None and len(text) > limit:
-        raise InvalidValueError(
-            f"{what}: {len(text)} bytes of JSON exceed the limit of {limit} (setting sidejob_max_value_bytes); "
-            "store large data elsewhere and pass a reference to it"
-        )
+        raise InvalidValueError(f"{what}: {_too_large(len(text), limit)}")
     return text
+
+
+def _too_large(size: object, limit: float) -> str:
+    return (
+        f"{size} bytes of JSON exceed the limit of {limit} (setting sidejob_max_value_bytes); "
+        "store large data elsewhere and pass a reference to it"
+    )
 
 
 def decode(text: str) -> Any:
@@ -92,15 +96,31 @@ _INSTEAD: tuple[tuple[type | tuple[type, ...], str], ...] = (
 )
 
 
-def _checked(value: Any, depth: int) -> Any:  # noqa: PLR0912 - a level of nesting is to take one frame
+class _Room:
+    """What is left of a limit, by the least that values take as JSON: a character one byte, an item two."""
+
+    __slots__ = ("left", "limit")
+
+    def __init__(self, limit: int | None) -> None:
+        self.left = self.limit = inf if limit is None else limit
+
+    def take(self, size: int) -> None:
+        self.left -= size
+        if self.left < 0:
+            raise _RefusedError(_too_large(f"more than {self.limit}", self.limit))
+
+
+def _checked(value: Any, depth: int, room: _Room) -> Any:  # noqa: PLR0912, PLR0915 - a level takes one frame
     """Return `value` itself if json can write it unchanged, else the object that json is to write for it.
 
     Copies are made only where something changes: most values are plain JSON and cost one walk. A level of nesting takes
     one frame of the stack, to fit `MAX_DEPTH` levels into the stack of a Python thread.
     """
     kind = type(value)
-    if kind is str and value.isascii():  # the most frequent case
-        return value
+    if kind is str:
+        room.take(len(value))
+        if value.isascii():  # the most frequent case
+            return value
     if kind in _ATOMS:
         _ATOMS[kind](value)
         return value
@@ -108,16 +128,18 @@ def _checked(value: Any, depth: int) -> Any:  # noqa: PLR0912 - a level of nesti
     if issubclass(kind, dict):
         plain: Any = _with_plain_keys(value if kind is dict else dict(value.items()))
         escaped = plain.keys() == _ENVELOPE
+        room.take(sum(map(len, plain)))
     elif issubclass(kind, (list, tuple)):
         plain, escaped = (value if kind is list else list(value)), False
     else:
-        return _checked_object(value, depth)
+        return _checked_object(value, depth, room)
     depth += escaped  # the escape is a level of its own
     _check_depth(depth)
+    room.take(2 * len(plain))
     result = plain
     for step, item in plain.items() if type(plain) is dict else enumerate(plain):
         try:
-            checked = _checked(item, depth + 1)
+            checked = _checked(item, depth + 1, room)
         except _RefusedError as refused:
             refused.steps.append(step)
             raise
@@ -128,12 +150,12 @@ def _checked(value: Any, depth: int) -> Any:  # noqa: PLR0912 - a level of nesti
     return {"__type__": _ESCAPED, "__value__": result} if escaped else result
 
 
-def _checked_object(value: Any, depth: int) -> Any:
+def _checked_object(value: Any, depth: int, room: _Room) -> Any:
     kind = type(value)
     # Enums with one of these bases, Django's SafeString, numpy's float64: json writes the base's value.
     for base, held in _HELD:
         if issubclass(kind, base):
-            _ATOMS[base](held(value))
+            _checked(held(value), depth, room)
             return value
     for known, tag, payload in _TO_ENVELOPE:
         if issubclass(kind, known):
@@ -143,7 +165,7 @@ def _checked_object(value: Any, depth: int) -> Any:
     if to_json is None:
         _refuse(value)
     _check_depth(depth)  # it may return itself
-    return _checked(to_json(), depth + 2)  # two, because this takes two frames
+    return _checked(to_json(), depth + 2, room)  # two, because this takes two frames
 
 
 def _refuse(value: Any) -> NoReturn:

@@ -9,6 +9,7 @@ from collections import OrderedDict, defaultdict, namedtuple
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum, IntEnum, StrEnum
+from types import SimpleNamespace
 from uuid import UUID, uuid4
 from zoneinfo import ZoneInfo
 
@@ -340,6 +341,45 @@ def test_foreign_envelopes_are_not_guessed_at():
     for text in ['{"__type__":"base64","__value__":"eA=="}', '{"__type__":[],"__value__":1}']:
         with pytest.raises(InvalidValueError, match="unknown type"):
             decode(text)
+
+
+class Text(str):
+    """A string that is not quite one, as Django's SafeString."""
+
+
+SHARED = ["x"]
+for _ in range(40):
+    SHARED = [SHARED] * 10
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    ("value", "path"),
+    [
+        ("x" * 10_001, ""),
+        (Text("x" * 10_001), ""),
+        ("é" * 10_001, ""),
+        ([["x" * 100] * 101], r"\[0\]\[97\]"),
+        ([0] * 10_001, ""),
+        ({f"{number:05}": 0 for number in range(2000)}, ""),
+        (("a", {"b": "x" * 10_001}), r"\[1\]\[\"b\"\]"),
+        (SHARED, r"(\[\d+\])+…?"),
+    ],
+    ids=["text", "its own class", "not ASCII", "texts", "numbers", "keys", "deep", "shared"],
+)
+def test_what_is_much_too_large_is_refused_before_it_is_encoded(monkeypatch, value, path):
+    monkeypatch.setattr("celery_sidejob.model.values._ENCODER", SimpleNamespace(encode=pytest.fail))
+    with pytest.raises(
+        InvalidValueError, match=rf"^args{path}: more than 10000 bytes of JSON exceed the limit of 10000 "
+    ):
+        encode(value, limit=10_000, what="args")
+
+
+@unhurried
+@given(values)
+def test_what_fits_exactly_is_never_refused(value):
+    text = encode(value)
+    assert encode(value, limit=len(text)) == text
 
 
 def test_an_integer_above_the_limit_of_this_process_is_refused():

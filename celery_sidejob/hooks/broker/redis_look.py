@@ -11,13 +11,13 @@ workers of our own transport have is in a record for each, and back in its list 
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ...model.broker_view import Sight, Sought
+from ...transport.topics import matches
 from ..messages import doorbell
 from ..messages.kept_message import Route, route_of
 from .redis_client import list_of
@@ -58,7 +58,7 @@ class RedisLook:
         self._ask = ask
         self._fetched_within_s = fetched_within_s
         self._parts: dict[str, _Part] = {}
-        self._tables: dict[str, Sequence[tuple[str, str, str]]] = {}
+        self._tables: dict[str, Sequence[tuple[str, ...]]] = {}
         self._fetched: frozenset[str] | None = None
         self._left = OF_ALL
 
@@ -103,9 +103,9 @@ class RedisLook:
         if exchange not in self._tables:
             self._tables[exchange] = channel.get_table(exchange)
         return sorted(
-            queue
-            for key, pattern, queue in self._tables[exchange]
-            if (re.match(pattern, routing_key) if pattern else key == routing_key)
+            row[-1]
+            for row in self._tables[exchange]
+            if (matches(row[0], routing_key) if any(row[1:-1]) else row[0] == routing_key)
         )
 
     def _part(self, channel: Any, key: str) -> _Part:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from kombu.transport.virtual import exchange as exchanges
-
 from ...store.broker import broadcasts, messages
+from .. import topics
 from . import bell, events, rows
 from .link import Link
 
@@ -47,7 +46,7 @@ def send_left(link: Link) -> None:
         events.put_back(link, left)
 
 
-class TopicExchange(exchanges.TopicExchange):
+class TopicExchange(topics.TopicExchange):
     """A topic exchange that reaches all its transient queues by one broadcast, however many they are.
 
     Whoever listens reads it with a beat, so nobody is rung for.
@@ -58,7 +57,7 @@ class TopicExchange(exchanges.TopicExchange):
         channel = self.channel
         is_transient = message["properties"].get("delivery_mode") == TRANSIENT
         bound = channel.connection.topology.bound_to(exchange, may_be_old=is_transient)
-        found = [one for one in bound if self._match(self.key_to_pattern(one.routing_key), routing_key)]
+        found = [one for one in bound if topics.matches(one.routing_key, routing_key)]
         for queue in dict.fromkeys(one.queue for one in found if not one.transient):
             channel._put(queue, message, **options)
         if any(one.transient for one in found):

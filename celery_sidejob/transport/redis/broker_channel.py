@@ -27,6 +27,7 @@ from ..announcements import message_refused
 from ..decoding import Message
 from ..options import DEFAULTS
 from ..quarantine import Quarantine
+from ..topics import TopicExchange
 from .acknowledgements import Acknowledgement, Acknowledgements
 from .connections import WITHOUT_NOTICES, breaking, has_come, unless_full
 from .consumer import Consumer
@@ -64,6 +65,7 @@ class Channel(redis.Channel):
     QoS = QoS
     Message = Message
     DeadList = DeadList
+    exchange_types = {**redis.Channel.exchange_types, "topic": TopicExchange}
     from_transport_options = (
         *redis.Channel.from_transport_options,
         "consumer_timeout",

@@ -104,6 +104,21 @@ def test_what_was_sent_to_an_exchange_is_looked_for_in_its_queues(app: Celery) -
     assert look(app) == Sight(there={"by-queue", "by-key"})
 
 
+@pytest.mark.timeout(60)
+def test_a_pattern_in_the_broker_is_no_program(app: Celery, client: redis.Redis) -> None:
+    """Neither one that takes hours, nor one that is none, keeps the others from being found."""
+    queue = Queue("mails", Exchange("news", "topic"), routing_key="mail.#")
+    app.conf.task_queues = [queue]
+    call(app, "by-queue", queue=queue)
+    call(app, "by-key", exchange="news", routing_key=f"mail.{'a' * 60}b", exchange_type="topic")
+    (table,) = client.keys("*_kombu.binding.news")
+    for key, pattern in (("slow", r"^mail\.(a+)+$"), ("none", "(")):
+        client.sadd(table, "\x06\x16".join((key, pattern, key)))
+    client.sadd(table, "no binding", "none\x06\x16either")
+
+    assert look(app) == Sight(there={"by-queue", "by-key"})
+
+
 def test_what_was_sent_to_an_exchange_that_another_process_knows_is_looked_for_too(app: Celery) -> None:
     with Connection(app.conf.broker_url, transport_options=app.conf.broker_transport_options) as connection:
         Queue("parcels", Exchange("post", "direct"), routing_key="large")(connection.default_channel).declare()

@@ -273,6 +273,18 @@ def test_what_was_routed_goes_back_without_its_binding(connect: Connect, server:
     assert listed(server, "errors") == [0], "kombu's own deletes it"
 
 
+@pytest.mark.timeout(60)
+def test_a_pattern_in_the_broker_is_no_program(connect: Connect, server: redis.Redis) -> None:
+    exchange = Exchange("log", type="topic")
+    consuming = Consuming(connect(), Queue("errors", exchange, routing_key="log.*.error"), prefetch=1)
+    for key, pattern in (("slow", r"^log\.(x+)+$"), ("none", "(")):
+        server.sadd("_kombu.binding.log", "\x06\x16".join((key, pattern, key)))
+    with connect().Producer() as producer:
+        key = f"log.{'x' * 60}.error"
+        producer.publish(0, exchange=exchange, routing_key=key, serializer="json", declare=[exchange])
+    assert consuming.take(1) == [0]
+
+
 def _now_ms(server: redis.Redis) -> int:
     seconds, microseconds = server.time()
     return int(seconds * 1000 + microseconds // 1000)
