@@ -323,9 +323,20 @@ DECLARE first_in text; weight smallint; taken smallint; BEGIN LOOP
     published_at = NULL, suspected_at = NULL WHERE m.task_id = first_in
   ; END LOOP; END $$;
 CREATE FUNCTION {s}.enter_pool() RETURNS trigger LANGUAGE plpgsql
-  SET search_path = pg_catalog, pg_temp AS $$ BEGIN
-  PERFORM FROM {s}.capacity_shards c WHERE c.pool IN (NEW.pool, OLD.pool) ORDER BY c.pool, c.shard FOR UPDATE
-  ; IF EXISTS (SELECT FROM {s}.capacity_shards c WHERE c.pool = NEW.pool) THEN PERFORM {s}.fill_pool(NEW.pool)
+  SET search_path = pg_catalog, pg_temp AS $$ DECLARE taken smallint; BEGIN
+  IF NEW.pool_shard IS NULL AND current_setting('transaction_isolation') <> 'read committed' THEN RETURN NULL
+  ; END IF
+  ; PERFORM FROM {s}.capacity_shards c WHERE c.pool IN (NEW.pool, OLD.pool) ORDER BY c.pool, c.shard FOR UPDATE
+  ; IF NEW.pool_shard IS NOT NULL THEN
+    SELECT c.shard INTO taken FROM {s}.capacity_shards c WHERE c.pool = NEW.pool ORDER BY c.used - c.capacity, c.shard
+    LIMIT 1
+  ; UPDATE {s}.messages m SET pool_shard = taken WHERE m.task_id = NEW.task_id AND m.pool_shard < 0
+  ; IF FOUND THEN
+    UPDATE {s}.capacity_shards c SET used = c.used + NEW.pool_weight, admitted = c.admitted + 1
+    WHERE c.pool = NEW.pool AND c.shard = taken
+  ; END IF
+  ; ELSIF EXISTS (SELECT FROM {s}.capacity_shards c WHERE c.pool = NEW.pool) THEN
+    PERFORM {s}.fill_pool(NEW.pool)
   ; ELSE UPDATE {s}.messages m SET due_at = m.due_at - interval '5000 years', next_check_at = now()
     WHERE m.task_id = NEW.task_id AND m.pool_shard IS NULL AND m.due_at >= '5000-01-01 00:00:00+00'::timestamptz
   ; END IF; RETURN NULL; END $$;
@@ -344,8 +355,9 @@ CREATE TRIGGER messages_pause_in_pool BEFORE UPDATE ON {s}.messages FOR EACH ROW
   EXECUTE FUNCTION {s}.pause_in_pool();
 CREATE CONSTRAINT TRIGGER messages_enter_pool AFTER INSERT OR UPDATE OF due_at ON {s}.messages
   DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
-  WHEN (NEW.pool IS NOT NULL AND NEW.pool_shard IS NULL AND NEW.due_at >= '5000-01-01 00:00:00+00'::timestamptz
-    AND NEW.due_at < '9000-01-01 00:00:00+00'::timestamptz) EXECUTE FUNCTION {s}.enter_pool();
+  WHEN (NEW.pool_shard < 0 OR NEW.pool IS NOT NULL AND NEW.pool_shard IS NULL
+    AND NEW.due_at >= '5000-01-01 00:00:00+00'::timestamptz AND NEW.due_at < '9000-01-01 00:00:00+00'::timestamptz)
+  EXECUTE FUNCTION {s}.enter_pool();
 CREATE CONSTRAINT TRIGGER messages_rest_in_pool AFTER UPDATE ON {s}.messages DEFERRABLE INITIALLY DEFERRED
   FOR EACH ROW WHEN (OLD.pool_shard IS NOT NULL AND NEW.pool_shard IS NULL) EXECUTE FUNCTION {s}.leave_pool();
 CREATE CONSTRAINT TRIGGER messages_leave_pool AFTER DELETE ON {s}.messages DEFERRABLE INITIALLY DEFERRED

@@ -123,7 +123,8 @@ def create(runtime: Runtime, drafts: Sequence[NewJob], transaction: Any = None) 
     if not drafts:
         return ()
     _check_names_among(first_of_each(drafts))
-    capacity.prepare(runtime, [new.admission for new in drafts])
+    lent = transaction is not None or active() is not None
+    capacity.prepare(runtime, [new.admission for new in drafts], lent=lent)
     with capacity.refusing(runtime):
         if any(new.unique is not None for new in drafts):
             return create_unique(runtime, drafts, partial(_create, runtime, transaction=transaction), transaction)

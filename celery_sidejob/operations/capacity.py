@@ -18,6 +18,7 @@ from ..model.changes import NewJob
 from ..model.durable import Message
 from ..model.errors import InvalidValueError, PoolConflictError, StoreUnavailableError
 from ..store import capacity
+from ..store.borrowed.borrowed import Borrowed
 from ..store.connection.connections import Connections
 from ..store.statement import Reader, Transaction
 from ..store.write_behind import WriteBehind
@@ -59,14 +60,22 @@ class PoolFilledError(BeginsAgainError):
 def admit(executor: Transaction, works: Sequence[Work]) -> list[Work]:
     """Take the slots of works that are admitted now, all or none, and return the works with their slots.
 
-    The caller's transaction makes them. Raises PoolFullError, PoolConflictError, and InvalidValueError for a work that
-    has no room even in an empty pool. A pool that does not exist yet is made.
+    The caller of this makes them in the same transaction. Raises PoolFullError, PoolConflictError, and
+    InvalidValueError for a work that has no room even in an empty pool. A pool that does not exist yet is made.
+
+    A borrowed transaction locks no row of a pool, as it may stay open for long: its works take their slots at its
+    commit, and those that find none then wait.
     """
     wanted: dict[str, list[Work]] = defaultdict(list)
     for work in works:
         admission = judged(work)
         if admission is not None:
             wanted[admission.pool.name].append(work)
+    if isinstance(executor, Borrowed):
+        for name in sorted(wanted):
+            _check_rooms(executor, [_admission(work) for work in wanted[name]])
+        exceeding = {work.task_id for work in works if (admission := judged(work)) and not admission.refuses}
+        return [replace(work, slot=capacity.AT_COMMIT) if work.task_id in exceeding else work for work in works]
     slots: dict[str, int] = {}
     for name in sorted(wanted):
         if len(wanted[name]) == 1:
@@ -87,16 +96,19 @@ def ensure(executor: Transaction, pool: PoolSpec) -> None:
     _known(executor, pool)
 
 
-def prepare(runtime: Runtime, admissions: Iterable[Admission | None]) -> None:
+def prepare(runtime: Runtime, admissions: Iterable[Admission | None], *, lent: bool = False) -> None:
     """Make the pools of works that are not judged, once in a process: their rows count only in a pool that exists.
 
-    Never raises for a pool: nothing of what follows a work may be lost for it.
+    With `lent` all of them, as the works are made in a borrowed transaction, which would make others wait for a pool
+    that it makes. Never raises for a pool: nothing of what follows a work may be lost for it.
     """
     made = _made.setdefault(runtime.connections, set())
     for admission in admissions:
-        if admission is None or admission.is_judged or admission.pool.limit is None or admission.pool in made:
+        if admission is None or (admission.is_judged and not lent):
             continue
         pool = admission.pool
+        if pool.limit is None or pool in made:
+            continue
         try:
             runtime.connections.transact("declare", partial(ensure, pool=pool))
             made.add(pool)
@@ -112,11 +124,8 @@ def check_room(executor: Reader, admission: Admission, *, pending: int = 0) -> N
     if not admission.refuses:
         return
     row = capacity.read(executor, admission.pool.name)
-    if row is None:
-        return  # it is made, empty, by the transaction that makes the work
-    _check_fits(admission, row)
-    if row.room < admission.weight or row.used + pending + admission.weight > row.capacity:
-        raise PoolFullError(admission)
+    if row is not None:  # otherwise it is made, empty, by the transaction that makes the work
+        _check_room(admission, row, pending)
 
 
 @contextmanager
@@ -277,6 +286,22 @@ def _check_alike(pool: PoolSpec, row: Any) -> None:
         f"{row.covers!r}. Give it another name, or call resize({pool.limit}) with the declaration that exists, and "
         "change the code then."
     )
+
+
+def _check_room(admission: Admission, row: Any, pending: int) -> None:
+    _check_fits(admission, row)
+    if row.room < admission.weight or row.used + pending + admission.weight > row.capacity:
+        raise PoolFullError(admission)
+
+
+def _check_rooms(borrowed: Borrowed, admissions: Sequence[Admission]) -> None:
+    """Refuse works of one pool for which there is no room beside those that wait, in this transaction or outside."""
+    row = _known(borrowed, admissions[0].pool)
+    pending = capacity.waiting(borrowed, admissions[0].pool.name, most=row.capacity - row.used)
+    for admission in admissions:
+        if admission.refuses:
+            _check_room(admission, row, pending)
+        pending += admission.weight
 
 
 def _check_fits(admission: Admission, row: Any) -> None:

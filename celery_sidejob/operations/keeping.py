@@ -17,7 +17,7 @@ from ..model.errors import DuplicateError, InvalidValueError, StoreUnavailableEr
 from ..store import duplicates
 from ..store.borrowed.borrowed import SERIALIZATION_FAILURE, Borrowed, code_of
 from ..store.connection.own_executor import OwnExecutor
-from ..store.errors import OutcomeUnknown, RowsLocked, repeat
+from ..store.errors import OutcomeUnknown, repeat
 from ..store.outbox import tasks
 from ..store.outbox.tasks import Kept, Waits
 from ..store.statement import Reader, Transaction
@@ -41,10 +41,10 @@ PAGE_TAKES_S = 1.0
 def keep(runtime: Runtime, message: Message) -> None:
     """Keep a message and give it to the broker. Once this returns, the task runs or is in the dead set.
 
-    It is kept in the first store that answers. The wait for each store that does not is bounded: once per pause. A
-    transaction that has kept a message with its unique key, and is still open, is waited for however long it takes:
-    that store answers. Raises StoreUnavailableError if no store answers, InvalidValueError if another message of this
-    task id is not finished, and KeyHeldError if another has its unique key.
+    It is kept in the first store that answers. The wait for each store that does not is bounded: once per pause. Raises
+    StoreUnavailableError if no store answers, or an open transaction has had the task id, the unique key or the pool
+    for too long; InvalidValueError if another message of this task id is not finished, and KeyHeldError if another has
+    its unique key.
     A message due later than `sidejob_timer_horizon` waits in the store. If the process dies between commit and
     publication, the sweeper publishes.
     """
@@ -90,6 +90,7 @@ def lend(runtime: Runtime, message: Message, transaction: Any) -> None:
     batches.check_takes_tasks(runtime)
     borrowed: Borrowed = runtime.connections.borrow(transaction)
     began = time.monotonic()
+    capacity.prepare(runtime, [message.admission], lent=True)
     with capacity.refusing(runtime), borrowed.atomic():
         admitted = _admitted_alone(borrowed, message)
         while admitted is None or not _is_lent(borrowed, admitted, waits_of(runtime)):
@@ -99,12 +100,14 @@ def lend(runtime: Runtime, message: Message, transaction: Any) -> None:
         batches.join_tasks(borrowed, [message.task_id])
 
     def committed() -> None:
-        if runtime.sends(message):  # its savepoint may have been rolled back, and a worker is woken for nothing
+        if admitted.admission is not None and admitted.slot is None:
+            capacity.ring(runtime, [admitted.admission.pool.name])
+        elif runtime.sends(message):  # its savepoint may have been rolled back, and a worker is woken for nothing
             publish_kept(runtime, [message], since=began)
-            return
-        row = tasks.read(runtime.connections, message.task_id)  # the same
-        if row is not None and row.unpublished:
-            publish_kept(runtime, [message], since=began)
+        else:
+            row = tasks.read(runtime.connections, message.task_id)  # the same
+            if row is not None and row.unpublished:
+                publish_kept(runtime, [message], since=began)
 
     borrowed.after_commit(partial(do_after_commit, committed))
 
@@ -159,6 +162,7 @@ def lend_many(runtime: Runtime, messages: Sequence[Message], transaction: Any) -
     pages = list(_pages(messages))
     borrowed: Borrowed = runtime.connections.borrow(transaction)
     began = time.monotonic()
+    capacity.prepare(runtime, [message.admission for message in messages], lent=True)
     with capacity.refusing(runtime), borrowed.atomic():
         pages = _admitted(borrowed, pages)
         _keep_pages([borrowed.run] * len(pages), pages, waits_of(runtime), repeated=False)
@@ -166,11 +170,13 @@ def lend_many(runtime: Runtime, messages: Sequence[Message], transaction: Any) -
 
     def committed() -> None:
         for number, page in enumerate(pages):
-            ids = [message.task_id for message in page]
+            admitted = [message for message in page if message.admission is None or message.slot is not None]
+            ids = [message.task_id for message in admitted]
             # Their savepoint may have been rolled back, and the sweeper may have been faster.
             there = tasks.unpublished(runtime.connections, ids, horizon_s=runtime.settings.timer_horizon)
-            due = [message for message in page if message.task_id in there or runtime.sends(message)]
+            due = [message for message in admitted if message.task_id in there or runtime.sends(message)]
             publish_kept(runtime, due, since=began + number * PAGE_TAKES_S)
+        capacity.ring(runtime, {message.admission.pool.name for message in messages if message.admission is not None})
 
     borrowed.after_commit(partial(do_after_commit, committed))
 
@@ -221,7 +227,7 @@ def _keep(runtime: Runtime, message: Message, tried: tuple[str, ...], encoded: l
     def once() -> Kept | None:
         nonlocal is_unknown
         try:
-            return _keep_unless_locked(runtime, message, tried, encoded)
+            return _try_to_keep(runtime, message, tried, encoded)
         except _NotKeptError:
             return None
         except OutcomeUnknown:
@@ -238,15 +244,14 @@ def _keep(runtime: Runtime, message: Message, tried: tuple[str, ...], encoded: l
         return kept
 
 
-def _keep_unless_locked(
+def _try_to_keep(
     runtime: Runtime, message: Message, tried: tuple[str, ...], encoded: list[Encoded | None]
 ) -> Kept | None:
-    """Run the transaction that keeps a message, again and again while an open one may have its unique key.
+    """Run the transaction that keeps a message; None if another message is in the way.
 
     Raises _NotKeptError if it has taken slots for nothing.
     """
     within_s = runtime.stores.wait_s
-    locked_s = None if message.unique_key is None else within_s / 2
     is_judged = capacity.judged(message) is not None
     single = not tried and message.replaces is None and not is_judged and batches.present() is None
 
@@ -257,7 +262,7 @@ def _keep_unless_locked(
             gave_way = tasks.give_way(executor, message.replaces, key=message.unique_key)
         admitted = _admitted_alone(executor, message)
         run = _encoding(runtime, executor, [message], tried, encoded)
-        kept = tasks.keep(run, admitted, waits_of(runtime), locked_s=locked_s) if admitted is not None else None
+        kept = tasks.keep(run, admitted, waits_of(runtime)) if admitted is not None else None
         if gave_way and kept is None:
             raise _taken(message.task_id)  # nobody has the key now; what has given way comes back
         if is_judged and kept is None:
@@ -267,12 +272,7 @@ def _keep_unless_locked(
             batches.join_tasks(executor, [message.task_id])
         return kept
 
-    while True:
-        try:
-            return runtime.connections.transact("durable-keep", keeping, single=single, within_s=within_s)
-        except RowsLocked:
-            if locked_s is None:
-                raise
+    return runtime.connections.transact("durable-keep", keeping, single=single, within_s=within_s)
 
 
 def _refusal(executor: Reader, message: Message) -> Exception | None:

@@ -11,6 +11,7 @@ from ..model.events import JobMoved
 from ..model.messages import Doorbell
 from ..store.borrowed.borrowed import Borrowed
 from ..store.outbox import doorbells
+from . import capacity
 from .after_commit import AfterCommit, announce, dispatch
 from .dependencies import look
 from .noted_asks import apply_noted_asks
@@ -43,9 +44,17 @@ def follow_commit_of(runtime: Runtime, borrowed: Borrowed, after_commit: AfterCo
             apply_noted_asks(runtime, [job_id])
         look(runtime, after_commit.looks)
         deliver(runtime, after_commit.undelivered)
+        capacity.ring(runtime, after_commit.pools)
 
     work = partial(do_after_commit, committed)
-    if jobs or noted or after_commit.looks or after_commit.undelivered or after_commit.announcements:
+    if (
+        jobs
+        or noted
+        or after_commit.looks
+        or after_commit.undelivered
+        or after_commit.announcements
+        or after_commit.pools
+    ):
         borrowed.after_commit(work)
     return work
 

@@ -13,6 +13,7 @@ from ..model.errors import SchemaError, SettingsError, StoreUnavailableError
 from ..model.settings import Settings
 from ..store import registry
 from ..store.connection.connections import Connections
+from ..store.errors import RowsLocked
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -166,10 +167,12 @@ class Stores:
 
     @contextmanager
     def trying(self, store: Store) -> Iterator[None]:
-        """If a store proves to be unavailable, leave it alone for a while."""
+        """If a store proves to be unavailable, leave it alone for a while; one with a locked row has answered."""
         began = time.monotonic()
         try:
             yield
+        except RowsLocked:
+            raise
         except StoreUnavailableError as error:
             self.failed(store, error, after_s=time.monotonic() - began)
             raise

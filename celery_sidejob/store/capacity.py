@@ -14,6 +14,8 @@ from typing import Any
 from .outbox.arming import IN_POOL, WITHOUT_SLOT
 from .statement import Autocommit, Reader, Statement, Transaction, first
 
+AT_COMMIT = -1
+"""The shard of a row that takes its slots at the commit, however many are free: in the emptiest shard."""
 WINDOW_S = 60
 """Seconds for which `stats` counts what happened lately."""
 
@@ -150,6 +152,17 @@ ORDER BY p.name""")
 def fillable(executor: Reader) -> list[str]:
     """Read the pools that have a free slot, and a work that waits for one."""
     return [row.name for row in executor.run(_WAITING)]
+
+
+_WAITING_WEIGHT = Statement(f"""
+SELECT coalesce(sum(w.pool_weight), 0::bigint) AS weight FROM (
+  SELECT m.pool_weight FROM {{messages}} m WHERE m.pool = %(name)s AND m.pool_shard IS NULL AND {IN_POOL}
+  LIMIT %(most)s::bigint + 1) w""")
+
+
+def waiting(executor: Reader, name: str, *, most: int) -> int:
+    """Count the slots for which works wait in a pool; a number beyond `most` only says that there are more."""
+    return int(executor.run(_WAITING_WEIGHT, name=name, most=max(0, most))[0].weight)
 
 
 _LET_IN = Statement("""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+from contextlib import nullcontext
 from typing import Any
 
+import psycopg
 import pytest
 
-from celery_sidejob import CapacityPool
+from celery_sidejob import CapacityPool, Overloaded, RunningJob
 from tests.acceptance.scene import QUICK, Scene
 from tests.tools.waiting import wait_until
 
@@ -19,6 +21,10 @@ POOL = CapacityPool("acceptance", LIMIT)
 
 def stand_in(number: int, seconds: float = 0.0) -> None:
     """Stands, in this process, for the durable task of the workers."""
+
+
+def timed(job: RunningJob, number: int, seconds: float = 0.0) -> None:
+    """Stands for the job."""
 
 
 @pytest.fixture
@@ -106,3 +112,25 @@ def test_who_frees_a_slot_publishes_the_work_that_has_got_it(scene: Scene, mixed
     for number in range(30):
         mixed(number, 0.0, on_full="wait")
     wait_until(lambda: len(ended(scene)) == 30, timeout=60, message="all runs")
+
+
+@pytest.mark.brokers("redis", "sidejobpg")
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_an_open_transaction_with_a_call_holds_up_neither_calls_nor_ends(scene: Scene, mixed: Any, pool: str) -> None:
+    """Its client may be stopped in it. The commit takes the slots, and what finds none then waits for one."""
+    scene.sidejob.task(timed, name="acceptance.timed")
+    running = [mixed(number) for number in range(2)]
+    with psycopg.connect(scene.database_url) as connection:
+        for number in (2, 3):
+            with pytest.raises(Overloaded) if number == LIMIT else nullcontext():
+                mixed(number, transaction=connection)
+        others = [mixed(4)]  # has the last slot: the transaction takes its own when it is committed
+        scene.worker(concurrency=2, pool=pool, **QUICK)
+        others += [mixed(number, on_full="wait") for number in (5, 6, 7)]
+        wait_until(lambda: ended(scene) == {0, 1, 4, 5, 6, 7}, timeout=30, message="the runs beside the transaction")
+        wait_until(lambda: POOL.used == 0, timeout=10, message="their slots to be freed")
+        assert len(running + others) == 6
+        connection.commit()
+    wait_until(lambda: 2 in ended(scene), timeout=30, message="the run of what was committed")
+    scene.settle(30)
+    assert (POOL.used, *overdrawn(scene)) == (0, False, False)

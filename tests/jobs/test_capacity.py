@@ -720,27 +720,36 @@ def test_a_run_begins_again_if_the_pool_has_filled_up(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("ends", ["commit", "rollback"])
-def test_a_slot_belongs_to_the_caller_s_transaction(stage: Stage, ends: str) -> None:
+def test_the_callers_transaction_takes_its_slot_at_the_commit_and_holds_up_nobody(stage: Stage, ends: str) -> None:
     pool = CapacityPool("mail", 1)
     limited = task_of(stage, pool)
-    declare(pool, stage.runtime)
-    found: list[Any] = []
-
-    def ask() -> None:
-        try:
-            found.append(limited.enqueue())
-        except Overloaded as error:
-            found.append(error)
-
     with LENDERS["psycopg"](stage.database_url) as lender:
-        limited.enqueue(transaction=lender.transaction)
+        made = limited.enqueue(transaction=lender.transaction)
         with pytest.raises(Overloaded):
             limited.enqueue(transaction=lender.transaction)
-        with in_thread(ask):
-            stage.wait_for_waiters()
-            getattr(lender, ends)()
-    assert isinstance(found[0], Overloaded) == (ends == "commit")
-    assert (pool.used, held(stage)) == (1, 1)
+        other = limited.enqueue()
+        getattr(lender, ends)()
+    assert (slots(stage), held(stage)) == ([(1, 1, 0)], 1)
+    assert stage.run(other) == "completed"
+    assert (slots(stage), held(stage)) == ([(1, 2, 1)] if ends == "commit" else [(0, 1, 1)], pool.used)
+    if ends == "commit":
+        assert stage.run(made) == "completed"
+
+
+def test_a_call_without_bounds_in_the_callers_transaction_is_counted_at_the_commit(stage: Stage) -> None:
+    pool = CapacityPool("mail", 2, shards=2)
+    task_of(stage, pool).enqueue()
+    with LENDERS["psycopg"](stage.database_url) as lender:
+        made = [
+            pool.apply_async(stage.idle, weight=weight, bounded=False, transaction=lender.transaction).job
+            for weight in (1, 2)
+        ]
+        limited = pool.apply_async(stage.idle).job
+        assert pool.used == 2
+        lender.commit()
+    assert (pool.used, held(stage), [job.refresh().waiting_for for job in made]) == (5, 5, [[], []])
+    assert [stage.run(job) for job in (*made, limited)] == ["completed"] * 3
+    assert pool.used == held(stage) == 1
 
 
 @pytest.mark.parametrize("named", [[], ["one"]], ids=["one statement", "several"])

@@ -48,7 +48,7 @@ from ...operations.runs import NO_END, InputsMovedError, Unit
 from ...operations.runtime import Runtime
 from ...services.stop_flag import worker_is_stopping
 from ...store import askings, claims
-from ...store.errors import first_line
+from ...store.errors import RowsLocked, first_line
 from ...store.trouble import is_trouble
 from ...unit.open_unit import NoRoom, OpenUnit, within
 from ..bodies import group_of, text_of, traceback_of, unstorable
@@ -159,6 +159,12 @@ def run_claimed(task: TaskBody, runtime: Runtime, hold: Hold, request: Context) 
     except LeaseLostError as error:
         logger.warning("%s", error)
         runtime.observer.tell(LeaseLost(row.id, row.task, hold.run_no))
+        raise Ignore(str(error)) from None
+    except RowsLocked as error:
+        # Somebody's open transaction is in the way of the end, or of what the body calls: no loss, and no outage. This
+        # process is free for other runs meanwhile.
+        logger.warning("Run %d of job %d is given up and begins again: %s", hold.run_no, hold.job_id, error)
+        recovery.rescue_own(runtime, hold, None)
         raise Ignore(str(error)) from None
     except StoreUnavailableError as error:
         # A read of the body found no store, or the end could not be written for a whole lease. That is not the job's

@@ -30,6 +30,7 @@ from ...model.unique import Unique
 from ...operations import batches, capacity, durable_ends, keeping
 from ...operations.durable_runs import Run
 from ...operations.unique_keys import KeyHeldError, is_replaced
+from ...store.errors import RowsLocked
 from ..admission import admission_of, admission_to, is_follower, waiting_in
 from ..apps import runtime_for
 from ..call_options import check_call
@@ -209,7 +210,7 @@ class KeepingProducer:
             keeping.keep(self._runtime, message)
         except StoreUnavailableError as error:
             needs_row = message.unique_key is not None or message.admission is not None or batches.present() is not None
-            if needs_row or self._runtime.settings.on_store_down != "publish":
+            if needs_row or isinstance(error, RowsLocked) or self._runtime.settings.on_store_down != "publish":
                 raise
             logger.warning("%s is published without a row, as sidejob_on_store_down says: %s", message.task_id, error)
             return self._producer.publish(body, **_without_row(message, options))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from ...model.errors import StoreUnavailableError
-from ...store.errors import OutcomeUnknown
+from ...store.errors import OutcomeUnknown, RowsLocked
 from ..runtime import Runtime
 
 T = TypeVar("T")
@@ -27,6 +27,8 @@ def in_the_first(runtime: Runtime, do: Callable[[Runtime, tuple[str, ...]], T]) 
             with stores.trying(there.store):
                 name = stores.name_of(there.store) if stores.several else ""
                 return there, tuple(tried), do(there, tuple(tried))
+        except RowsLocked:
+            raise  # this store answers
         except OutcomeUnknown as error:
             tried.append(name)
             failure = error

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from math import inf
 from typing import Any, TypeVar, cast
 
 import psycopg
@@ -38,7 +39,7 @@ from . import fork
 from .idle import Idle
 from .opening import Opener
 from .own_executor import OwnExecutor
-from .turns import Turns, takes_turns
+from .turns import LONGEST_TURN_S, Turns, takes_turns
 
 T = TypeVar("T")
 L = TypeVar("L", bound=Deferred)
@@ -103,31 +104,36 @@ class Connections(Autocommit):
     ) -> T:
         """Run `work` in one transaction of ours and return what it returns, committed.
 
-        With `single` it is one statement, which needs no BEGIN and no COMMIT. The whole `work` is repeated after a
-        deadlock, if a job or a port that it had read was deleted before it wrote (seen by a foreign key), or if it
-        raises `Moved`. It is repeated once after a connection that had died while idle. It must not have effects
-        outside the transaction. Raises `OutcomeUnknown` if the connection breaks during the commit (`NoAnswer` if the
-        store has not answered `within_s`), `StoreUnavailableError` if nothing was committed.
+        With `single` it is one statement, which needs no BEGIN and no COMMIT unless it waits for a lock. The whole
+        `work` is repeated after a deadlock, if a job or a port that it had read was deleted before it wrote (seen by a
+        foreign key), or if it raises `Moved`. It is repeated once after a connection that had died while idle. It must
+        not have effects outside the transaction. Raises `OutcomeUnknown` if the connection breaks during the commit
+        (`NoAnswer` if the store has not answered `within_s`), `StoreUnavailableError` if nothing was committed:
+        `RowsLocked` if somebody has held a lock for too long.
         """
         if within_s is None:
             within_s = self._thread.within_s
         deadline = None if within_s is None else time.monotonic() + within_s
         if self._thread.over is not None:
-            return self._transact(name, work, deadline, single=single, bounded=True)
+            return self._transact(name, work, deadline, single=single, in_turn=True)
         with self._turns.one():
             if takes_turns():
-                return self._transact(name, work, deadline, single=single and name in QUICK, bounded=True)
-            return self._transact(name, work, deadline, single=single, bounded=False)
+                return self._transact(name, work, deadline, single=single and name in QUICK, in_turn=True)
+            return self._transact(name, work, deadline, single=single, in_turn=False)
 
     def _transact(  # noqa: PLR0912, PLR0915 - an arm for each way to fail
-        self, name: str, work: Callable[[OwnExecutor], T], deadline: float | None, *, single: bool, bounded: bool
+        self, name: str, work: Callable[[OwnExecutor], T], deadline: float | None, *, single: bool, in_turn: bool
     ) -> T:
         fresh = False
         for attempt in range(1, ATTEMPTS + 1):
             executor = self._acquire(deadline, fresh)
             executor.connection.deadline = deadline
+            locked_s = LONGEST_TURN_S if in_turn else None
+            if deadline is not None:  # so that a locked row is not taken for a silent store
+                locked_s = min(locked_s or inf, (deadline - time.monotonic()) / 2)
+            single = single and (name in QUICK or not executor.needs_begin)
             try:
-                result = executor.in_transaction(name, work, single=single, bounded=bounded)
+                result = executor.in_transaction(name, work, single=single, locked_s=locked_s)
             except (*REPEATED, Moved) as error:
                 self._release(executor)
                 if attempt == ATTEMPTS:
@@ -141,6 +147,9 @@ class Connections(Autocommit):
                 raise locked_out(name, self.read(error.holder)) from error
             except REFUSED as error:
                 self._release(executor)
+                if single and not in_turn and isinstance(error, pg.LockNotAvailable):
+                    single = False  # a transaction may wait for longer
+                    continue
                 raise refusal(error, name, schema=self.schema, setting=self.setting) from error
             except OutcomeUnknown:
                 executor.close()

@@ -36,7 +36,7 @@ autovacuum has processed them: a minute in which each statement of a burst costs
 that runs seldom need not be planned more often than it runs.
 """
 
-_BOUNDED = f"; SET LOCAL lock_timeout = {round(LONGEST_TURN_S * 1000)}"
+_LOCK_TIMEOUT = "; SET LOCAL lock_timeout = {}"
 # A process that is stopped or cut off in the middle would otherwise keep its jobs locked, and their callers waiting.
 _PAUSES = "; SET LOCAL idle_in_transaction_session_timeout = {}"
 # Postgres plans statements with arrays anew each time, because they look cheaper once their values are known. To plan a
@@ -52,13 +52,19 @@ class OwnExecutor(Transaction):
     """Runs statements on a connection of ours."""
 
     def __init__(self, connection: BoundedConnection, schema: str, *, longest_pause_s: float | None = None) -> None:
+        """`longest_pause_s`: no transaction waits longer than this for its own process, nor a statement for a lock."""
         self.connection = connection
         self.used = False
+        self.needs_begin = False
+        """Whether a statement without BEGIN would wait for a lock without end; else it waits for `LONGEST_TURN_S`."""
         self.is_broker = False
         """Whether the store is Celery's broker as well."""
         self.pooled = False
         """Whether a proxy is in between: see `set_up`."""
-        self._pauses = "" if longest_pause_s is None else _PAUSES.format(round(longest_pause_s * 1000))
+        self._pauses = ""
+        if longest_pause_s is not None:
+            longest_ms = round(longest_pause_s * 1000)
+            self._pauses = _PAUSES.format(longest_ms) + _LOCK_TIMEOUT.format(longest_ms)
         self._begin = _BEGIN + self._pauses
         self._alone = True
         """Whether a single statement needs no transaction around it."""
@@ -87,12 +93,15 @@ class OwnExecutor(Transaction):
         commands = session.setting(others, local=self.pooled)
         if self.pooled:
             self._begin = "; ".join([_BEGIN, *commands]) + self._pauses
+            self.needs_begin = bool(self._pauses)
             self._alone = session.MEANING.keys().isdisjoint(others)
             return
         if prepare:
             commands += ["SET plan_cache_mode = force_generic_plan", "SET jit = off"]
             self.connection.prepare_threshold = PREPARE_AFTER
             self._plans_end = time.monotonic() + PLANS_LIVE_S
+        if self._pauses:
+            commands.append(f"SET lock_timeout = {round(LONGEST_TURN_S * 1000)}")
         if commands:
             self._cursor.execute("; ".join(commands), prepare=False)
 
@@ -164,16 +173,17 @@ class OwnExecutor(Transaction):
         return self._exchange
 
     def in_transaction(
-        self, name: str, work: Callable[[OwnExecutor], T], *, single: bool = False, bounded: bool = False
+        self, name: str, work: Callable[[OwnExecutor], T], *, single: bool = False, locked_s: float | None = None
     ) -> T:
         """Run `work` between BEGIN and COMMIT, or as the `single` statement it is; roll back on any error.
 
-        With `bounded` no statement waits longer than `LONGEST_TURN_S` for a lock.
+        With `locked_s` no statement between them waits longer for a lock.
         """
         self._renew_plans()
         single = single and self._alone
         if not single:
-            self._command(self._begin + _BOUNDED if bounded else self._begin)
+            bound = "" if locked_s is None else _LOCK_TIMEOUT.format(max(1, round(locked_s * 1000)))
+            self._command(self._begin + bound)
         try:
             if not single:
                 result = work(self)

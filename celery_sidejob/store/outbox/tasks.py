@@ -53,30 +53,20 @@ def _sent(priority: str, waits: str = "false") -> str:
     return f"CASE WHEN {priority} IS NOT NULL AND NOT {waits} THEN now() END"
 
 
-def _kept(source: str, **options: Any) -> Statement:
-    """Return the statement that keeps a message; `source` makes a row of the values that are given."""
-    values = f"""%(task_id)s, %(task)s, %(queue)s, %(publication)s, %(body)s, 1,
-  {_due("%(eta)s::timestamptz", _WITHOUT_SLOT)}, %(expires_at)s::timestamptz,
-  CASE WHEN {_WITHOUT_SLOT} THEN {NEVER} ELSE {_FIRST_CHECK} END, make_interval(secs => %(check_interval_s)s),
-  %(unique_key)s::text, %(pool)s::text, %(pool_weight)s::smallint, %(pool_rank)s::smallint,
-  %(pool_runs)s::boolean, %(slot)s::smallint /*!, {_PRIORITY}, {_sent(_PRIORITY, _WITHOUT_SLOT)}*/"""
-    return Statement(
-        f"""
+_KEEP = Statement(
+    f"""
 /*!WITH kept AS (*/
 INSERT INTO {{messages}}
   (task_id, task, queue, publication, body, generation, due_at, expires_at, next_check_at, check_interval, unique_key,
     pool, pool_weight, pool_rank, pool_runs, pool_shard/*!, priority, published_at*/)
-{source.format(values=values)}
+VALUES (%(task_id)s, %(task)s, %(queue)s, %(publication)s, %(body)s, 1,
+  {_due("%(eta)s::timestamptz", _WITHOUT_SLOT)}, %(expires_at)s::timestamptz,
+  CASE WHEN {_WITHOUT_SLOT} THEN {NEVER} ELSE {_FIRST_CHECK} END, make_interval(secs => %(check_interval_s)s),
+  %(unique_key)s::text, %(pool)s::text, %(pool_weight)s::smallint, %(pool_rank)s::smallint,
+  %(pool_runs)s::boolean, %(slot)s::smallint /*!, {_PRIORITY}, {_sent(_PRIORITY, _WITHOUT_SLOT)}*/)
 ON CONFLICT DO NOTHING RETURNING {_WAITS}/*!, {KEPT}),{referred("kept")}
 SELECT waits FROM kept*/""",
-        **options,
-    )
-
-
-_KEEP = _kept("VALUES ({values})", frequent=True)
-_KEEP_UNLESS_LOCKED = _kept(
-    "SELECT {values} FROM (SELECT set_config('lock_timeout', %(lock_ms)s::text, true) AS longest) wait "
-    "WHERE wait.longest IS NOT NULL"
+    frequent=True,
 )
 
 
@@ -96,21 +86,15 @@ class Kept:
     generation: int = 1
 
 
-def keep(
-    run: Callable[..., Sequence[Any]], message: Message, waits: Waits, *, locked_s: float | None = None
-) -> Kept | None:
+def keep(run: Callable[..., Sequence[Any]], message: Message, waits: Waits) -> Kept | None:
     """Keep a message that is about to be published; None if one of this task id, or unique key, exists already.
 
     `run` runs a statement in an open transaction, or does other work while the server inserts. Another transaction may
-    keep a message of this task id or key, and be open still: this waits for its end, with `locked_s` for so many
-    seconds at most. Then Postgres raises LockNotAvailable.
+    keep a message of this task id or key, and be open still: this waits for its end.
     """
     own = {"task_id": message.task_id, "unique_key": message.unique_key, "slot": message.slot}
     columns = _columns(message, waits) | own
-    if locked_s is None:
-        found = run(_KEEP, **columns)
-    else:
-        found = run(_KEEP_UNLESS_LOCKED, **columns, lock_ms=str(round(locked_s * 1000)))
+    found = run(_KEEP, **columns)
     return Kept(found[0].waits) if found else None
 
 

@@ -1,0 +1,112 @@
+"""An open transaction of somebody else is no outage, and holds up calls and ends of runs for a bounded time only."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from celery_sidejob import CapacityPool, RunningJob, StoreUnavailableError, extension
+from celery_sidejob.operations import stores
+from tests.tools.in_process import Stage
+
+LEASE_S = 0.6
+
+
+@pytest.fixture
+def hasty(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+    """A stage on which nobody waits for long."""
+    monkeypatch.setattr(extension, "SHORTEST_PAUSE_S", 0.2)
+    monkeypatch.setattr(stores, "LONGEST_WAIT_S", 2.0)
+    made = Stage(stage.database_url, sidejob_lease=LEASE_S, sidejob_heartbeat_interval=0.2)
+    yield made
+    made.close()
+
+
+class Shared:
+    """What a transaction of a client's and a run both use."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.job = stage.job()
+        self.batch = stage.sidejob.batch("shared")
+
+    def call_in_batch(self, transaction: Any) -> None:
+        """Call in the block of the batch, which an error leaves open."""
+        with suppress(ZeroDivisionError), self.batch:
+            self.stage.sidejob.enqueue(self.stage.idle, transaction=transaction)
+            raise ZeroDivisionError
+
+
+HELD: dict[str, tuple[Callable[[Shared, Any], Any], Callable[[Shared, RunningJob], Any]]] = {
+    "an alias": (
+        lambda shared, tx: shared.stage.sidejob.enqueue(shared.stage.idle, aliases=["same"], transaction=tx),
+        lambda shared, job: job.add_alias("same"),
+    ),
+    "a unique key": (
+        lambda shared, tx: shared.stage.sidejob.enqueue(shared.stage.idle, unique="same", transaction=tx),
+        lambda shared, job: job.enqueue(shared.stage.idle, child_name="one", unique="same"),
+    ),
+    "a key of a state": (
+        lambda shared, tx: shared.job.set({"key": 1}, transaction=tx),
+        lambda shared, job: shared.job.set({"key": 2}),
+    ),
+    "a parent": (
+        lambda shared, tx: shared.stage.sidejob.enqueue(
+            shared.stage.idle, parent=shared.job, child_name="one", transaction=tx
+        ),
+        lambda shared, job: job.adopt(shared.job, "adopted"),
+    ),
+    "a batch": (lambda shared, tx: shared.call_in_batch(tx), lambda shared, job: shared.batch.close()),
+}
+
+
+@pytest.mark.parametrize("what", HELD)
+def test_an_end_waits_for_an_open_transaction_for_a_lease_and_its_run_begins_again(hasty: Stage, what: str) -> None:
+    holds, needs = HELD[what]
+    shared = Shared(hasty)
+    runs: list[int] = []
+
+    def body(job: RunningJob) -> None:
+        runs.append(job.run_no)
+        if what != "an alias" or len(runs) == 1:  # the transaction has it for good
+            needs(shared, job)
+
+    job = hasty.job(body)
+    with hasty.connect(autocommit=False) as transaction:
+        transaction.execute("SELECT 1")
+        holds(shared, transaction)
+        began = time.monotonic()
+        assert hasty.run(job) == "queued"
+        assert time.monotonic() - began < 10 * LEASE_S
+        assert re.search("has been locked for too long|needs a lock that", hasty.ignored[job.id])
+        transaction.commit()
+    assert hasty.run(job) == "completed"
+    assert (runs, hasty.sql("SELECT losses FROM jobs WHERE id = %s", job.id)) == ([1, 2], [(0,)])
+
+
+def noted() -> None:
+    """The body of a durable task."""
+
+
+@pytest.mark.parametrize("on_store_down", ["error", "publish"])
+def test_a_call_that_meets_a_lock_fails_alone(hasty: Stage, on_store_down: str) -> None:
+    """Its store answers: other calls are made there at once, and no call goes to the broker without a row."""
+    hasty.app.conf.sidejob_on_store_down = on_store_down
+    task = hasty.app.task(noted, name="noted", durable=True, shared=False)
+    limited = hasty.app.task(noted, name="limited", durable=True, shared=False, capacity=CapacityPool("mail", 2))
+    limited.delay()
+    with hasty.connect(autocommit=False) as transaction:
+        transaction.execute("SELECT FROM capacity_shards FOR UPDATE")
+        task.apply_async(task_id="same", transaction=transaction)
+        for call in (limited.delay, lambda: task.apply_async(task_id="same")):
+            with pytest.raises(StoreUnavailableError, match="has been locked for too long"):
+                call()
+            task.delay()
+        transaction.commit()
+    limited.delay()
+    assert hasty.sql("SELECT count(*) FROM messages") == [(5,)]
