@@ -679,6 +679,27 @@ CREATE UNLOGGED TABLE {s}.broker_broadcasts (
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
 """
 
+BOUNDS = """
+DO $$ DECLARE one record; BEGIN FOR one IN
+  SELECT c.oid::regclass AS made, c.relname || '_bounds_check' AS name, string_agg(format(CASE
+      WHEN a.attidentity = '' AND a.atttypid = 'float8'::regtype THEN '%1$I BETWEEN %2$L::float8 AND %3$L::float8'
+      WHEN a.attidentity = '' THEN '%1$I BETWEEN %4$L::timestamptz AND %5$L::timestamptz'
+      WHEN c.relname IN ('workers', 'broker_consumers') THEN '%1$I BETWEEN 1 AND %6$s'
+      ELSE '%1$I BETWEEN 1 AND %7$s' END, a.attname, '-1e12', '1e12', '0001-01-02 00:00:00+00',
+      '9999-12-30 00:00:00+00', 2147483647, 4611686018427387904), ' AND ' ORDER BY a.attnum) AS rule
+  FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
+  WHERE c.relnamespace = '{s}'::regnamespace AND c.relkind = 'r' AND a.attnum > 0 AND NOT a.attisdropped
+    AND a.attname <> 'next_check_at' AND (a.attidentity <> '' OR a.atttypid = 'timestamptz'::regtype
+      OR a.atttypid = 'float8'::regtype AND right(a.attname, 2) = '_s')
+  GROUP BY c.oid, c.relname
+LOOP EXECUTE format('ALTER TABLE %s ADD CONSTRAINT %I CHECK (%s)', one.made, one.name, one.rule); END LOOP; END $$"""
+"""Numbers and times with which statements can go on counting, and which Python can read.
+
+The role of the workers may write any row. One with a time of infinity, with the largest number or with a consumer that
+is silent for NaN seconds would be an error for everybody who reads it. `next_check_at` is infinity while a message is
+held, and read by nobody. Workers' and consumers' numbers are halves of the keys of their locks.
+"""
+
 STATUSES = ("queued", "running", "suspended", "completed", "failed", "terminating", "terminated")
 
 FEW = (
@@ -711,5 +732,6 @@ def upgrade() -> None:
     for statement in DDL.format(s=schema, statuses=statuses).split(";\n"):
         if statement.strip():
             op.execute(text(statement.strip().replace(":", r"\:")))  # a bare `:word` would be a parameter
+    op.execute(text(BOUNDS.format(s=schema).replace(":", r"\:")))
     for table, column in FEW:
         op.execute(f"ALTER TABLE {schema}.{table} ALTER COLUMN {column} SET (n_distinct = -0.5)")

@@ -212,7 +212,8 @@ def test_every_constraint_has_the_name_we_gave_it(connection: psycopg.Connection
         [SCHEMA],
     )
 
-    assert {name for (name,) in found} == given
+    # One block gives every table its bounds, and names them after the table.
+    assert {name for (name,) in found if not name.endswith("_bounds_check")} == given
 
 
 def test_statuses_are_those_of_the_model(connection: psycopg.Connection[Any]) -> None:
@@ -290,6 +291,17 @@ LEGAL = {
 
 # For each CHECK: rows that nothing else would refuse.
 ILLEGAL: dict[str, list[dict[str, Any]]] = {
+    "jobs_bounds_check": [
+        {"id": 0},
+        {"id": 2**63 - 1},
+        {"created_at": "infinity"},
+        {"ran_at": "0044-03-15 BC"},
+        {"ended_at": "10000-01-01"},
+        {"retention_s": "NaN"},
+    ],
+    "schedules_bounds_check": [{"anchor_at": "-infinity"}, {"jitter_s": "infinity"}],
+    "messages_bounds_check": [{**DOORBELL, "due_at": "infinity"}, {**DOORBELL, "expires_at": "-infinity"}],
+    "askings_bounds_check": [{"opened_at": "infinity"}],
     "jobs_status_check": [{"status": "asleep"}],
     "jobs_in_run_check": [
         {**IN_RUN, "worker_id": None},
@@ -414,3 +426,32 @@ def test_each_check_of_these_tables_has_its_rows(connection: psycopg.Connection[
     )
 
     assert {name for (name,) in found} == set(ILLEGAL)
+
+
+def test_every_number_and_time_is_one_that_statements_can_go_on_with(connection: psycopg.Connection[Any]) -> None:
+    """`next_check_at` is infinity while a message is held."""
+    unbounded = connection.execute(
+        """
+        SELECT c.relname || '.' || a.attname FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
+        WHERE c.relnamespace = %s::regnamespace AND c.relkind = 'r' AND a.attnum > 0
+          AND (a.attidentity <> '' OR a.atttypid = 'timestamptz'::regtype
+            OR a.atttypid = 'float8'::regtype AND right(a.attname, 2) = '_s')
+          AND NOT EXISTS (SELECT FROM pg_constraint k WHERE k.conrelid = c.oid AND a.attnum = ANY(k.conkey)
+            AND k.conname = c.relname || '_bounds_check')""",
+        [SCHEMA],
+    ).fetchall()
+    assert unbounded == [("messages.next_check_at",)]
+
+
+@pytest.mark.parametrize("row", [{"id": 2**31}, {"silence_s": "NaN"}, {"silence_s": 1e300}, {"beat_at": "infinity"}])
+def test_a_consumer_that_no_heart_could_judge_is_refused(
+    connection: psycopg.Connection[Any], row: dict[str, Any]
+) -> None:
+    """The next beat of every other consumer would end with an error, and with it their connections."""
+    columns, values = zip(*{"ident": "odd", "silence_s": 1, **row}.items(), strict=True)
+    with pytest.raises(psycopg.errors.CheckViolation, match="broker_consumers_bounds_check"):
+        connection.execute(
+            f"INSERT INTO sidejob.broker_consumers ({', '.join(columns)}) OVERRIDING SYSTEM VALUE VALUES "
+            f"({', '.join(['%s'] * len(values))})",
+            values,
+        )
