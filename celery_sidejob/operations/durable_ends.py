@@ -74,12 +74,11 @@ def go_on(runtime: Runtime, run: Run, message: Message, *, enters_pool: bool = F
         capacity.ring(runtime, [message.admission.pool.name])
 
 
-def counts(runtime: Runtime, run: Run, *, ended_well: bool, entry_too: bool = True) -> bool:
+def counts(runtime: Runtime, run: Run, *, ended_well: bool) -> bool:
     """Tell whether a run counts, before its outcome is reported: it does not if its row was taken from it.
 
     A run that was called lost and ended well counts if no other run has begun since. From here on none begins: if the
-    process dies before `end`, the row is buried as lost. Without `entry_too` it does not count either if it is in the
-    dead set already. Tries for a lease if the store is unavailable; then the run is
+    process dies before `end`, the row is buried as lost. Tries for a lease if the store is unavailable; then the run is
     taken to count, because nothing is known against it.
     """
     if run.is_revoked:
@@ -87,8 +86,9 @@ def counts(runtime: Runtime, run: Run, *, ended_well: bool, entry_too: bool = Tr
 
     def keep_from_others(executor: Transaction) -> bool:
         return latecomers.keep_from_others(
-            executor, run.key, run.content, age_s=_age_s(run), for_s=runtime.settings.lease, entry_too=entry_too
-        )
+            executor, run.key, run.content, age_s=_age_s(run), for_s=runtime.settings.lease,
+            entry_too=not run.is_counted,
+        )  # fmt: skip
 
     def ask(name: str, work: Callable[[Transaction], bool]) -> bool:
         return runtime.connections.transact(name, work, single=True, within_s=patience_s(runtime))
@@ -221,7 +221,9 @@ def _end(runtime: Runtime, run: Run, *, patient: bool) -> bool:  # noqa: PLR0915
         return finish(executor, bool(ended))
 
     def take_back(executor: Transaction) -> bool:
-        return finish(executor, latecomers.take_back(executor, run.key, run.content, age_s=_age_s(run)))
+        entry_too = not run.is_counted
+        ended = latecomers.take_back(executor, run.key, run.content, age_s=_age_s(run), entry_too=entry_too)
+        return finish(executor, ended)
 
     def finish(executor: Transaction, ended: bool) -> bool:
         nonlocal since

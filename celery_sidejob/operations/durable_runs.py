@@ -70,6 +70,8 @@ class Run:
     body_is_over: bool = False
     moved: bool = False
     """The row goes on as another message: a retry, or the task that replaces this one."""
+    is_counted: bool = False
+    """It is a part of a chord that Redis counts. Its entry stays in the dead set: its chord has failed by then."""
     is_lost: bool = False
     """The run does not count: its body was left and the row given back, or the row was taken from the run."""
     is_revoked: bool = False

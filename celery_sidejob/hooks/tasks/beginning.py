@@ -171,7 +171,7 @@ def _note_begun(delivery: Delivery, run: Run) -> None:
         (request.headers or {}).pop(ours, None)
     telling.install(task.backend)  # which the project may have named for this task
     if request.chord:
-        chords.install(task.app, task.backend)
+        run.is_counted = chords.install(task.app, task.backend)
     measuring.task_begun(run)
     request.sidejob_run = run  # the request's own: another delivery of this id may come and go in a thread
     RUNS[request.id] = run

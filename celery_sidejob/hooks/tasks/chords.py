@@ -109,9 +109,13 @@ class CutOffError(Exception):
     """The backend was away while it counted a part: it is counted again."""
 
 
-def install(app: Celery, backend: Any) -> None:
-    """Have the backend forget a chord only when its body is kept, and count a part to the end; twice does no harm."""
+def install(app: Celery, backend: Any) -> bool:
+    """Have the backend forget a chord only when its body is kept, and count a part to the end; False if it is no Redis.
+
+    Twice does no harm.
+    """
     chord_counting.install(backend, count=partial(_count, app, backend))
+    return chord_counting.is_redis(backend)
 
 
 def count_again(runtime: Runtime, app: Celery, backend: Any, request: Context, value: Any) -> bool:

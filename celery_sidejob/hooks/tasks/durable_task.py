@@ -86,11 +86,11 @@ class DurableTask(OnCommit):
                 ending.lose(run, error, own_process.ident(self.app, place=place))
             if isinstance(error, Exception) and not isinstance(error, Ignore | Reject | Retry):
                 run.error = error
-                ending.check_that_it_counts(self, run, error)
+                ending.check_that_it_counts(run, error)
             raise
         run.body_is_over = True
         if ending.is_awaited(self, run):
-            ending.check_that_it_counts(self, run)
+            ending.check_that_it_counts(run)
         return value
 
     def _body(self, *args: Any, **kwargs: Any) -> Any:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import sys
 from contextlib import suppress
-from functools import partial
 from typing import Any, NoReturn
 
 from celery import signals, states
@@ -22,7 +21,6 @@ from ...model.run_end import RunEnd
 from ...operations import burials, capacity, deferred_locks, durable_ends, durable_locks, measuring, permits
 from ...operations.durable_runs import Run, lease_lost
 from .. import bodies
-from ..patches import chord_counting
 from .present_run import RUNS, run_of
 
 logger = logging.getLogger("celery_sidejob")
@@ -47,22 +45,16 @@ def is_awaited(task: Any, run: Run) -> bool:
     return run.runtime.results.wanted(task.name, {"ignore_result": request.ignore_result})
 
 
-def check_that_it_counts(task: Any, run: Run, error: Exception | None = None) -> None:
-    """Let nobody hear of a run whose row was taken from it: backends keep the first success that they are told of.
-
-    A chord that Redis counts has failed when a part of it is in the dead set, and would have failed without a trace if
-    the part left it.
-    """
+def check_that_it_counts(run: Run, error: Exception | None = None) -> None:
+    """Let nobody hear of a run whose row was taken from it: backends keep the first success that they are told of."""
     ended_well = error is None
     if run.moved:
         return
-    entry_too = not (task.request.chord and chord_counting.is_redis(task.backend))
-    counts = partial(durable_ends.counts, run.runtime, run, ended_well=ended_well, entry_too=entry_too)
     try:
-        does_count = counts()
+        counts = durable_ends.counts(run.runtime, run, ended_well=ended_well)
     except SoftTimeLimitExceeded:  # it is meant for the body, and strikes once
-        does_count = counts()
-    if not does_count:
+        counts = durable_ends.counts(run.runtime, run, ended_well=ended_well)
+    if not counts:
         run.is_lost = True
         logger.warning("%s%s", lease_lost(run), "" if ended_well else f" It raised {error!r}.")
         raise Ignore(f"task {run.key[0]} was taken from this run") from None

@@ -129,21 +129,24 @@ _TAKE_BACK = Statement(
     f"""
 WITH row AS (
   DELETE FROM {{messages}} WHERE task_id = %(task_id)s AND generation = %(generation)s AND {_FREE} RETURNING task_id),
- entry AS (DELETE FROM {{dead}} WHERE id = ({_ENTRY}) RETURNING task_id)
+ entry AS (DELETE FROM {{dead}} WHERE %(entry_too)s AND id = ({_ENTRY}) RETURNING task_id)
 SELECT task_id FROM row UNION ALL SELECT task_id FROM entry"""
 )
 
 
-def take_back(executor: Transaction, key: Key, content: Content, *, age_s: float | None = None) -> bool:
+def take_back(
+    executor: Transaction, key: Key, content: Content, *, age_s: float | None = None, entry_too: bool = True
+) -> bool:
     """Remove the row or entry of a run that was called lost and ended well after all; False if it is too late.
 
-    That is its row, if no other run holds it, or its entry in the dead set, as lost or for the reason that kept it from
-    running again. The entry of a run that ended otherwise stays. `age_s`: seconds since the run began, if it began
-    without a lock: then nothing is taken of another call with this task id.
+    That is its row, if no other run holds it, or with `entry_too` its entry in the dead set, as lost or for the reason
+    that kept it from running again. The entry of a run that ended otherwise stays. `age_s`: seconds since the run
+    began, if it began without a lock: then nothing is taken of another call with this task id.
     """
     return bool(
         executor.run(
             _TAKE_BACK, task_id=key[0], generation=key[1], task=content.task, digest=content.digest, age_s=age_s,
+            entry_too=entry_too,
         )
     )  # fmt: skip
 

@@ -172,18 +172,29 @@ def test_a_chord_whose_backend_was_away_for_a_moment_has_not_failed(shop: Shop, 
 
 
 @CELERY_5_7  # before, there was no claim
-def test_a_part_whose_chord_has_failed_for_it_stays_in_the_dead_set(shop: Shop) -> None:
+@pytest.mark.parametrize(("when", "state"), [("in its body", states.FAILURE), ("while it is told", states.SUCCESS)])
+def test_a_part_whose_chord_has_failed_for_it_stays_in_the_dead_set(shop: Shop, when: str, state: str) -> None:
     value = chord([shop.once.s()], shop.body.s()).apply_async(link_error=shop.errback.s())
     (part,) = value.parent.results
 
-    def meanwhile() -> None:
+    def lose() -> None:
         shop.lose()
         Sweeper(shop.runtime).run_once()
 
-    shop.outcome, shop.meanwhile = 7, meanwhile
+    def lose_when_told() -> None:
+        def count(*args: Any, **options: Any) -> Any:
+            del shop.app.backend.on_chord_part_return
+            shop.app.backend.forget(part.id)
+            lose()
+            shop.app.backend.store_result(part.id, 7, states.SUCCESS)
+            return shop.app.backend.on_chord_part_return(*args, **options)
+
+        shop.app.backend.on_chord_part_return = count
+
+    shop.outcome, shop.meanwhile = 7, lose if when == "in its body" else lose_when_told
     shop.run(shop.once, part.id)
 
-    assert (value.state, part.state, shop.buried()) == (states.FAILURE, states.FAILURE, ["lost"])
+    assert (value.state, part.state, shop.buried()) == (states.FAILURE, state, ["lost"])
 
 
 @CELERY_5_7  # before, the body is kept while the backend counts
