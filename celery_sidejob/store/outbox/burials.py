@@ -11,6 +11,7 @@ from ..dead import OLD, OWN, Bounds
 from ..statement import Reader, Statement, Transaction, first
 from ..task_end import TaskEnd
 from .arming import FIRST_CHECK_S, NEVER, WITHOUT_SLOT
+from .references import withdrawn
 from .tasks import DIGEST
 
 MOST_DEATHS = 10
@@ -24,7 +25,7 @@ WITH gone AS (
       WHEN 'worker' THEN locked_by IS NULL OR locked_by = %(worker_id)s ELSE locked_by IS NULL END
     AND (%(task)s::text IS NULL OR task = %(task)s AND {DIGEST} = %(digest)s)
     AND (%(reason)s <> 'expired' OR %(by)s <> 'worker' OR expires_at <= now())
-  RETURNING *)
+  RETURNING *)/*!,{withdrawn("gone m")}*/
 INSERT INTO {{dead}} (task_id, task, queue, reason, error, traceback, retries, given_group, payload, body)
 SELECT task_id, task, queue, %(reason)s, %(error)s, %(traceback)s, %(retries)s, %(given_group)s,
   json_build_object('v', 2, 'publication', publication, 'generation', generation, 'losses', losses, 'due_at', due_at,

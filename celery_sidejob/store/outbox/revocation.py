@@ -10,21 +10,17 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..statement import Statement, Transaction
-from .references import withdrawn
 
 _REVOKE = Statement(
     """
-WITH m AS (UPDATE {messages} m SET doom = 'revoked', suspected_at = NULL,
+UPDATE {messages} m SET doom = 'revoked', suspected_at = NULL,
   published_at = CASE WHEN m.locked_by IS NULL THEN NULL ELSE m.published_at END,
   next_check_at = CASE WHEN m.locked_by IS NULL THEN now() ELSE m.next_check_at END
 FROM (SELECT task_id FROM {messages}
       WHERE task_id = ANY(%(task_ids)s::text[]) AND body IS NOT NULL AND doom IS NULL
         AND (%(call)s::text IS NULL OR generation = 1 AND publication::json->>'call' = %(call)s)
       ORDER BY task_id FOR UPDATE) undoomed
-WHERE m.task_id = undoomed.task_id RETURNING m.task_id, m.locked_by IS NOT NULL AS runs)/*!,"""
-    + withdrawn("m")
-    + """*/
-SELECT m.task_id, m.runs FROM m"""
+WHERE m.task_id = undoomed.task_id RETURNING m.task_id, m.locked_by IS NOT NULL AS runs""",
 )
 
 

@@ -115,6 +115,8 @@ def test_a_retry_is_sent_unless_it_was_revoked_meanwhile(shop: Stage) -> None:
 def test_work_that_does_not_wait_for_its_time_any_more_leaves_no_reference(shop: Stage) -> None:
     """Which would stay in its queue until that time."""
     shop.app.send_task("once", task_id="revoked", countdown=3600)
+    shop.app.send_task("once", task_id="replaced", countdown=3600, unique="k")
+    shop.app.send_task("once", task_id="expired", countdown=3600, expires=1800)
     shop.app.send_task("once", task_id="stays", countdown=3600)
 
     def retries(job: Any) -> None:
@@ -124,8 +126,11 @@ def test_work_that_does_not_wait_for_its_time_any_more_leaves_no_reference(shop:
     for job in (moved, put_off, ended):
         shop.run(job)
     shop.sql("DELETE FROM broker_messages WHERE due_at IS NULL")
-    assert len(shop.sql(SENT)) == 5
+    assert len(shop.sql(SENT)) == 7
     revocation.revoke(shop.runtime, ["revoked"])
+    shop.app.send_task("once", task_id="replaces", unique="k", on_duplicate="replace")
+    shop.sql("UPDATE messages SET expires_at = now(), next_check_at = now() WHERE task_id = 'expired'")
+    shop.sidejob.poll()
     moved.move(queue="new", countdown=0)
     put_off.move(countdown=7200)
     ended.terminate()
