@@ -154,7 +154,7 @@ def test_of_one_priority_the_job_that_is_due_first_goes_first(stage: Stage) -> N
     stage.sidejob.queue(QUEUE).configure(ordered=True)
     later = stage.job(queue=QUEUE, countdown=3600)
     first, second = stage.job(queue=QUEUE), stage.job(queue=QUEUE)
-    stage.sql("UPDATE timers SET due_at = now() - interval '1 s'")
+    stage.sql("UPDATE timers SET due_at = now()")
     stage.sidejob.poll()
     assert [taken(stage, second) for _ in range(4)] == [first.id, second.id, later.id, None]
 
