@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import kombu
@@ -21,6 +24,7 @@ from tests.tools.workers import Processes, WorkerProcess
 
 APP = "tests.acceptance.malformed_app"
 QUEUE = "malformed"
+PLAIN = f"{APP}.plain"
 TASKS = {"sidejob_durable": f"{APP}.noted", "sidejob": f"{APP}.job"}
 TIMEOUT_S = 60.0
 
@@ -62,6 +66,59 @@ BODIES: list[str | bytes] = [
     '[[], {}, {"callbacks": 5}]', '[[], {}, {"chord": 5}]', '[[], {}, {"chain": 5}]', '[[], {}, {"errbacks": [5]}]',
     '[["a\\u0000b"], {}, {}]',
 ]  # fmt: skip
+FUZZED = int(os.environ.get("FUZZED", "100"))
+"""How many messages are made up for each worker; `FUZZED=3000 FUZZ_SEED=x` walks on."""
+SEED = os.environ.get("FUZZ_SEED", "malformed")
+
+
+def deep(levels: int, innermost: Any = 5) -> Any:
+    """Nest a value, in lists and mappings by turns."""
+    for level in range(levels):
+        innermost = [innermost] if level % 2 else {"a": innermost}
+    return innermost
+
+
+ODD: list[Any] = [
+    None, 5, -1, 0, 2**31, 2**62, 2**70, 1.5, True, "", "x", "zzz", "a\x00b", "\ud800", "\u202e", "x" * 70_000, [], [5],
+    ["x"], [None], [[]], {}, {"a": 1}, {"": None}, [{"task": "x"}], {"task": 5}, {"task": PLAIN},
+    {"task": PLAIN, "args": 5},
+    [{"task": PLAIN, "args": [1], "kwargs": {}, "options": {"queue": {}}, "subtask_type": "group", "immutable": 5}],
+    "2020-01-01T00:00:00", "9999-12-31T23:59:59.999999+00:00", deep(40), deep(450), deep(900),
+]  # fmt: skip
+"""Values that a part of a message may be given."""
+EMBEDDED = ("callbacks", "errbacks", "chain", "chord", "args", "kwargs", "id", "task", "group", "delivery_info", "zzz")
+HEADERS = sorted({name for headers in OTHERS for name in headers} | {*TASKS, "task", "groups", "stamps", "headers"})
+PROPERTIES = ("content_type", "content_encoding", "correlation_id", "reply_to", "priority", "message_id", "expiration")
+
+
+def fuzzed(chance: random.Random) -> tuple[bytes, dict[str, Any] | None, dict[str, Any]]:
+    """Make up a message as Celery sends it, but for a few parts: its body, its headers and its properties."""
+    task = chance.choice([PLAIN, *TASKS.values()])
+    headers: Any = {"lang": "py", "task": task, "id": f"fuzzed{chance.random()}", "retries": 0}
+    properties: dict[str, Any] = {}
+    parts: list[Any] = [["x"], {}, {}]
+    whole: Any = parts
+    raw: bytes | None = None
+    for _ in range(chance.choice((1, 1, 1, 2, 3))):
+        odd = chance.choice(ODD)
+        match chance.randrange(8):
+            case 0 | 1:
+                headers[chance.choice(HEADERS)] = odd
+            case 2 | 3:
+                parts[2][chance.choice(EMBEDDED)] = odd
+            case 4:
+                parts[chance.randrange(2)] = odd
+            case 5:
+                whole = odd
+            case 6:
+                properties[chance.choice(PROPERTIES)] = odd
+            case 7 if chance.random() < 0.5:  # as Celery 3 does
+                whole = {"task": task, "id": "fuzzed", "args": [7], "kwargs": {}, chance.choice(HEADERS): odd}
+                headers = {chance.choice(HEADERS): odd}
+            case _:
+                raw = bytes(chance.randrange(256) for _ in range(chance.randrange(40)))
+                headers["compression"] = chance.choice([None, "application/x-gzip", "application/x-bz2", "zzz"])
+    return (json.dumps(whole).encode() if raw is None else raw), headers, properties
 
 
 class Site:
@@ -81,10 +138,17 @@ class Site:
         )
         self.sidejob = self.app.sidejob
         self._sent = 0
+        self._producer: Any = None
 
     def close(self) -> None:
+        self._hang_up()
         self.sidejob.close()
         self.app.close()
+
+    def _hang_up(self) -> None:
+        if self._producer is not None:
+            self._producer.connection.release()
+            self._producer = None
 
     def worker(self, pool: str, **env: str) -> WorkerProcess:
         return self._processes.start_worker(APP, env={**self._env, **env}, pool=pool)
@@ -93,9 +157,22 @@ class Site:
         """Put a message into the queue."""
         about = {"content_type": "application/json", "content_encoding": "utf-8", "routing_key": QUEUE, **options}
         body = body.encode() if isinstance(body, str) else body
-        with kombu.Connection(self.broker.url) as connection:
-            queue = self.app.amqp.queues[QUEUE]
-            connection.Producer().publish(body, headers=headers, declare=[queue], **about)
+        if self._producer is None:
+            self._producer = kombu.Connection(self.broker.url).Producer(auto_declare=False)
+            self._producer.maybe_declare(self.app.amqp.queues[QUEUE])
+        try:
+            self._producer.publish(body, headers=headers, **about)
+        except Exception:
+            self._hang_up()  # half of it may have been sent
+            raise
+
+    def publish_fuzzed(self, seed: str) -> None:
+        """Put made-up messages into the queue; what the client's library cannot send at all is left out."""
+        chance = random.Random(seed)
+        for _ in range(FUZZED):
+            body, headers, properties = fuzzed(chance)
+            with suppress(Exception):
+                self.publish(body, headers, **properties)
 
     def send(self, task: str, body: str | bytes = "[[], {}, {}]", **headers: Any) -> None:
         """Send a task as Celery does, but for what is said otherwise."""
@@ -120,11 +197,12 @@ class Site:
             return connection.execute(statement).fetchall()
 
     def prove(self) -> None:
-        """Have a durable task and a job run."""
+        """Have a durable task, a job and a plain task run."""
         value = uuid.uuid4().hex
         self.app.send_task(TASKS["sidejob_durable"], (value,))
         self.app.send_task(TASKS["sidejob"], (value,))  # of a client that does not know it: adopted
-        self.record.wait_for("ran", count=2, timeout=TIMEOUT_S, value=value)
+        self.app.send_task(PLAIN, (value,))
+        self.record.wait_for("ran", count=3, timeout=TIMEOUT_S, value=value)
 
 
 @pytest.fixture
@@ -134,15 +212,15 @@ def site(database_url: str, broker: Broker, record: Record, processes: Processes
     made.close()
 
 
-@pytest.mark.few(2)
-@pytest.mark.brokers("redis", "amqp")
-@pytest.mark.parametrize("pool", ["prefork", "solo"])
+@pytest.mark.few(4)
+@pytest.mark.brokers("redis", "sidejob", "amqp", "sidejobpg")
+@pytest.mark.parametrize("pool", ["prefork", "solo", "threads", "gevent"])
 def test_a_worker_outlives_whatever_is_sent_to_it(site: Site, pool: str) -> None:
     for value in DURABLE_HEADERS:
         site.send(TASKS["sidejob_durable"], sidejob_durable=value)
     for value in JOB_HEADERS:
         site.send(TASKS["sidejob"], sidejob=value)
-    for task in TASKS.values():
+    for task in (*TASKS.values(), PLAIN):
         for headers in OTHERS:
             site.send(task, **headers)
         for body in BODIES:
@@ -153,6 +231,8 @@ def test_a_worker_outlives_whatever_is_sent_to_it(site: Site, pool: str) -> None
         site.publish(b"\x80\x04K\x05.", {"task": task, "id": "odd3"}, content_type="application/x-python-serialize")
         for body in ({"id": None}, {"id": 5}, {"args": 5}, {"kwargs": 5}, {"sidejob_durable": "x"}, {"sidejob": [1]}):
             site.send_first_protocol(task, "odd4", **body)
+        site.send(task, '[["no memory"], {}, {}]')
+    site.publish_fuzzed(f"{SEED}, {pool}, {site.broker.kind}")
 
     worker = site.worker(pool)
     wait_until(lambda: site.waits() == 0, timeout=TIMEOUT_S, message="all to be fetched")
@@ -186,3 +266,11 @@ def test_what_other_workers_can_run_does_not_keep_a_solo_worker_from_its_own(sit
     site.prove()
 
     wait_until(lambda: site.waits() == 0, timeout=TIMEOUT_S, message="nothing to be left")
+
+
+def test_a_worker_whose_pool_is_idle_finds_its_places_again(site: Site) -> None:
+    worker = site.worker("prefork", LOSES_PLACES="yes")
+
+    site.prove()
+
+    assert "The pool of this worker is idle" in worker.log()

@@ -104,6 +104,7 @@ def test_monitors_are_told_where_the_worker_tells_them_of_tasks(post: Post, want
         app=post.app, connection_for_write=post.app.connection_for_write, hostname="ours@here", hub=None,
         amqheartbeat=0, blueprint=SimpleNamespace(start=None), on_connection_error_after_connected=None,
         pool=None, on_task_request=None, on_unknown_task=None, on_invalid_task=None, on_decode_error=None,
+        create_task_handler=None, controller=SimpleNamespace(_process_task=None),
     )  # fmt: skip
     celery_s_own = EventsStep(consumer, task_events=wanted)  # as Celery makes the steps, before it connects
     DisconnectionStep(consumer, task_events=wanted)

@@ -116,11 +116,11 @@ class JobRequest(Delivered):
             return self._on_adopted(error, exc_info, send_failed_event, return_ok)
         if isinstance(error, WorkerLostError | SystemExit | KeyboardInterrupt) or self._is_killed:
             if self._heartbeat is not None and not self._heartbeat.has_processes:
-                self._over()  # no process was lost: Celery calls so whatever is no Exception
+                self.over()  # no process was lost: Celery calls so whatever is no Exception
             task_ready(self)
             self.acknowledge()
             if any(delivery.pid is None for _, delivery in self._deliveries):
-                self._over()  # its process died before it began: it waits here no longer, and nobody may vouch for it
+                self.over()  # its process died before it began: it waits here no longer, and nobody may vouch for it
             if send_failed_event:
                 self.send_event("task-failed", exception=repr(error), traceback=None)
             return None
@@ -128,7 +128,7 @@ class JobRequest(Delivered):
             return super().on_failure(exc_info, send_failed_event, return_ok)
         finally:
             if not isinstance(error, TimeLimitExceeded | Terminated):  # those are ended from outside
-                self._over()
+                self.over()
 
     def _on_adopted(self, error: BaseException, exc_info: Any, *how: Any) -> Any:
         """The message became a job, or cannot; if the process died nobody knows, so it is delivered again.
@@ -166,8 +166,9 @@ class JobRequest(Delivered):
             if heartbeat.has_processes:
                 heartbeat.runs.stopped(key)
 
-    def _over(self) -> None:
-        super()._over()
+    def over(self) -> None:
+        """Note that nothing comes of this delivery; another of the same asking may go on."""
+        super().over()
         for request in self._running_copies():  # Celery has forgotten the task id, and with it the one that still runs
             requests.setdefault(request.id, request)
 

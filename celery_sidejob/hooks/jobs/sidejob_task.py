@@ -23,7 +23,6 @@ from ..apps import runtime_for
 from ..messages.doorbell import HEADER
 from ..task_options import OWN_OPTIONS, check_options, given
 from ..tasks import chord_transaction
-from ..worker.received import checked
 from .eager import apply_eagerly
 from .run import adopt_delivery, run_delivery
 from .task_body import TaskBody
@@ -93,10 +92,6 @@ class SideJobTask(TaskBody):
             "rate_burst": rate.burst,
             "rate_terminates": self.on_run_rate == "terminate",
         }
-
-    def start_strategy(self, app: Celery, consumer: Any, **options: Any) -> Any:
-        """Return what takes the task's messages in a worker's parent process."""
-        return checked(super().start_strategy(app, consumer, **options))
 
     # -- asking --------------------------------------------------------------------------------------------------
 

@@ -1,19 +1,113 @@
-"""Replaces `TaskPool.on_apply` of one pool, of greenlets or of threads; read in Celery 5.5.0 and 5.7.0.
+"""Replaces `TaskPool.on_apply` of one pool; read in Celery 5.5.0 and 5.7.0, and in billiard 4.3.2.
 
-`BasePool.apply_async` calls it to begin a run. With gevent it waits for a free greenlet, in the greenlet that reads
-from the broker: RabbitMQ's next messages would wait unread, and nobody could give them back. With threads it raises
-RuntimeError once a cold stop has closed them, as Celery's handler of the signal does wherever it finds the worker. If a
-later Celery begins runs in another way, a busy worker with gevent keeps messages, and a cold stop may log an error.
+`BasePool.apply_async` calls it to begin a run. What is raised outside Celery's tracer, over a body that cannot be
+decoded or a `chain` that is no list, a pool of processes reports to the request. Other pools do not: a thread forgets
+it, and the request counts as running for good; with solo it ends the worker. A pool of processes in its turn keeps a
+place for a request that cannot be pickled, and ends the worker if a body has raised MemoryError.
+
+With gevent it waits for a free greenlet, in the greenlet that reads from the broker: RabbitMQ's next messages would
+wait unread, and nobody could give them back. With threads it raises RuntimeError once a cold stop has closed them, as
+Celery's handler of the signal does wherever it finds the worker.
+
+If a later Celery begins runs in another way, malformed messages end workers or fill them, a busy worker with gevent
+keeps messages, and a cold stop may log an error.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from billiard.einfo import ExceptionInfo
+from billiard.exceptions import WorkerLostError
+from celery.exceptions import WorkerShutdown, WorkerTerminate
 from celery.worker import state
 
 from .wrapping import wrap
+
+logger = logging.getLogger("celery_sidejob")
+
+
+def report_failures(pool: Any) -> None:
+    """Have a request told of whatever ends its run, or keeps it from being begun, and the worker go on."""
+    if hasattr(getattr(pool, "_pool", None), "_cache"):
+        wrap(pool, "on_apply", partial(_send_or_forget, pool._pool))
+        return
+    passed: tuple[type[BaseException], ...] = (WorkerShutdown, WorkerTerminate)
+    if getattr(pool, "is_green", False):
+        from gevent import GreenletExit, Timeout  # it is there, as the pool is
+
+        passed = (*passed, GreenletExit, Timeout)
+    wrap(pool, "on_apply", partial(_run_or_report, passed))
+    if getattr(pool, "executor", None) is not None:
+        pool.unfinished = set()  # an executor does not say what it has
+        wrap(pool, "on_apply", partial(_note, pool.unfinished))
+
+
+def _note(unfinished: set[Any], before: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    result = before(*args, **options)
+    unfinished.add(result.f)
+    result.f.add_done_callback(unfinished.discard)
+    return result
+
+
+def _send_or_forget(
+    processes: Any, before: Callable[..., Any], *args: Any, callback: Callable[[Any], Any],
+    error_callback: Callable[[Any], Any], **options: Any,
+) -> Any:  # fmt: skip
+    failed = partial(_tell, error_callback)
+    try:
+        return before(*args, callback=partial(_tell, callback), error_callback=failed, **options)
+    except Exception:
+        for job in list(processes._cache.values()):
+            if job._error_callback is failed:
+                job.discard()  # the pool would wait for its end
+        raise
+
+
+def _run_or_report(
+    passed: tuple[type[BaseException], ...], before: Callable[..., Any], target: Callable[..., Any], *args: Any,
+    callback: Callable[[Any], Any], error_callback: Callable[[Any], Any], **options: Any,
+) -> Any:  # fmt: skip
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return target(*args, **kwargs)
+        except passed:
+            raise
+        except BaseException as error:
+            report(error, error_callback)
+            return None
+
+    def ended(result: Any) -> None:
+        if result is not None:
+            _tell(callback, result)
+
+    return before(run, *args, callback=ended, **options)
+
+
+def report(error: BaseException, error_callback: Callable[[Any], Any]) -> None:
+    """Tell a request of an error, by its method for that, and give its message up if it is not over by then.
+
+    With anything but an ordinary error a process of a pool would have ended.
+    """
+    if not isinstance(error, Exception) or isinstance(error, MemoryError):
+        error = WorkerLostError(repr(error)).with_traceback(error.__traceback__)
+    _tell(error_callback, ExceptionInfo((type(error), error, error.__traceback__)))
+    error_callback.__self__.reject(requeue=False)  # type: ignore[attr-defined]
+
+
+def _tell(callback: Callable[[Any], Any], about: Any) -> None:
+    """Tell a request how its run ended; if it fails over that, its message is given up."""
+    try:
+        callback(about)
+    except Exception as error:
+        request: Any = callback.__self__  # type: ignore[attr-defined]
+        # Celery would end the worker over a MemoryError in a process of its pool, which has a memory of its own.
+        unforeseen = None if isinstance(error, MemoryError) else error
+        logger.error("The end of task %s could not be told to all: %s", request, error, exc_info=unforeseen)
+        request.reject(requeue=False)
 
 
 def let_messages_wait(pool: Any) -> None:

@@ -12,7 +12,7 @@ from ...services.loop import Loop
 from .. import events
 from ..masking import masked
 from ..messages import reference
-from ..patches import consumer_start, draining, lost_connection
+from ..patches import consumer_start, draining, lost_connection, task_handler
 from ..patches.redis_client import keep_client
 from ..worker import declined, delivered
 from ..worker.appetite import Appetite
@@ -33,6 +33,7 @@ class DisconnectionStep(bootsteps.StartStopStep):
         consumer_start.install(c.blueprint)
         lost_connection.install(c, delivered.note_lost_connection)
         declined.install(c)
+        task_handler.install(c)
         self._looks: Loop | None = None
         self._appetite: Appetite | None = None
         if c.app.sidejob.settings.database_url is not None:

@@ -88,6 +88,7 @@ class SideJobStep(bootsteps.StartStopStep):
         signals.worker_shutting_down.connect(lambda **_: stop_flag.announce(), weak=False)
         soft_shutdown.install(worker, stop_flag.announce)
         worker_stop.install(worker, self.terminate)
+        pool_apply.report_failures(worker.pool)
         greenlets.install(worker.pool)
         pool_apply.end_quietly(worker.pool)
         pool_flush.install(worker.pool)

@@ -170,7 +170,7 @@ class DurableRequest(Delivered):
         try:
             return self._told(super().on_failure, exc_info, send_failed_event, return_ok)
         finally:
-            self._over()
+            self.over()
 
     def _told(self, tell: Callable[..., Any], *args: Any) -> Any:
         """Have Celery tell of a failure; its result backend may be away, and this process cannot wait for it."""
@@ -190,7 +190,7 @@ class DurableRequest(Delivered):
             self.send_event("task-rejected", requeue=False)
         else:
             self.reject(requeue=False)
-        self._over()
+        self.over()
 
     def _not_begun(self, *, is_copy: bool, sent_back: bool) -> None:
         """It runs nothing here. A store that did not answer may yet lock the row for it, when nobody waits any more."""
@@ -232,7 +232,8 @@ class DurableRequest(Delivered):
         death = Death(reason, error, traceback, self._request_dict.get("retries") or 0)
         bury(self._holders, self._key, death, address=self._address, content=self._content)
 
-    def _over(self) -> None:
-        super()._over()
+    def over(self) -> None:
+        """Note that nothing comes of this delivery, and acknowledge a message that has no row."""
+        super().over()
         if self._kept is None and not self.acknowledged:
             self.acknowledge()

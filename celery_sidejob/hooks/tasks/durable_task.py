@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from celery import Celery
 from celery.exceptions import Ignore, Reject, Retry
 
 from ...jobs.capacity import CapacityPool
@@ -18,7 +17,6 @@ from .. import bodies
 from ..durability import lost_policy
 from ..on_commit import OnCommit
 from ..worker import own_process
-from ..worker.received import checked
 from . import beginning, ending, telling
 from .present_run import run_of
 
@@ -58,10 +56,6 @@ class DurableTask(OnCommit):
     def lost_policy(self) -> str:
         """Whether a run whose worker died is repeated: ``requeue`` or ``dead``."""
         return lost_policy(self)
-
-    def start_strategy(self, app: Celery, consumer: Any, **options: Any) -> Any:
-        """Return what takes the task's messages in a worker's parent process."""
-        return checked(super().start_strategy(app, consumer, **options))
 
     def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
         """Lock the task's row; a copy of what runs or was finished goes no further than this."""

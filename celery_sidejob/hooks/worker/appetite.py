@@ -5,6 +5,8 @@ that take hours, would wait for their end while other workers have nothing to do
 ahead follows from how many runs ended here in the last second: with short runs that is all that Celery allows, with
 long ones nothing. What was fetched before the runs became long goes back to the head of its queue, and the worker
 fetches again when its pool can begin another run: among workers that are all busy no message goes to and fro.
+
+A run that never leaves Celery's sets of requests would keep its place for good. So these are compared with the pool.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ logger = logging.getLogger("celery_sidejob")
 LOOK_S = 0.25
 LONG_S = 1.0
 """How long a message waits here, at most, while the pool begins nothing."""
+LOOKS_AT_IDLE = 20
+"""After so many looks at a pool that has no run, what counts as running in it does not."""
 
 
 class Fetcher:
@@ -68,6 +72,7 @@ class Appetite:
         task_request.install(c, self._handle)
         self._waiting: dict[Delivered, float] = {}
         self._ended = deque([(monotonic(), _ended())])
+        self._looks_at_idle = 0
         self._bell = Bell()
         self._fetcher = Fetcher()
         self._stops = False
@@ -124,7 +129,29 @@ class Appetite:
         if any(now - self._waiting[one] >= LONG_S for one in beyond):
             self._fetcher.hold()  # else they might come back at once
             self._give_back(beyond)  # all together, so that they keep their order
+        self._compare()
         self.over()
+
+    def _compare(self) -> None:
+        """Forget what counts as running, and is not in the pool look after look: nobody would tell of its end."""
+        semaphore = self._c.controller.semaphore
+        taken = semaphore is not None and semaphore.value < semaphore.initial_value
+        differs = pool_kind.is_idle(self._c.pool) and (taken or state.reserved_requests)
+        self._looks_at_idle = self._looks_at_idle + 1 if differs else 0
+        if self._looks_at_idle < LOOKS_AT_IDLE:
+            return
+        lost = list(state.reserved_requests)
+        logger.error(
+            "The pool of this worker is idle, while %d messages count as running in it, and take its places. They are "
+            "forgotten; those that are not acknowledged go back to the broker. Please report this.", len(lost),
+        )  # fmt: skip
+        for request in lost:
+            state.task_ready(request)
+            request.reject(requeue=True)
+            if isinstance(request, Delivered):
+                request.over()
+        if semaphore is not None:
+            semaphore.clear()
 
     def wait_s(self) -> float:
         """Return how long to wait between two looks."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from celery.concurrency.solo import TaskPool as Solo
 from celery.concurrency.thread import TaskPool as Threads
-from celery.exceptions import InvalidTaskError, TaskRevokedError, WorkerTerminate
+from celery.exceptions import TaskRevokedError, WorkerTerminate
 from celery.platforms import EX_OK
 from celery.worker.request import Request
 from celery.worker.state import active_requests, task_ready
@@ -22,7 +22,7 @@ from ...services.heartbeat.deliveries import RELEASED, Deliveries, Delivery
 from ..patches.generated_request import wrap_generated
 from ..patches.redis_put import is_redis
 from .pool_kind import not_begun
-from .received import MALFORMED, OF_THE_PARENT, check_request
+from .received import OF_THE_PARENT, check_request
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -53,12 +53,9 @@ class Delivered(Request):
     """Whether the worker's connection to the broker has just broken, and Celery cancels for that."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Raise InvalidTaskError for a message that is not of a task."""
-        try:
-            super().__init__(*args, **kwargs)
-            check_request(self._request_dict, self._payload, *self._header)
-        except MALFORMED as error:
-            raise InvalidTaskError(f"the message cannot be read: {type(error).__name__}: {error}") from error
+        """Raise an error, mostly InvalidTaskError, for a message that is not of a task."""
+        super().__init__(*args, **kwargs)
+        check_request(self._request_dict, self._payload, *self._header)
         for ours in OF_THE_PARENT:
             self._request_dict.pop(ours, None)
 
@@ -106,7 +103,7 @@ class Delivered(Request):
         return_to_head(self._message, self._connection_errors)
         self.acknowledged = True
         self.send_event("task-rejected", requeue=True)
-        self._over()
+        self.over()
         return True
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
@@ -150,7 +147,8 @@ class Delivered(Request):
         for runs, _ in self._deliveries:
             runs.planned(self._key, plan)
 
-    def _over(self) -> None:
+    def over(self) -> None:
+        """Note that nothing comes of this delivery any more."""
         for runs, delivery in self._deliveries:
             runs.over(delivery)
         if self.acks_at_end and self._has_row:
@@ -209,4 +207,4 @@ def _then_over(self: Delivered, on_success: Callable[..., Any], *args: Any, **op
     try:
         return on_success(self, *args, **options)
     finally:
-        self._over()
+        self.over()

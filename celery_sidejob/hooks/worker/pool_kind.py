@@ -56,6 +56,13 @@ def concurrency(pool: Any) -> int:
     return getattr(greenlets, "size", None) or pool.num_processes or 1
 
 
+def is_idle(pool: Any) -> bool:
+    """Whether the pool itself has no run, begun or not; for the thread that gives it runs, between two of them."""
+    if has_processes(pool):
+        return not getattr(pool._pool, "_cache", ())
+    return not (getattr(pool, "_pool", None) or getattr(pool, "unfinished", ()))
+
+
 def not_begun() -> BaseException:
     """Return what a thread or a greenlet of the pool is to raise when there is nothing for it to do after all."""
     if native.is_patched():

@@ -1,8 +1,4 @@
-"""Checks a message that a worker has received; one that cannot be run raises Celery's InvalidTaskError.
-
-Any other error, raised while Celery takes a message, ends the worker, or looks as if its broker had gone: then the
-message comes again at once. Whoever can write into a queue could keep all its workers from working.
-"""
+"""Checks a message that a worker has received; one that cannot be run raises Celery's InvalidTaskError."""
 
 from __future__ import annotations
 
@@ -48,20 +44,6 @@ NO_OPTIONS = CELERYS | {
 MOST_OF_ID = 2000
 """Characters of a task id that the store can index; calls of ours are held to fewer."""
 MOST_RETRIES = 2**31 - 1
-MALFORMED = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
-"""Errors that Celery raises over a malformed message."""
-
-
-def checked(take: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap what takes a task's messages: Celery looks into a payload before it makes a request of it."""
-
-    def take_checked(message: Any, body: Any, *args: Any, **options: Any) -> Any:
-        payload = message.payload if body is None else body
-        if not isinstance(payload, Mapping | list | tuple):
-            raise InvalidTaskError(f"the payload is a {type(payload).__name__}, and no task's")
-        return take(message, body, *args, **options)
-
-    return take_checked
 
 
 def check_request(
@@ -71,7 +53,6 @@ def check_request(
     _check(_why_no_id(request.get("id")), "id")
     if request.get(header) is not None:
         _check(why_not(request[header]), header)
-    _check(_why_no_limits(request.get("timelimit")), "timelimit")
     retries = request.get("retries")
     _check(None if retries is None or is_number(retries, most=MOST_RETRIES) else "it is no number", "retries")
     _check(None if request.get(CALL) is None else why_not_name(request[CALL]), CALL)
@@ -104,12 +85,3 @@ def _why_no_options(options: Any) -> str | None:
         return "they are no mapping"
     wrong = [name for name in options or () if not isinstance(name, str) or name in NO_OPTIONS or name.startswith(OURS)]
     return f"they may not say {str(wrong[0])[:60]!a}" if wrong else None
-
-
-def _why_no_limits(limits: Any) -> str | None:
-    if not limits:
-        return None
-    if not isinstance(limits, list | tuple) or len(limits) != 2:
-        return "it is no pair"
-    fits = all(limit is None or (isinstance(limit, int | float) and 0 <= limit < 2**31) for limit in limits)
-    return None if fits else "it holds what is no time"

@@ -5,12 +5,15 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+from asyncio import CancelledError
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from billiard.exceptions import WorkerLostError
 from celery import Celery
 from celery.concurrency.gevent import TaskPool as Greenlets
+from celery.concurrency.solo import TaskPool as Solo
 from celery.concurrency.thread import TaskPool
 from celery.worker import state
 
@@ -75,3 +78,55 @@ def test_what_is_received_during_a_cold_stop_does_not_fail_the_worker(pool: Any)
 def test_threads_that_are_gone_without_a_stop_are_told_of(pool: Any) -> None:
     with pytest.raises(RuntimeError, match="cannot schedule"):
         pool.apply_async(lambda: None)
+
+
+class Told:
+    """Celery's request, as far as a pool tells it of its run."""
+
+    def __init__(self, *, fails_over_it: bool) -> None:
+        self.of: list[Any] = []
+        self._fails = fails_over_it
+
+    def on_success(self, result: Any) -> None:
+        self._note(result)
+
+    def on_failure(self, info: Any) -> None:
+        self._note(type(info.exception.exc))
+
+    def reject(self, *, requeue: bool) -> None:
+        self.of.append("kept" if requeue else "given up, if it is not over")
+
+    def _note(self, what: Any) -> None:
+        self.of.append(what)
+        if self._fails:
+            raise TypeError("its chain is no list")
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["", "the request fails over it"])
+@pytest.mark.parametrize("kind", [TaskPool, Solo])
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        (ValueError, ValueError), (MemoryError, WorkerLostError), (SystemExit, WorkerLostError),
+        (CancelledError, WorkerLostError), (None, "ended"),
+    ],
+)  # fmt: skip
+def test_a_request_is_told_how_its_run_ended_whatever_was_raised(
+    kind: Any, raised: type[BaseException] | None, told: Any, fails: bool
+) -> None:
+    """A thread forgot it, and the request counted as running for good; solo ended."""
+    pool = kind(1, app=Celery("failing", set_as_current=False))
+    pool.start()
+    pool_apply.report_failures(pool)
+    request = Told(fails_over_it=fails)
+
+    def traced() -> str:
+        if raised is not None:
+            raise raised
+        return "ended"
+
+    pool.apply_async(traced, callback=request.on_success, error_callback=request.on_failure)
+    pool.stop()
+
+    assert request.of[0] == told
+    assert set(request.of[1:]) == ({"given up, if it is not over"} if raised or fails else set())

@@ -22,6 +22,15 @@ from celery_sidejob.hooks.worker.delivered import Delivered
 class Run:
     """Celery's request, as far as its state goes."""
 
+    id = "a run"
+
+    def __init__(self) -> None:
+        self.went_back = False
+
+    def reject(self, *, requeue: bool) -> None:
+        """Give up its message."""
+        self.went_back = requeue
+
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
@@ -35,7 +44,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
 
 def worker_of(concurrency: int) -> Any:
     """What Celery's consumer shows of its worker."""
-    controller = SimpleNamespace(max_concurrency=None, semaphore=LaxBoundedSemaphore(concurrency))
+    controller = SimpleNamespace(max_concurrency=None, semaphore=LaxBoundedSemaphore(concurrency), _process_task=None)
     return SimpleNamespace(pool=SimpleNamespace(num_processes=concurrency), controller=controller, on_task_request=None)
 
 
@@ -64,6 +73,34 @@ def test_greenlets_are_as_many_as_the_pool_may_have(clock: list[float]) -> None:
     worker.pool.grow(2)
 
     assert Appetite(worker).concurrency == 5
+
+
+def test_what_the_pool_does_not_have_is_forgotten_after_a_while(
+    clock: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    """By whatever mistake: the worker would beat, and fetch nothing more."""
+    worker = worker_of(2)
+    appetite = Appetite(worker)
+    runs = [Run(), Run()]
+    state.reserved_requests.update(runs)
+    state.active_requests.update(runs)
+    for _ in runs:
+        worker.controller.semaphore.acquire(lambda: None)
+
+    worker.pool.unfinished = {"a thread's future"}
+    for _ in range(appetites.LOOKS_AT_IDLE + 1):
+        appetite.run_once()
+    assert appetite.room == 0
+
+    worker.pool.unfinished.clear()
+    for _ in range(appetites.LOOKS_AT_IDLE - 1):
+        appetite.run_once()
+    assert (appetite.room, caplog.messages) == (0, [])
+    appetite.run_once()
+
+    assert (appetite.room, worker.controller.semaphore.value, len(state.active_requests)) == (2, 2, 0)
+    assert [run.went_back for run in runs] == [True, True]
+    assert "2 messages count as running in it" in caplog.text
 
 
 @pytest.mark.parametrize(("ended", "ahead"), [(0, 0), (3, 0), (4, 1), (100, 97)])
@@ -105,6 +142,7 @@ def test_only_a_worker_that_stops_fetches_no_more(clock: list[float], state: int
     SideJob(consumer.app)
     consumer.blueprint = SimpleNamespace(state=state, start=None)
     consumer.on_unknown_task = consumer.on_invalid_task = consumer.on_decode_error = None
+    consumer.create_task_handler = None
     consumer.connection, consumer.on_connection_error_after_connected = object(), None
     step = DisconnectionStep(consumer)
 
