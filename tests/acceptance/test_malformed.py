@@ -13,6 +13,7 @@ from typing import Any
 import kombu
 import psycopg
 import pytest
+import redis
 
 from tests.tools.apps import make_app
 from tests.tools.brokers import Broker
@@ -66,6 +67,11 @@ BODIES: list[str | bytes] = [
     '[[], {}, {"callbacks": 5}]', '[[], {}, {"chord": 5}]', '[[], {}, {"chain": 5}]', '[[], {}, {"errbacks": [5]}]',
     '[["a\\u0000b"], {}, {}]',
 ]  # fmt: skip
+RAW: list[str | bytes] = [
+    "no JSON", b"\xff", "", "5", "null", "[]", "{}", '{"body": 5}', '{"body": "", "headers": 5, "properties": {}}',
+    '{"body": "", "headers": {"task": "x"}, "properties": {"delivery_tag": 5}}', "[" * 900 + "]" * 900,
+]  # fmt: skip
+"""What is no message of kombu's at all, in a list of Redis."""
 FUZZED = int(os.environ.get("FUZZED", "100"))
 """How many messages are made up for each worker; `FUZZED=3000 FUZZ_SEED=x` walks on."""
 SEED = os.environ.get("FUZZ_SEED", "malformed")
@@ -212,7 +218,7 @@ def site(database_url: str, broker: Broker, record: Record, processes: Processes
     made.close()
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(5)
 @pytest.mark.brokers("redis", "sidejob", "amqp", "sidejobpg")
 @pytest.mark.parametrize("pool", ["prefork", "solo", "threads", "gevent"])
 def test_a_worker_outlives_whatever_is_sent_to_it(site: Site, pool: str) -> None:
@@ -232,6 +238,9 @@ def test_a_worker_outlives_whatever_is_sent_to_it(site: Site, pool: str) -> None
         for body in ({"id": None}, {"id": 5}, {"args": 5}, {"kwargs": 5}, {"sidejob_durable": "x"}, {"sidejob": [1]}):
             site.send_first_protocol(task, "odd4", **body)
         site.send(task, '[["no memory"], {}, {}]')
+    if site.broker.is_redis:  # also what is no message of kombu's
+        with redis.Redis.from_url(site.broker.redis_url) as server:
+            server.lpush(QUEUE, *RAW)
     site.publish_fuzzed(f"{SEED}, {pool}, {site.broker.kind}")
 
     worker = site.worker(pool)

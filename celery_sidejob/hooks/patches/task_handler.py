@@ -17,7 +17,7 @@ from .wrapping import wrap
 
 logger = logging.getLogger("celery_sidejob")
 
-OF_MESSAGES = (LookupError, TypeError, ValueError, AttributeError)
+OF_MESSAGES = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
 """What a malformed message raises, though kombu may count it among the errors of a connection, as KeyError."""
 
 

@@ -12,7 +12,7 @@ from ...services.loop import Loop
 from .. import events
 from ..masking import masked
 from ..messages import reference
-from ..patches import consumer_start, draining, lost_connection, task_handler
+from ..patches import consumer_start, draining, lost_connection, redis_read, task_handler
 from ..patches.redis_client import keep_client
 from ..worker import declined, delivered
 from ..worker.appetite import Appetite
@@ -50,6 +50,8 @@ class DisconnectionStep(bootsteps.StartStopStep):
             draining.notice_breaks(c.connection)
             if is_green and c.event_dispatcher:
                 draining.look_without_waiting(c.event_dispatcher.connection)
+        if broker == "redis":
+            redis_read.install(c.connection.transport.cycle)
         if broker == "redis" and is_green:
             tell = draining.fetch_when_there_is_room(c.connection, c.task_consumer.channel.qos)
             if self._appetite is not None:
