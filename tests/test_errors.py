@@ -386,6 +386,7 @@ IN_A_RUN: dict[str, Case] = {
     '`on_duplicate="replace"` in `job.unit(transaction=)`': (lambda s: s.inside(lambda job: replaced_in_block(job, s))),
     "`wait` for a batch inside a run": lambda s: s.inside(lambda job: s.sidejob.batch("new").wait()),
     "`done=` or `total=` of `progress` is not a number": lambda s: s.inside(lambda job: job.progress(-1)),
+    "`timeout=` of `suspend` is not a time": lambda s: s.inside(lambda job: job.suspend(timeout=-1)),
     "`note=` of `progress` is not a note": lambda s: s.inside(lambda job: job.progress(note=7)),
     "`move(force=True)` inside a run": lambda s: s.inside(lambda job: s.other.move(queue="new", force=True)),
     "a pool's `call` is used in a task": lambda s: s.inside(lambda job: CapacityPool("pool", 1).call(s.stage.idle)),

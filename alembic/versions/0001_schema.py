@@ -378,7 +378,7 @@ CREATE TABLE {s}.timers (
   due_at timestamptz NOT NULL,
   ask text NOT NULL,
   accepted boolean NOT NULL,
-  CONSTRAINT timers_ask_check CHECK (ask IN ('run', 'force', 'terminate', 'terminate_tree'))
+  CONSTRAINT timers_ask_check CHECK (ask IN ('run', 'force', 'timeout', 'terminate', 'terminate_tree'))
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
 CREATE INDEX timers_job_id_idx ON {s}.timers (job_id);
 CREATE INDEX timers_due_at_idx ON {s}.timers (due_at);

@@ -112,7 +112,7 @@ def _facts(details: dict[str, Any]) -> RenderableType:
             "waiting for": ", ".join(details["waiting_for"]) or None,
             "depends on": ", ".join(map(str, details["dependencies"])) or None,
             "dependents": ", ".join(map(str, details["dependents"])) or None,
-            "timers": ", ".join(f"{timer['ask']} at {moment(timer['due_at'])}" for timer in details["timers"]),
+            "timers": _timers(details),
         }
     )
 
@@ -122,6 +122,12 @@ def _queue(details: dict[str, Any]) -> str:
     waits = details["status"] in (Status.QUEUED, Status.TERMINATING) and not details["in_run"]
     nobody = waits and details["queue_served"] is False
     return f"{details['queue']}: no live worker serves it" if nobody else details["queue"]
+
+
+def _timers(details: dict[str, Any]) -> str | None:
+    """List the timers of a job; they run it again even if it has completed in the meantime."""
+    shown = ", ".join(f"{timer['ask']} at {moment(timer['due_at'])}" for timer in details["timers"])
+    return f"{shown}: it runs then, although it is completed" if shown and details["status"] == "completed" else shown
 
 
 def _message(message: dict[str, Any]) -> str:

@@ -16,8 +16,8 @@ from . import schema, server, tables, work, workers
 from .looks import Check, findings_of, look
 
 OF_FIRST_STORE: tuple[Check, ...] = (
-    schema.rights, work.queues, work.publishing, work.tasks, work.paused, work.schedules, work.full_ports,
-    workers.workers, workers.sweeping, work.results, work.dead, tables.retention, tables.references,
+    schema.rights, work.queues, work.publishing, work.tasks, work.paused, work.schedules, work.timers,
+    work.full_ports, workers.workers, workers.sweeping, work.results, work.dead, tables.retention, tables.references,
     tables.vacuum, server.horizon, server.locks,
 )  # fmt: skip
 OF_FURTHER_STORE: tuple[Check, ...] = (

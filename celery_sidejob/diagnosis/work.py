@@ -10,7 +10,7 @@ from ..model.errors import SchemaError, StoreUnavailableError
 from ..model.finding import Finding, error, graded, warning, well
 from ..model.plural import counted, first_of
 from ..operations.runtime import Runtime
-from ..store import depths, health, parked, room, served, stats, workers
+from ..store import asks, depths, health, parked, room, served, stats, workers
 from ..store import queues as queue_rows
 from ..store import schedules as schedule_rows
 from ..store.statement import Transaction
@@ -166,6 +166,20 @@ def _held_back_since(executor: Transaction, name: str) -> datetime | None:
     first = next(row.spec.window(anchor=row.anchor_at, after=row.last_at).times(row.last_at), None)
     is_old = first is not None and first < row.read_at - timedelta(seconds=FORGOTTEN_S)
     return first if is_old else None
+
+
+def timers(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
+    """Look for timers that run a job again which has completed since they were set."""
+    found = asks.timers_of_completed(executor)
+    if not found:
+        yield well("timers", "none of the next timers is of a completed job")
+        return
+    shown = first_of(f"job {row.job_id} at {row.due_at:%Y-%m-%d %H:%M:%S%z}" for row in found)
+    yield warning(
+        "timers", f"completed jobs run again: {shown}",
+        meaning="A run has set the timer, by run(countdown=) or run(eta=), and the job has completed since then.",
+        remedy="If the timer was to end a wait, use suspend(timeout=...) instead. job.cancel_timer() removes it.",
+    )  # fmt: skip
 
 
 def paused(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:

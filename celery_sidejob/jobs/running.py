@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from ..model import values
 from ..model.changes import PortKey, RememberInputs
-from ..model.checks import check_number, is_seconds, shown
+from ..model.checks import check_age, check_number, is_seconds, shown
 from ..model.errors import IllegalMoveError, InvalidPortError, InvalidValueError, LeaseLostError
 from ..model.port import NO_DATA
 from ..model.progress import check as check_progress
@@ -27,6 +27,9 @@ from .scopes import current_context, port_options
 
 class Suspend(BaseException):
     """Ends a run as suspended. Not an Exception, so that a body's ``except Exception`` does not swallow it."""
+
+    timeout_s: float | None = None
+    """For how long the job waits, at most."""
 
 
 class RetryRun(BaseException):
@@ -74,9 +77,15 @@ class RunningJob(Job):
         """
         self._unit.renew()
 
-    def suspend(self) -> NoReturn:
-        """End the run here, commit it and rest as suspended, until something is asked of the job."""
-        raise Suspend(self.id)
+    def suspend(self, *, timeout: float | timedelta | None = None) -> NoReturn:
+        """End the run here, commit it and rest as suspended, until something is asked of the job.
+
+        With `timeout` it is asked to run after that many seconds, counted from the commit. The next run, whatever it
+        was asked by, removes this timer.
+        """
+        suspend = Suspend(self.id)
+        suspend.timeout_s = check_age("timeout", timeout)
+        raise suspend
 
     def retry(
         self, exc: BaseException | None = None, *, countdown: float | None = None, max_retries: int | None = None

@@ -14,14 +14,14 @@ from ..model.errors import InvalidValueError
 
 @dataclass(frozen=True, slots=True)
 class Timer:
-    """An ask that was made for later: by ``run(eta=)`` or ``run(countdown=)``, or by those options of ``enqueue``."""
+    """An ask for later: by ``eta=`` or ``countdown=`` of ``run()`` and ``enqueue()``, or by ``suspend(timeout=)``."""
 
     id: int | None
     """Its number, which `Job.cancel_timer` takes; None while the unit that sets it is not committed."""
     due_at: datetime | None
     """When it fires; None for a ``countdown`` in a unit, because it counts from the commit."""
-    ask: Literal["run", "force"]
-    """What it asks for: a run, or a forced one."""
+    ask: Literal["run", "force", "timeout"]
+    """What it asks for: a run, a forced one, or one that ends a wait, unless another run begins before."""
 
 
 def timers(rows: Sequence[Any], changes: Sequence[Change], job_id: int) -> list[Timer]:

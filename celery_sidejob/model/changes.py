@@ -72,6 +72,13 @@ class Ask:
     of_parent: bool = False
     due_at: datetime | None = None
     wait_s: float | None = None
+    of_wait: bool = False
+    """It ends the wait that its run begins, if no other run begins before."""
+
+    @property
+    def kind(self) -> str:
+        """What its timer asks for."""
+        return "timeout" if self.of_wait else "force" if self.force else "run"
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,7 +129,11 @@ class Wakes:
                     # Locking the subtree now could break the ascending order: it has transactions of its own.
                     self._terminate_below([job_id])
                 self.terminate([job_id], tree=timer.ask == "terminate_tree", timers_before=timer.id)
-            elif timer.ask == "force" or status in ASKABLE or (timer.accepted and status == Status.FAILED):
+            elif (
+                timer.ask == "force"
+                or status in ASKABLE
+                or (timer.accepted and status == Status.FAILED and timer.ask == "run")
+            ):
                 self.ask([job_id], force=timer.ask == "force" or status == Status.FAILED, late_s=timer.late_s)
 
     def _apply_batch(self, kind: str, ids: list[int]) -> None:  # noqa: PLR0912 - an arm for each kind of step
@@ -191,12 +195,10 @@ class Wakes:
         if not self._may_ask(job_id, force=force):
             self.refused.add(job_id)
         elif self._noting:
-            asks.note(
-                self._executor, [job_id], "force" if force else "run", due_at=change.due_at, wait_s=change.wait_s or 0.0
-            )
+            asks.note(self._executor, [job_id], change.kind, due_at=change.due_at, wait_s=change.wait_s or 0.0)
             self._after_commit.noted.append(job_id)
         else:
-            after = asks.set_timer(self._executor, job_id, due_at=change.due_at, wait_s=change.wait_s, force=force)
+            after = asks.set_timer(self._executor, job_id, due_at=change.due_at, wait_s=change.wait_s, ask=change.kind)
             self._moved(job_id, after)
 
     def _cancel(self, change: CancelTimer) -> None:

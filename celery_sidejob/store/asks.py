@@ -112,7 +112,7 @@ revived AS (
 UPDATE {jobs} SET
   status = CASE WHEN unit_no IS NULL AND status <> 'terminating' THEN 'queued' ELSE status END,
   losses = CASE WHEN status IN ('failed', 'terminated') THEN 0 ELSE losses END,
-  timer_in_run = timer_in_run OR (unit_no IS NOT NULL)
+  timer_in_run = timer_in_run OR (unit_no IS NOT NULL AND %(ask)s <> 'timeout')
 WHERE id = %(id)s RETURNING status"""
 """Queues the job of a timer that was accepted, unless a run is in progress; a forced one leaves the dead set."""
 
@@ -125,12 +125,12 @@ WITH t AS (
 )
 
 
-def set_timer(executor: Transaction, job_id: int, *, due_at: Any, wait_s: float | None, force: bool) -> str:
+def set_timer(executor: Transaction, job_id: int, *, due_at: Any, wait_s: float | None, ask: str) -> str:
     """Have the job asked at a time, by the database's clock; it is queued at once unless a run is in progress.
 
-    With `force` it leaves the dead set now. Returns the job's status.
+    If it asks for ``force`` the job leaves the dead set now; if for ``timeout``, the run in progress ends as it would
+    without, and the next one removes the timer. Returns the job's status.
     """
-    ask = "force" if force else "run"
     return str(executor.run(_SET_TIMER, id=job_id, due_at=due_at, wait_s=wait_s or 0.0, ask=ask)[0].status)
 
 
@@ -208,7 +208,7 @@ def due(executor: Reader, limit: int) -> Sequence[Any]:
     return executor.run(_DUE_TIMERS, limit=limit)
 
 
-IS_TIMER = "t.ask IN ('run', 'force') AND (t.accepted OR t.due_at > now())"
+IS_TIMER = "t.ask IN ('run', 'force', 'timeout') AND (t.accepted OR t.due_at > now())"
 """Whether a row is for later, as SQL: others are asks that a transaction has noted, to be applied at once."""
 
 _PENDING = Statement(f"""
@@ -219,6 +219,17 @@ ORDER BY t.due_at, t.id LIMIT %(limit)s""")
 def pending_timers(executor: Reader, job_id: int, *, limit: int | None = None) -> Sequence[Any]:
     """Read the job's timers that have not fired, soonest first; one that is due fires within a second or so."""
     return executor.run(_PENDING, id=job_id, limit=limit)
+
+
+_OF_COMPLETED = Statement(f"""
+SELECT t.job_id, t.due_at FROM (SELECT * FROM {{timers}} ORDER BY due_at LIMIT {SOONEST}) t
+  JOIN {{jobs}} j ON j.id = t.job_id
+WHERE j.status = 'completed' AND {IS_TIMER} ORDER BY t.due_at, t.id""")
+
+
+def timers_of_completed(executor: Reader) -> Sequence[Any]:
+    """Read the (job_id, due_at) of timers, among the soonest, that will run a completed job again."""
+    return executor.run(_OF_COMPLETED)
 
 
 _CANCEL = Statement(f"""
@@ -241,7 +252,7 @@ WITH rests AS (
     ORDER BY a.closed_at DESC NULLS FIRST LIMIT 1) a ON true
   WHERE j.id = %(id)s AND j.status = 'queued' AND j.unit_no IS NULL
     AND NOT EXISTS (SELECT FROM {messages} m WHERE m.job_id = j.id)
-    AND NOT EXISTS (SELECT FROM {timers} t WHERE t.job_id = j.id)),
+    AND NOT EXISTS (SELECT FROM {timers} t WHERE t.job_id = j.id AND t.ask <> 'timeout')),
 kept_its_key AS (
   DELETE FROM {askings} a USING rests
   WHERE a.job_id = rests.id AND a.closed_at IS NULL AND a.opened_at = rests.ended_at)

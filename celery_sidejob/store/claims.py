@@ -55,9 +55,9 @@ held AS (
   RETURNING m.losses, extract(epoch FROM now() - m.due_at)::double precision AS waited_s),
 past AS (
   DELETE FROM {{timers}} t USING claimed
-  WHERE t.job_id = claimed.id AND claimed.status <> 'terminating' AND t.due_at <= now() AND t.ask IN ('run', 'force')
-    AND NOT EXISTS (
-      SELECT FROM {{timers}} e WHERE e.job_id = t.job_id AND e.id < t.id AND e.ask IN ('terminate', 'terminate_tree')))
+  WHERE t.job_id = claimed.id AND claimed.status <> 'terminating' AND (t.ask = 'timeout'
+    OR t.due_at <= now() AND t.ask IN ('run', 'force') AND NOT EXISTS (
+      SELECT FROM {{timers}} e WHERE e.job_id = t.job_id AND e.id < t.id AND e.ask IN ('terminate', 'terminate_tree'))))
   {then},
 family AS MATERIALIZED (
   SELECT id, EXISTS (
@@ -221,7 +221,8 @@ _END = _end_of_run(
       WHEN run_kind = 'shutdown' THEN CASE WHEN {_REVIVED} THEN 'queued' ELSE 'terminated' END
       WHEN status = 'terminating' THEN 'terminating'
       WHEN wakes > wakes_taken OR %(retry)s THEN 'queued'
-      WHEN timer_in_run AND EXISTS (SELECT FROM {{timers}} t WHERE t.job_id = j.id) THEN 'queued'
+      WHEN timer_in_run AND EXISTS (
+        SELECT FROM {{timers}} t WHERE t.job_id = j.id AND t.ask <> 'timeout') THEN 'queued'
       ELSE %(outcome)s END""",
     """(unit_no = %(unit_no)s OR %(unit_no)s IS NULL)
     AND (NOT %(quiet)s

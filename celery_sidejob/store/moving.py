@@ -72,7 +72,7 @@ def move(executor: Transaction, job_id: int, stage: Stage, *, now: bool, check_i
 
 
 _PUT_OFF = Statement(f"""
-WITH gone AS (DELETE FROM {{timers}} WHERE job_id = %(id)s AND ask = 'run' AND accepted)/*!,{_WITHDRAWN}*/
+WITH gone AS (DELETE FROM {{timers}} WHERE job_id = %(id)s AND ask IN ('run', 'timeout') AND accepted)/*!,{_WITHDRAWN}*/
 DELETE FROM {{messages}} WHERE job_id = %(id)s AND locked_by IS NULL AND %(later)s""")
 
 

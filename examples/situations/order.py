@@ -24,8 +24,7 @@ def follow(job: RunningJob, order: int) -> str:
     if reminded is not None:
         remind.delay(order)  # a durable task, which belongs to the same commit
     job.set(reminded=0 if reminded is None else reminded + 1)
-    job.run(countdown=WEEK_S)  # a timer, kept in Postgres
-    job.suspend()  # until the timer or a payment, whichever comes first; no worker is busy meanwhile
+    job.suspend(timeout=WEEK_S)  # until a payment, or for a week; no worker is busy meanwhile
 
 
 @app.task(name="order.remind", durable=True)

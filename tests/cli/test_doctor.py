@@ -95,8 +95,8 @@ def test_a_store_that_is_well(locked: Stage) -> None:
     assert bad == {"durability"}, "the servers of tests do not write to the disk"
     assert found.keys() == {
         "store", "durability", "clock", "schema", "rights", "queues", "publishing", "tasks", "paused queues",
-        "schedules", "full ports", "workers", "sweeping", "results", "dead set", "retention", "vacuum", "horizon",
-        "locks", "rules", "liveness",
+        "schedules", "timers", "full ports", "workers", "sweeping", "results", "dead set", "retention", "vacuum",
+        "horizon", "locks", "rules", "liveness",
     }  # fmt: skip
 
 
@@ -204,6 +204,26 @@ def test_jobs_that_are_parked(locked: Stage) -> None:
         parking.decline(locked.runtime, JOBS, (other.id, 1), task=name)
     (finding,) = findings(locked)["tasks"]
     assert finding.found.endswith("1 of stage.other3 in celery and 4 more")
+
+
+def test_timers_of_completed_jobs(locked: Stage) -> None:
+    def body(job: RunningJob) -> None:
+        if job.run_no == 1:
+            job.run(countdown=3600)
+            job.suspend()
+
+    job = locked.job(body, inports=["in"])
+    locked.drain()
+    assert levels(locked, "timers") == ["ok"], "the job is not completed"
+    job.input("in").write(1)
+    locked.drain()
+    assert (job.refresh().status, len(job.timers)) == ("completed", 1)
+    (finding,) = findings(locked)["timers"]
+    assert (finding.level, finding.found.partition(" at ")[0]) == ("warning", f"completed jobs run again: job {job.id}")
+    assert "suspend(timeout=" in finding.remedy
+    assert "although it is completed" in " ".join(ask(locked.app, "show", job.id).out.split())
+    job.cancel_timer(job.timers[0])
+    assert levels(locked, "timers") == ["ok"]
 
 
 @pytest.mark.parametrize("ends", ["failed", "terminated"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -14,12 +14,14 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
 from celery_sidejob import (
+    NO_DATA,
     IllegalMoveError,
     InvalidValueError,
     Job,
     JobNotFoundError,
     RunningJob,
     StoreUnavailableError,
+    Suspend,
     Timer,
 )
 from celery_sidejob.operations.noted_asks import apply_noted_asks
@@ -462,3 +464,112 @@ def test_a_cancelling_whose_answer_was_lost_is_done_once(stage: Stage, at: Arm) 
     with pytest.raises(StoreUnavailableError):
         job.cancel_timer(timer)
     assert (job.timers, job.refresh().status) == ([], "suspended")
+
+
+# -- the timeout of a wait -------------------------------------------------------------------------------------------
+
+
+def waits(job: RunningJob) -> None:
+    """Wait for a packet, but not for ever."""
+    if job.input("in").read() is NO_DATA and job.run_no == 1:
+        job.suspend(timeout=timedelta(hours=1))
+
+
+def waiting_job(stage: Stage, body: Any = waits) -> Job:
+    job = at_rest(stage, body, inports=["in"])
+    assert (job.status, job.waiting_for) == ("suspended", ["timer"])
+    return job
+
+
+def test_a_timeout_asks_for_a_run_when_nothing_else_has(stage: Stage) -> None:
+    job = waiting_job(stage)
+    (timer,) = job.timers
+    assert timer.ask == "timeout"
+    assert timer.due_at is not None
+    assert timedelta(minutes=59) < timer.due_at - datetime.now(UTC) <= timedelta(hours=1)
+    assert stage.drain() == 0
+
+    pass_time(stage)
+    stage.sidejob.poll()
+    assert (stage.drain(), job.refresh().status, job.timers) == (1, "completed", [])
+
+
+def test_a_timeout_is_gone_with_the_next_run(stage: Stage) -> None:
+    job = waiting_job(stage)
+    job.input("in").write(1)
+    assert (stage.drain(), job.refresh().status, job.timers) == (1, "completed", [])
+
+    pass_time(stage)
+    stage.sidejob.poll()
+    assert (stage.drain(), job.refresh().info["run_no"]) == (0, 2)
+
+
+def test_each_wait_has_its_own_timeout(stage: Stage) -> None:
+    def waits_twice(job: RunningJob) -> None:
+        if job.run_no < 3:
+            job.suspend(timeout=3600.0 * job.run_no)
+
+    job = waiting_job(stage, waits_twice)
+    job.run()
+    stage.drain()
+    (timer,) = job.timers
+    assert timer.due_at is not None
+    assert timer.due_at - datetime.now(UTC) > timedelta(hours=1, minutes=59)
+
+
+def test_a_timeout_that_fires_beside_another_ask_makes_one_run(stage: Stage) -> None:
+    job = waiting_job(stage)
+    job.input("in").write(1)
+    pass_time(stage)
+    stage.sidejob.poll()
+    assert (stage.drain(), job.refresh().status, job.timers) == (1, "completed", [])
+
+
+def test_a_run_that_was_asked_meanwhile_waits_for_no_timeout(stage: Stage) -> None:
+    job = stage.job(waits, inports=["in"])
+    hold = stage.claim(job)
+    assert hold is not None
+    job.run()
+    stage.perform(hold)
+    assert (job.refresh().status, len(job.timers)) == ("queued", 1)
+    assert (stage.drain(), job.refresh().status, job.timers) == (1, "completed", [])
+
+
+def test_a_timeout_is_cancelled_like_any_timer_and_by_a_termination(stage: Stage) -> None:
+    cancelled, terminated, rescheduled = (waiting_job(stage) for _ in range(3))
+    assert cancelled.cancel_timer(cancelled.timers[0])
+    assert (cancelled.refresh().status, cancelled.timers) == ("suspended", [])
+    terminated.terminate()
+    assert terminated.timers == []
+
+    rescheduled.run(countdown=60)
+    timeout, run = sorted(rescheduled.timers, key=lambda timer: timer.ask, reverse=True)
+    assert rescheduled.cancel_timer(run if run.ask == "run" else timeout)
+    assert (rescheduled.refresh().status, [timer.ask for timer in rescheduled.timers]) == ("suspended", ["timeout"])
+
+
+def test_a_body_that_catches_the_suspend_sets_no_timer(stage: Stage) -> None:
+    def goes_on(job: RunningJob) -> None:
+        with suppress(Suspend):
+            job.suspend(timeout=60)
+
+    job = at_rest(stage, goes_on)
+    assert (job.status, job.timers) == ("completed", [])
+
+
+def test_no_timeout_or_one_of_nothing_asks_at_once_or_never(stage: Stage) -> None:
+    assert at_rest(stage, lambda job: job.suspend()).timers == []
+
+    def at_once(job: RunningJob) -> None:
+        if job.run_no < 3:
+            job.suspend(timeout=0)
+
+    job = at_rest(stage, at_once)
+    assert (job.status, job.info["run_no"]) == ("completed", 3)
+
+
+@pytest.mark.parametrize("timeout", ["soon", float("nan"), -1, True, 1e300])
+def test_a_wrong_timeout_is_refused(stage: Stage, timeout: Any) -> None:
+    job = at_rest(stage, lambda job: job.suspend(timeout=timeout))
+    assert job.status == "failed"
+    assert "timeout is a timedelta or a number of seconds, at least 0" in stage.sidejob.dead.list()[0].error

@@ -21,7 +21,7 @@ from ...jobs.job import enqueue, find_by_task_id
 from ...jobs.running import RetryRun, RunningJob, Suspend
 from ...jobs.scopes import context
 from ...model import values
-from ...model.changes import Terminate
+from ...model.changes import Ask, Terminate
 from ...model.crash_points import Died
 from ...model.durable import WORKER
 from ...model.errors import (
@@ -296,8 +296,10 @@ def _value(task: TaskBody, unit: OpenUnit, job: RunningJob) -> Any:
             value = task.run_body(job, job.args, job.kwargs)
         finally:
             unit.told.write()
-    except Suspend:
+    except Suspend as suspend:
         unit.finish()
+        if suspend.timeout_s is not None:
+            unit.add(Ask(unit.hold.job_id, wait_s=suspend.timeout_s, of_wait=True))
         raise
     unit.finish()
     return value
