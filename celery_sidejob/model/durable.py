@@ -228,7 +228,7 @@ def is_first(request: Mapping[str, Any]) -> bool:
     if request.get("retries") or request.get("eta") or request.get(REPUBLISHED) or request.get("redelivered"):
         return False
     properties = request.get("properties") or {}
-    if request.get("x-delivery-count") or properties.get("delivery_count") or properties.get("eta"):
+    if request.get("x-delivery-count") or properties.get("delivery_count"):
         return False
     return not (request.get("delivery_info") or {}).get("redelivered")
 

@@ -73,9 +73,6 @@ def publish(app: Celery, producer: Any, message: Message, *, declared: set[str],
 def delivered(message: Message) -> dict[str, Any]:
     """Return a message whose time has come as kombu's virtual transports deliver it; raises the errors of `publish`."""
     about, headers, properties = _around(message)
-    if headers.get("eta") is not None:
-        # As a property, because Celery hands headers on to the message of a retry.
-        properties["eta"], headers["eta"] = headers["eta"], None
     return {
         "body": message.body, "content-type": about["content_type"], "content-encoding": about["content_encoding"],
         "headers": headers,

@@ -29,7 +29,8 @@ def delivered(app: Celery, row: Any) -> dict[str, Any] | None:
         logger.warning("A message in queue %s is left: %s", row.queue, error)
         return None
     if found is not None:
-        found["properties"]["delivery_tag"] = row.id
+        properties = found["properties"]  # kombu's transports have the priority in both places; Celery reads this one
+        properties |= {"delivery_tag": row.id, "priority": properties["delivery_info"]["priority"]}
     return found
 
 

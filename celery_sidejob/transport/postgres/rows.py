@@ -29,13 +29,11 @@ def encoded(body: Any) -> tuple[str, str | None]:
 
 def row_of(queue: str, message: Mapping[str, Any]) -> Row:
     """Return the row of a message for a queue."""
-    properties = message["properties"]
-    headers, due_at = message["headers"], due_at_of(message["headers"])
-    if due_at is not None:
-        # As a property, because Celery hands headers on to the message of a retry.
-        properties = {**properties, "eta": headers["eta"]}
-        headers = {**headers, "eta": None}
-    return Row(queue, priority_of(properties), due_at, as_json(headers), stored(message, properties), message["body"])
+    properties, headers = message["properties"], message["headers"]
+    return Row(
+        queue, priority_of(properties), due_at_of(headers), as_json(headers), stored(message, properties),
+        message["body"],
+    )  # fmt: skip
 
 
 def stored(message: Mapping[str, Any], properties: Mapping[str, Any]) -> str:

@@ -39,7 +39,7 @@ def again(task: Any, countdown: float) -> int:
 def note(task: Any, event: str) -> str:
     """Note the event, and what the request says of its time."""
     request = task.request
-    Record.from_env().note(event, eta=request.eta, sent_eta=request.properties.get("eta"))
+    Record.from_env().note(event, eta=request.eta)
     return event
 
 

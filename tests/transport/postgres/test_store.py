@@ -56,6 +56,29 @@ def test_inspect_shows_a_durable_task_that_waits_for_its_time(
     assert abs(datetime.fromisoformat(found["eta"]) - eta) < timedelta(seconds=1)
 
 
+def test_a_body_sees_its_priority_and_its_eta(
+    processes: Processes, env: Mapping[str, str], record: Record, database_url: str
+) -> None:
+    processes.start_worker(APP, env=env)
+    eta = datetime.now(UTC) + timedelta(seconds=2)
+    calls = {"job": "job_told", "durable": "kept_told", "plain": "told"}
+    with make_app(
+        "client", broker="sidejobpg://", sidejob_database_url=database_url, sidejob_durable_tasks=["kept_told"]
+    ) as client:
+        for event, task in calls.items():
+            if event == "job":
+                client.sidejob.enqueue(task, (event,), priority=5)
+            else:
+                client.send_task(task, (event,), priority=5, eta=eta)
+        client.sidejob.close()
+    for event in calls:
+        (told,) = record.wait_for(event)
+        assert told["priority"] == 5, event
+        assert event == "job" or datetime.fromisoformat(told["eta"]) == eta, event
+        (child,) = record.wait_for(f"child of {event}")
+        assert child["priority"] == 5, event
+
+
 def test_doctor_shows_where_the_broker_is(database_url: str) -> None:
     app = make_app("shop", broker="sidejobpg://", sidejob_database_url=database_url)
     found = ask(app, "doctor", "--json").document["findings"]
