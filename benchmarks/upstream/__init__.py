@@ -1,14 +1,16 @@
-"""Celery's and kombu's own integration tests on stock Redis, on `sidejob://` and with all tasks durable, compared.
+"""Celery's and kombu's own integration tests on stock Redis, on our brokers and with all tasks durable, compared.
 
-    python -m benchmarks upstream               # Celery's canvas, tasks, inspect and worker, three sides: half an hour
+    python -m benchmarks upstream               # Celery's canvas, tasks, inspect and worker, five sides: half an hour
     python -m benchmarks upstream --sides stock,durable -- t/integration/test_canvas.py -k chord
     python -m benchmarks upstream --of kombu    # kombu's tests of its Redis transport, on two sides: five minutes
 
-The sides are `stock` (kombu's transport for Redis), `sidejob` (the same tests on `sidejob://`) and `durable` (kombu's
-transport, with every task durable; for Celery's tests only). The package index gives the tests, in the version that is
-installed here; they are not changed. `plugin.py` gives the tests of Celery our broker URL or our store, and
-`kombu_plugin.py` those of kombu our transport for `redis://`. Each side has a Valkey of its own, and a Postgres where
-it needs one. A test may fail on the stock side too: the command fails only where a test ends differently on two sides.
+The sides are `stock` (kombu's transport for Redis), `sidejob` and `sidejobpg` (the same tests on these brokers), and,
+for Celery's tests only, `durable` and `sidejobpg-durable` (every task is durable, on kombu's transport for Redis and on
+`sidejobpg://`). The package index gives the tests, in the version that is installed here; they are not changed.
+`plugin.py` gives the tests of Celery our broker URL or our store, and `kombu_plugin.py` those of kombu our transport
+for `redis://`. Workers that a test starts learn our URLs from `urls.py`. Each side has a Valkey of its own, and a
+Postgres where it needs one. A test may fail on the stock side too: the command fails only where a test ends
+differently on two sides.
 """
 
 from __future__ import annotations
@@ -57,10 +59,11 @@ class Upstream:
 
 RECORD = "asks for what is held in kombu's own hash; ours has a record for each consumer"
 BELL = "expects the message in the answer that is waited for; ours is a bell, and then the message is fetched"
+AT_END = "shows that a reference is not acknowledged before its run is over: then no death leaves a row without one"
 CELERY = Upstream(
     "celery",
     [f"t/integration/test_{name}.py" for name in ("canvas", "tasks", "inspect", "worker")],
-    ("stock", "sidejob", "durable"),
+    ("stock", "sidejob", "durable", "sidejobpg", "sidejobpg-durable"),
     "pyproject.toml",
     "benchmarks.upstream.plugin",
     {
@@ -68,6 +71,10 @@ CELERY = Upstream(
         "it",
         "test_task_sent_event_respects_publish_retry_limit": "an event that cannot be sent after a durable call is "
         "dropped; Celery puts it into a list that nothing reads",
+        "test_active": AT_END,
+        "test_query_task": AT_END,
+        "test_scheduled": "expects the constant 6, the priority of all timers of a worker; on sidejobpg:// the message "
+        "waits in Postgres, and `inspect scheduled` shows its own priority",
     },
     alone=("pytest-rerunfailures", "pytest-subtests", "pytest-order", "freezegun", "tblib"),
     libraries=("cryptography", "pydantic"),
@@ -105,7 +112,9 @@ def main(arguments: list[str]) -> int:
     """Run the suite on each side; 1 if a test ended differently on one of them."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks upstream", description=__doc__.splitlines()[0])
     parser.add_argument("--of", choices=UPSTREAMS, default=CELERY.name, help="whose tests")
-    parser.add_argument("--sides", help="some of stock, sidejob and durable; without it all that the tests have")
+    parser.add_argument(
+        "--sides", help="some of the sides, with commas between them; without it all that the tests have"
+    )
     parser.add_argument("--keep", type=Path, help="a folder for the output of each side's pytest")
     parser.add_argument("pytest", nargs="*", help="tests and options for pytest, after --")
     given = parser.parse_args(arguments)
@@ -139,6 +148,7 @@ def fetch(upstream: Upstream, directory: Path) -> Suite:
     # Without the package beside them: the tests import the one that is installed here.
     (unpacked / "t").rename(folder / "t")
     (unpacked / upstream.configuration).rename(folder / upstream.configuration)
+    (libraries / "sitecustomize.py").write_text("import benchmarks.upstream.urls\n")
     return Suite(folder, libraries, upstream.plugin)
 
 
@@ -168,8 +178,15 @@ def servers(side: str, stack: ExitStack) -> Mapping[str, str]:
     url = urlsplit(server.url)
     # Under a name of its own, as a test asks for URLs that begin with redis and leaves that broker out.
     scheme = "sidejob" if side == "sidejob" else STOCK
+    broker = url._replace(scheme=scheme, path="/0").geturl()
+    store = None
+    if side in ("durable", "sidejobpg", "sidejobpg-durable"):
+        store = stack.enter_context(embedded.Postgres(durable=False)).url
+        upgrade(store, schema="sidejob")
+        if side != "durable":
+            broker = store.replace("postgresql://", "sidejobpg://", 1)
     given = {
-        "TEST_BROKER": url._replace(scheme=scheme, path="/0").geturl(),
+        "TEST_BROKER": broker,
         "TEST_BACKEND": url._replace(path="/0").geturl(),
         "REDIS_HOST": str(url.hostname),
         "REDIS_PORT": str(url.port),
@@ -178,9 +195,8 @@ def servers(side: str, stack: ExitStack) -> Mapping[str, str]:
         "WORKER_LOGLEVEL": "INFO",  # some tests read the worker's log
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",  # and one starts `celery`
     }
-    if side == "durable":
-        given["UPSTREAM_STORE"] = stack.enter_context(embedded.Postgres(durable=False)).url
-        upgrade(given["UPSTREAM_STORE"], schema="sidejob")
+    if side.endswith("durable"):
+        given["UPSTREAM_STORE"] = str(store)
     return given
 
 

@@ -1,4 +1,4 @@
-"""A plugin for pytest that gives the app of Celery's own tests `sidejob://`, or a store and only durable tasks."""
+"""A plugin for pytest that gives the app of Celery's own tests our broker URLs, or a store and only durable tasks."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ from typing import Any
 
 from celery import Celery
 from celery.contrib.testing import app as testing
-from kombu.transport import TRANSPORT_ALIASES
 
-import celery_sidejob.transport  # noqa: F401  (makes the broker URL sidejob:// known)
+import benchmarks.upstream.urls  # noqa: F401  (makes the broker URLs known)
 from celery_sidejob import SideJob
-
-TRANSPORT_ALIASES["stock"] = TRANSPORT_ALIASES["redis"]
 
 STORE = os.environ.get("UPSTREAM_STORE")
 _make = testing.TestApp

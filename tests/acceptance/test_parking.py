@@ -202,6 +202,11 @@ def test_a_message_that_old_workers_cannot_read_waits_for_new_ones(site: Site) -
     old = site.worker(PLAIN)
     result = site.client.app.send_task(PLAIN, ({1},), serializer="pickle")
     old.wait_for_log(f"Task {result.id} ({PLAIN}) is not run here: this worker cannot read its message (Content")
+    newer = {"task": "plain.newest", "id": "newer", "lang": "py", "sidejob_durable": {"v": 2}}
+    with site.client.app.producer_pool.acquire() as producer:
+        producer.publish([[], {}, {}], routing_key="parking", headers=newer, serializer="json")
+    old.wait_for_log("A message of plain.newest is left to newer workers: it is of a newer format")
+    assert site.client.app.AsyncResult("newer").state == "PENDING", "Celery would call it a failure"
     assert result.state == "PENDING"
     assert site.sidejob.dead.list() == []
 
