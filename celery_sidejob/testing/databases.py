@@ -77,6 +77,23 @@ def check_is_for_tests(url: str) -> None:
         )
 
 
+def refuse_tables_elsewhere() -> None:
+    """Have SQLAlchemy's `create_all` and `drop_all` raise SettingsError for a database that is not one of tests."""
+    from sqlalchemy import MetaData, Table, event
+
+    def check(target: Any, connection: Any, **_: Any) -> None:
+        name = connection.engine.url.database
+        if name and name != ":memory:" and "test" not in name.lower():
+            raise SettingsError(
+                f"The tests would make or drop tables in the database {name!r}, whose name has no 'test' in it. Make "
+                "the engine of the URL that the fixture sidejob_database_url returns, after the fixture sidejob_app."
+            )
+
+    for kind in (MetaData, Table):
+        for moment in ("before_create", "before_drop"):
+            event.listen(kind, moment, check)
+
+
 def check_can_be_reached(url: str, what: str, *, remedy: str) -> None:
     """Raise SettingsError if no connection can be made; `what` is the server, and `remedy` says what else to do."""
     try:

@@ -5,6 +5,7 @@ pytest loads it in every run, so it imports nothing until a fixture is used.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,15 @@ WORKERS: pytest.StashKey[Workers] = pytest.StashKey()
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Declare the option that names the app."""
     parser.addini("sidejob_app", "the app that the fixtures of celery_sidejob use, as `celery -A` is given it")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """See to it that the app's own tables are made and dropped in databases of tests alone, if it has such tables."""
+    if session.config.getini("sidejob_app") and "sqlalchemy" in sys.modules:
+        from .databases import refuse_tables_elsewhere
+
+        refuse_tables_elsewhere()
 
 
 @pytest.fixture(scope="session")

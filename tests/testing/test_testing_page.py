@@ -54,3 +54,37 @@ def test_the_page_runs_as_it_is_written(tmp_path: Path, postgres_url: str) -> No
     wanted = sum(len(re.findall(r"^def test_", text, re.MULTILINE)) for text in files().values())
     assert f"{wanted} passed" in said, said
     assert "exit code 0" in said, said
+
+
+@LONG
+def test_tables_are_dropped_in_databases_of_tests_alone(tmp_path: Path, postgres_url: str) -> None:
+    shown = {name: text for name, text in files().items() if name in ("shop.py", "stock.py", "pytest.ini")}
+    shown["test_tables.py"] = """
+import os
+
+import psycopg
+import pytest
+from celery_sidejob import SettingsError
+from sqlalchemy import create_engine, inspect
+from stock import Base, Sale
+
+URL = os.environ["SIDEJOB_TEST_DATABASE_URL"]
+
+
+@pytest.mark.parametrize("change", [Base.metadata.create_all, Base.metadata.drop_all, Sale.__table__.drop])
+def test_the_database_of_a_developer(change):
+    engine = create_engine(URL.replace("postgresql://", "postgresql+psycopg://"))
+    with pytest.raises(SettingsError, match="whose name has no 'test' in it"):
+        change(engine)
+    assert not inspect(engine).has_table("sales")
+    engine.dispose()
+
+
+def test_one_in_memory():
+    engine = create_engine("sqlite://")
+    Base.metadata.create_all(engine)
+    Base.metadata.drop_all(engine)
+    engine.dispose()
+"""
+    said = run_pytest(write(tmp_path, shown), SIDEJOB_TEST_DATABASE_URL=postgres_url)
+    assert "4 passed" in said, said
