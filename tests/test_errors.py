@@ -172,7 +172,7 @@ UNWRITTEN: dict[str, Case] = {
     "`parent=` names no job": lambda s: s.sidejob.enqueue(s.stage.idle, parent=10**9, child_name="x"),
     "the dead set does not have this entry any more": lambda s: s.sidejob.dead.retry(10**9),
     "no module here has the task, and no worker serves it": lambda s: s.sidejob.enqueue("no.such.task"),
-    "the task is an ordinary one": lambda s: s.sidejob.enqueue("ordinary"),
+    "the task makes no jobs": lambda s: s.sidejob.enqueue("ordinary"),
     "the argument is not a task": lambda s: s.sidejob.enqueue(7),
     "a child is made for a job that is ending or has ended": lambda s: s.ended.enqueue(s.stage.idle, child_name="x"),
     "`adopt` by a job that is ending or has ended": lambda s: s.ended.adopt(s.other, "x"),

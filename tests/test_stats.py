@@ -155,7 +155,7 @@ def test_a_worker_that_stopped_by_itself_is_not_dead(stage: Stage) -> None:
     exposed = samples(exposition(stage.sidejob))["sidejob_workers"]
     assert exposed == {("alive",): 1, ("suspected",): 0, ("silent",): 0, ("dead",): 1, ("stopped",): 1}
     said = ask(stage.app, "stats").lines
-    assert [line.split()[-1] for line in said if " test:" in line] == ["alive", "dead", "stopped"]
+    assert [line.split()[-1] for line in said if line.startswith("test:")] == ["alive", "dead", "stopped"]
 
 
 # -- Prometheus ------------------------------------------------------------------------------------------------------

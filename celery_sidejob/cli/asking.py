@@ -14,9 +14,9 @@ from ..operations.shutdown import terminate_without_shutdown
 from ..operations.waiting import is_parked
 from .command import Failed, answering, job_named, load_modules
 from .looks import wait_for_none
-from .options import job_filters, job_or_filters, yes_option
+from .options import job_filters, jobs_or_filters, yes_option
 from .output import Output, printable, status
-from .selection import act_on_each, is_chosen
+from .selection import act_on_each, check_choice
 from .times import Seconds
 
 PARKED = (
@@ -26,29 +26,29 @@ PARKED = (
 
 
 @click.command()
-@job_or_filters
-@job_filters(parent="--child-of")
+@jobs_or_filters
+@job_filters
 @click.option("--force", is_flag=True, help="Also ask a failed, terminating or terminated job; end a backoff.")
 @click.option("--parent", "of_parent", is_flag=True, help="Ask the job's parent instead.")
 @click.option("--countdown", metavar="DURATION", type=Seconds(), help="Run it after this time: 90, 5min, 2h.")
 @yes_option
 @answering
 def run(
-    sidejob: Any, output: Output, /, job_id: str | None, force: bool, of_parent: bool, countdown: float | None,
+    sidejob: Any, output: Output, /, job_ids: tuple[str, ...], force: bool, of_parent: bool, countdown: float | None,
     yes: bool, **chosen: Any,
 ) -> None:  # fmt: skip
     """Ask a job to run; the run begins after this command.
 
-    With filters the command asks all jobs that match. It first shows how many there are, and asks you. To try failed
-    jobs again, give --status failed --force.
+    Name jobs, or give filters: then the command asks all jobs that match. It first shows how many there are, and asks
+    you. To try failed jobs again, give --status failed --force.
     """
-    by_filters = is_chosen(job_id, chosen)
+    check_choice(job_ids, chosen)
     load_modules(sidejob)
-    if by_filters:
+    if len(job_ids) != 1:
         act = partial(_ask, force=force, of_parent=of_parent, countdown=countdown)
-        act_on_each(sidejob, output, chosen, act, verb="Run", done="Asked to run", yes=yes)
+        act_on_each(sidejob, output, job_ids, chosen, act, verb="Run", done="Asked to run", yes=yes)
         return
-    job = job_named(sidejob, str(job_id))
+    job = job_named(sidejob, job_ids[0])
     asked = job.run(force=force, parent=of_parent, countdown=countdown)
     if asked is None:
         refused = _refused(job, of_parent)
@@ -64,8 +64,8 @@ def run(
 
 
 @click.command()
-@job_or_filters
-@job_filters()
+@jobs_or_filters
+@job_filters
 @click.option("--recursive", is_flag=True, help="Also all jobs below it.")
 @click.option(
     "--without-shutdown", is_flag=True, help="Do not wait for a worker: skip the task's shutdown function. "
@@ -75,23 +75,23 @@ def run(
 @yes_option
 @answering
 def terminate(
-    sidejob: Any, output: Output, /, job_id: str | None, recursive: bool, without_shutdown: bool, kill: bool, yes: bool,
-    **chosen: Any,
+    sidejob: Any, output: Output, /, job_ids: tuple[str, ...], recursive: bool, without_shutdown: bool, kill: bool,
+    yes: bool, **chosen: Any,
 ) -> None:  # fmt: skip
     """Ask for a job's shutdown; a run in progress finishes first, unless you --kill it.
 
-    With filters the command asks for the shutdown of all jobs that match. It first shows how many there are, and asks
-    you.
+    Name jobs, or give filters: then the command asks for the shutdown of all jobs that match. It first shows how many
+    there are, and asks you.
     """
-    by_filters = is_chosen(job_id, chosen)
-    if kill and (by_filters or without_shutdown):
+    check_choice(job_ids, chosen)
+    if kill and (len(job_ids) != 1 or without_shutdown):
         raise click.UsageError("--kill is for one job, whose shutdown follows: name it, and leave out the rest.")
     load_modules(sidejob)
-    if by_filters:
+    if len(job_ids) != 1:
         act = partial(_terminate, sidejob, recursive=recursive, without_shutdown=without_shutdown)
-        act_on_each(sidejob, output, chosen, act, verb="Terminate", done="Asked for the shutdown", yes=yes)
+        act_on_each(sidejob, output, job_ids, chosen, act, verb="Terminate", done="Asked for the shutdown", yes=yes)
         return
-    job = job_named(sidejob, str(job_id))
+    job = job_named(sidejob, job_ids[0])
     if not without_shutdown:
         job = job.terminate(recursive=recursive)
         if kill:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import click
 
 from .asking import run, terminate
+from .batches import batches
 from .database import db
 from .dead import dead
 from .delete import delete
@@ -17,7 +18,7 @@ from .enqueue import enqueue
 from .finding import tag, tags, track, tracked, untag, untrack
 from .jobs import jobs
 from .poll import poll
-from .ports import peek, write
+from .ports import peek, take, write
 from .queues import pause, queues, resume, unmanage
 from .revoke import revoke
 from .schedules import schedules
@@ -36,8 +37,8 @@ def sidejob() -> None:
 
 
 for _command in (
-    jobs, show, tree, watch, enqueue, write, peek, run, terminate, delete, tasks, revoke, queues, pause, resume,
-    unmanage, schedules, tags, tag, untag, tracked, track, untrack, workers, poll, stats, doctor, drain, dead, db,
-    transport,
+    jobs, show, tree, watch, enqueue, write, peek, take, run, terminate, delete, tasks, revoke, queues, pause, resume,
+    unmanage, schedules, batches, tags, tag, untag, tracked, track, untrack, workers, poll, stats, doctor, drain, dead,
+    db, transport,
 ):  # fmt: skip
     sidejob.add_command(_command)

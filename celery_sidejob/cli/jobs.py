@@ -22,7 +22,7 @@ JOB_ID = AtLeast(0)
 
 
 @click.command()
-@job_filters()
+@job_filters
 @limit_option
 @click.option("--oldest-first", is_flag=True, help="Show the oldest jobs first; so does --after.")
 @click.option("--before", metavar="ID", type=JOB_ID, help="Only jobs before this id.")

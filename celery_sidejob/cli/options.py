@@ -30,7 +30,7 @@ class AtLeast(click.IntRange):
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead, for programs.")
 job_argument = click.argument("job_id", metavar="ID_OR_ALIAS")
-job_or_filters = click.argument("job_id", metavar="[ID_OR_ALIAS]", required=False)
+jobs_or_filters = click.argument("job_ids", metavar="[ID_OR_ALIAS]...", nargs=-1)
 task_option = click.option("--task", metavar="NAME", help="Only entries of this task.")
 queue_option = click.option("--queue", metavar="NAME", help="Only entries of this queue.")
 yes_option = click.option("--yes", is_flag=True, help="Do not ask first.")
@@ -54,20 +54,13 @@ _FILTERS = (
         help="Only jobs that are older than this: seconds, or 5min, 2h, 3d.",
     ),
     click.option("--waiting-for", type=click.Choice(REASONS), help="Only jobs that do not run now for this reason."),
+    click.option("--child-of", "parent", metavar="ID_OR_ALIAS", help="Only the children of this job."),
 )  # fmt: skip
 
 
-def job_filters(parent: str = "--parent") -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Give a command the options by which jobs are chosen, named as the parameters of `sidejob.jobs`.
-
-    `parent` is the name of the option for the children of one job.
-    """
-    of_parent = click.option(parent, "parent", metavar="ID_OR_ALIAS", help="Only the children of this job.")
-
-    def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        return functools.reduce(lambda made, option: option(made), reversed((*_FILTERS, of_parent)), function)
-
-    return decorate
+def job_filters(function: Callable[P, R]) -> Callable[P, R]:
+    """Give a command the options by which jobs are chosen, named as the parameters of `sidejob.jobs`."""
+    return functools.reduce(lambda made, option: option(made), reversed(_FILTERS), function)
 
 
 def task_filters(function: Callable[P, R]) -> Callable[P, R]:

@@ -1,7 +1,8 @@
-"""`write` and `peek`: packets of a job's port."""
+"""`write`, `peek` and `take`: packets of a job's port."""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -64,6 +65,24 @@ def peek(sidejob: Any, output: Output, job_id: str, name: str, is_output: bool, 
         for one in found
     )
     output.answer_with_list(found, COLUMNS, rows, more="There may be more: --limit." if len(found) == limit else None)
+
+
+@click.command()
+@job_argument
+@port_argument
+@output_option
+@click.option("--limit", type=AtLeast(1), default=1, show_default=True, help="Take at most this many packets.")
+@answering
+def take(sidejob: Any, output: Output, job_id: str, name: str, is_output: bool, limit: int) -> None:
+    """Take packets from a job's port, the oldest first, and print their values: they are gone from the port.
+
+    Each value is printed whole, as JSON in a line of its own; `write` reads such lines.
+    """
+    load_modules(sidejob)
+    values = _port(job_named(sidejob, job_id), name, is_output).read_many(limit)
+    output.answer(values, *(Text(printable(json.dumps(value, default=str))) for value in values))
+    if not values:
+        output.note("The port is empty.")
 
 
 def _port(job: Job, name: str, is_output: bool) -> Port:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-import click
 from rich.text import Text
 
 from ..jobs.job import Job
 from ..model.errors import JobNotFoundError, SideJobError, StoreUnavailableError
 from ..model.plural import counted
 from . import names
-from .command import INTERRUPTED, Failed
+from .command import INTERRUPTED, Failed, job_named
+from .options import check_one_way
 from .output import Output, printable
 from .questions import confirm_all
 from .summary import Summary
@@ -24,38 +24,45 @@ Act = Callable[[Job], str | None]
 """Does something with a job; returns why not, in a few words, if it does not apply to the job."""
 
 
-def is_chosen(job_id: str | None, chosen: Mapping[str, Any]) -> bool:
-    """Tell whether jobs are chosen by filters; a usage error unless there are either filters or one job."""
+def check_choice(job_ids: Sequence[str], chosen: Mapping[str, Any]) -> None:
+    """Raise a usage error unless jobs are either named or chosen by filters."""
     by_filters = any(value not in (None, ()) for value in chosen.values())
-    if by_filters and job_id is not None:
-        raise click.UsageError("Name one job, or choose jobs by filters such as --status and --task; not both.")
-    if not by_filters and job_id is None:
-        raise click.UsageError("Name a job, or choose jobs by filters such as --status and --task.")
-    return by_filters
+    say = "Name a job, or choose jobs by filters such as --status and --task; not both."
+    check_one_way(bool(job_ids), by_filters, say=say)
 
 
 def act_on_each(
-    sidejob: Any, output: Output, chosen: Mapping[str, Any], act: Act, *, verb: str, done: str, yes: bool
-) -> None:
-    """Count the jobs that match, ask whether to `verb` them, act on each, and tell how many are `done`.
+    sidejob: Any, output: Output, job_ids: Sequence[str], chosen: Mapping[str, Any], act: Act, *, verb: str, done: str,
+    yes: bool,
+) -> None:  # fmt: skip
+    """Act on each job that is named, or count the jobs that match, ask whether to `verb` them, and act on each.
+
+    Tells how many are `done`; ends with 1 if one that is named is not. All that are named must exist.
 
     Jobs that are made after the count are left alone. They are read a page at a time, each is one transaction, and
     what one of them refuses does not keep the others from it.
     """
-    filters = {**chosen, "status": chosen["status"] or None, "before": _next_id(sidejob)}
-    with output.progress("Counting the jobs"):
-        statuses: dict[str, int] = sidejob.count_jobs(**filters)
-    matched = sum(statuses.values())
-    confirm_all(verb, statuses, ("job", "jobs"), yes=yes)
-    summary, act = Summary(), _if_still(chosen["status"], act)
+    if job_ids:
+        jobs: Iterable[Job] = {job.id: job for job in (job_named(sidejob, one) for one in job_ids)}.values()
+        matched = len(list(jobs))
+    else:
+        filters = {**chosen, "status": chosen["status"] or None, "before": _next_id(sidejob)}
+        with output.progress("Counting the jobs"):
+            statuses: dict[str, int] = sidejob.count_jobs(**filters)
+        matched = sum(statuses.values())
+        confirm_all(verb, statuses, ("job", "jobs"), yes=yes)
+        jobs, act = sidejob.iter_jobs(page=PAGE, **filters), _if_still(chosen["status"], act)
+    summary = Summary()
     with output.progress(done) as add:
-        stopped = until_stopped(lambda: _walk(sidejob.iter_jobs(page=PAGE, **filters), act, summary, add))
+        stopped = until_stopped(lambda: _walk(jobs, act, summary, add))
     said = f"{done}: {counted(summary.done, 'job', 'jobs')}.{summary.skips}" if matched else "No job matches."
     output.answer({"matched": matched, "done": summary.done, "skipped": dict(summary.skipped)}, Text(printable(said)))
     summary.note_errors(output)
     if not matched:
         names.hint(sidejob, output, task=chosen["task"], queue=chosen["queue"])
     end_if(stopped)
+    if job_ids and summary.skipped:
+        sys.exit(1)
 
 
 def _if_still(statuses: Collection[str], act: Act) -> Act:

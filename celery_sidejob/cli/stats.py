@@ -127,8 +127,8 @@ def _tables(found: dict[str, Any], everything: bool) -> Iterator[RenderableType 
         "Queue", "Due", "Running", "Scheduled", "Backoff", "Parked", "Not published", "Oldest waits for", "Workers", "",
         rows=queues,
     )  # fmt: skip
-    workers = [(worker["id"], worker["ident"], worker["broker"] or "", _life(worker)) for worker in found["workers"]]
-    yield table_if_any("Worker", "Process", "Broker", "", rows=workers) or Text("No worker is known.")
+    workers = [(worker["ident"], worker["broker"] or "", _life(worker)) for worker in found["workers"]]
+    yield table_if_any("Worker", "Broker", "", rows=workers) or Text("No worker is known.")
     stores = [(one["place"], one["name"] or "", one["error"] or "answers") for one in found["stores"]]
     yield table_if_any("Failover store", "Name", "", rows=stores)
     times = [

@@ -45,10 +45,10 @@ def queues(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     if not rows:
         yield well("queues", "every queue in which something is due has a worker")
     elif unannounced:
-        ids = first_of(str(row.id) for row in unannounced)
+        names = first_of(row.ident for row in unannounced)
         yield warning(
             "queues", f"no worker has said that it serves {shown}", remedy="Run doctor again in a moment.",
-            meaning=f"Worker {ids} has just started, and has not said yet what it serves: perhaps these queues.",
+            meaning=f"Worker {names} has just started, and has not said yet what it serves: perhaps these queues.",
         )  # fmt: skip
     else:
         yield error(

@@ -57,7 +57,7 @@ def workers(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     holding = [row for row in health.dead_workers(executor) if row.runs]
     if holding:
         shown = first_of(
-            f"worker {row.id} ({counted(row.runs, 'run', 'runs')}, dead for {row.dead_s:.0f} s)" for row in holding
+            f"{row.ident} ({counted(row.runs, 'run', 'runs')}, dead for {row.dead_s:.0f} s)" for row in holding
         )
         yield warning(
             "workers", f"dead and still holding: {shown}", remedy="Run doctor again in a moment, or see sweeping.",

@@ -141,7 +141,7 @@ class Queue:
 
     @property
     def rate(self) -> str | None:
-        """How many runs may begin, as "10/s"; None without a rate."""
+        """How many runs may begin, as it was given: "600/m"; None without a rate."""
         return None if self._settings.rate is None else _in_text(self._settings.rate)
 
     # -- what is in it -------------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ class Queue:
 
 
 def _in_text(rate: Rate) -> str:
-    """Return a rate in the shortest unit in which it is at least one run, or in hours."""
-    units = [(unit, seconds / rate.interval_s) for unit, seconds in UNITS.items()]
-    unit, runs = next((found for found in units if found[1] >= 1), units[-1])
-    return f"{runs:g}/{unit}"
+    """Return a rate as it was given: in the unit of which its burst is the number, the largest one if several are."""
+    units = [(round(seconds / rate.interval_s, 9), unit) for unit, seconds in UNITS.items()]
+    runs, unit = max(found for found in units if max(1, int(found[0])) == rate.burst)
+    return f"{runs:.10g}/{unit}"

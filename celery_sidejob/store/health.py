@@ -120,7 +120,7 @@ def unknown_tasks(executor: Reader, limit: int = 5_000) -> Sequence[Any]:
 
 
 _HOLDING_DEAD = Statement("""
-SELECT w.id, extract(epoch FROM now() - w.dead_at)::double precision AS dead_s,
+SELECT w.ident, extract(epoch FROM now() - w.dead_at)::double precision AS dead_s,
   (SELECT count(m.job_id) FROM {messages} m WHERE m.locked_by = w.id) AS runs
 FROM {workers} w WHERE w.dead_at IS NOT NULL ORDER BY w.id""")
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from ..model.loss import LossKind
+from ..model.process_name import new_name
 from ..model.settings import Settings
 from . import revisions
 from .connection.connections import Connections
@@ -29,11 +27,6 @@ _REGISTER = Statement("""
 INSERT INTO {workers} (ident, revision, broker) VALUES (%(ident)s, %(revision)s, %(broker)s) RETURNING id""")
 
 
-def new_ident() -> str:
-    """Return a name for this process as a worker, a new one each time."""
-    return f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:12]}"
-
-
 def register(executor: Transaction, ident: str, *, broker: str | None = None) -> int:
     """Register a process, with the revision that its code knows; return the identity under which it claims runs.
 
@@ -45,7 +38,7 @@ def register(executor: Transaction, ident: str, *, broker: str | None = None) ->
 @contextmanager
 def as_worker(connections: Connections) -> Iterator[int]:
     """Register this process as a worker for the block, and lend the identity under which it claims runs."""
-    worker_id = connections.transact("register", lambda executor: register(executor, new_ident()))
+    worker_id = connections.transact("register", lambda executor: register(executor, new_name()))
     try:
         yield worker_id
     finally:

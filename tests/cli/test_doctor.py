@@ -271,8 +271,9 @@ def test_workers_that_are_suspected_or_dead(locked: Stage) -> None:
     assert locked.claim(job) is not None
     locked.sql("UPDATE workers SET dead_at = now()")
     found = findings(locked)["workers"]
+    ((ident,),) = locked.sql("SELECT ident FROM workers")
     assert [re.sub(r"for \d+ s", "for some s", finding.found) for finding in found] == [
-        "no worker is alive", f"dead and still holding: worker {locked.worker_id} (1 run, dead for some s)",
+        "no worker is alive", f"dead and still holding: {ident} (1 run, dead for some s)",
     ]  # fmt: skip
     assert found[0].level == Level.ERROR, "a run is in progress, and nobody rescues it"
 

@@ -55,6 +55,19 @@ def test_what_cannot_be_written(stage: Stage, command: Command) -> None:
     assert len(job.input("numbers")) == 0
 
 
+def test_packets_are_taken(stage: Stage, command: Command) -> None:
+    job = stage.job(inports=["numbers"], outports=["sums"])
+    job.input("numbers").write_many([1, {"a": "\x1b[31m" + "b" * 500}, 3])
+
+    assert command("take", job.id, "numbers").lines == ["1"]
+    (line,) = command("take", job.id, "numbers").lines
+    assert json.loads(line) == {"a": "\x1b[31m" + "b" * 500}
+    assert command("take", job.id, "numbers", "--limit", 5, "--json").document == [3]
+    said = command("take", job.id, "numbers")
+    assert (said.out, said.err) == ("", "The port is empty.\n")
+    assert "add --output" in command("take", job.id, "sums", code=1).err
+
+
 def test_packets_are_looked_at_and_stay(stage: Stage, command: Command) -> None:
     job = stage.job(inports=["numbers"])
     with stage.sidejob.context(customer="Ann"):

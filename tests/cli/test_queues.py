@@ -20,6 +20,9 @@ def test_a_queue_is_paused_shown_and_resumed(stage: Stage, command: Command) -> 
     assert line.endswith("3 10/m 1 0 0 0 0")
     (found,) = command("queues", "--json").document
     assert (found["name"], found["reason"], found["limit"], found["rate"]) == ("mail", "no\nserver", 3, "10/m")
+    for given in ("600/m", "10/s", "0.5/s", "0.5/m", "1/m", "2/h", "7/s", "1000000/h"):
+        assert stage.sidejob.queue("mail").configure(rate=given).rate == given
+    stage.sidejob.queue("mail").configure(rate="10/m")
     assert found["counts"] == {"waiting": 1, "running": 0, "scheduled": 0, "blocked": 0, "lost": 0}
 
     assert command("resume", "mail").lines == ["Queue mail goes on. Waiting: 1."]

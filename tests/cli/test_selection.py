@@ -64,13 +64,27 @@ def test_jobs_are_terminated(stage: Stage, command: Command) -> None:
     here, there = stage.job(queue="a"), stage.job(queue="b")
     child = here.enqueue("stage.idle", child_name="part", queue="b")
 
-    assert command("terminate", "--parent", here.id, "--yes").lines == ["Asked for the shutdown: 1 job."]
+    assert command("terminate", "--child-of", here.id, "--yes").lines == ["Asked for the shutdown: 1 job."]
     assert (child.refresh().status, there.refresh().status) == ("terminating", "queued")
     stage.drain()
     assert command("terminate", "--queue", "b", "--yes").lines == [
         "Asked for the shutdown: 1 job. Skipped: 1 (terminated already)."
     ]
     assert statuses(stage) == ["completed", "terminating", "terminated"]
+
+
+def test_several_jobs_are_named(stage: Stage, command: Command) -> None:
+    jobs = [stage.job(aliases=[f"job{n}"]) for n in range(3)]
+    assert "There is no job 'nobody'" in command("terminate", "job0", "nobody", code=1).err
+    assert statuses(stage) == ["queued"] * 3, "nothing is changed unless all are there"
+
+    assert command("terminate", "job0", jobs[1].id, "job1").lines == ["Asked for the shutdown: 2 jobs."]
+    assert statuses(stage) == ["terminating", "terminating", "queued"]
+    stage.drain()
+    said = command("run", *(job.id for job in jobs), code=1)
+    assert said.lines == ["Asked to run: 1 job. Skipped: 2 (terminated: --force asks it too)."]
+    assert command("terminate", "job0", "--queue", "celery", code=2).err
+    assert "--kill is for one job" in command("terminate", "job0", "job1", "--kill", code=2).err
 
 
 def test_trees_are_terminated_without_their_shutdown(stage: Stage, command: Command) -> None:

@@ -73,6 +73,8 @@ REGISTERED_S = 60.0
 
 Ports = tuple[Mapping[str, PortOptions], Mapping[str, PortOptions]]
 
+MAKES_NO_JOB = "{task} is {kind} task: decorate it with @sidejob_task to make jobs of it, or call its delay()."
+
 
 class CeleryTasks:
     """Knows the tasks of one app, and those that workers have registered in the store."""
@@ -110,9 +112,9 @@ class CeleryTasks:
             columns = {column.name: registered[column.name] for column in COLUMNS if column.name in registered}
             admission = admission or _registered_admission(columns, merged)
         elif not getattr(known, "sidejob", False):
-            raise UnknownTaskError(
-                f"{name!r} is an ordinary task: decorate it with @sidejob_task to make jobs of it, or call its delay()."
-            )
+            raise UnknownTaskError(MAKES_NO_JOB.format(
+                task=repr(name), kind="a durable" if is_durable(self._app, name) else "an ordinary"
+            ))  # fmt: skip
         else:
             if known.typing:
                 check_arguments(known.run, name, args, kwargs)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 
 from ...model.errors import StoreUnavailableError
 from ...model.loss import Loss
+from ...model.process_name import new_name
 from ...operations import recovery
 from ...operations.runtime import Runtime
 from ...store import queues, workers
@@ -88,7 +89,7 @@ class Heartbeat(Worker):
             self.runtime.stores.name_of(self.runtime.store)  # named now, because workers and messages carry the name
         with unavailable_during("register"):
             executor = self.executor()
-            ident = workers.new_ident()
+            ident = new_name()
             worker_id = workers.register(executor, ident, broker=self.runtime.broker.identity)
             self._lock.take(worker_id, executor)
             self.managed = frozenset(queues.names(executor))
@@ -200,7 +201,7 @@ class Heartbeat(Worker):
         """Drop everything and begin anew: runs still in progress here will be refused by their fences."""
         if self._leaves:
             return
-        logger.warning("Worker %d was declared dead while it was silent; its runs begin elsewhere.", self.worker_id)
+        logger.warning("Worker %s was declared dead while it was silent; its runs begin elsewhere.", self.ident)
         received = self.runs.clear()
         tasks = self.tasks.runs.clear()
         self.register()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import random
 import select
-import socket
 from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any, Protocol, TypeVar
@@ -18,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 from kombu.log import get_logger
 
 from ...model import native
+from ...model.process_name import new_name
 from ...store.broker import consumers, queues, sessions
 from ...store.connection.own_executor import OwnExecutor
 from ..pulse import Pulse
@@ -81,6 +81,7 @@ class Heart:
         self._is_watching = False
         self._pid = os.getpid()
         self._wakes = Pipe()
+        self.name = ""
         self.consumer = 0
         """The id under which this connection holds messages."""
         self.listens = False
@@ -98,8 +99,8 @@ class Heart:
         self.beaten_at = monotonic()
         executor = self._link.open_session()
         try:
-            ident = f"{socket.gethostname()}:{os.getpid()}"
-            self.consumer = consumers.register(executor, ident, silence_s=self._silence_s)
+            self.name = new_name()
+            self.consumer = consumers.register(executor, self.name, silence_s=self._silence_s)
             self.listens = not executor.pooled
             if self.listens:
                 consumers.lock(executor, self.consumer, self._link.schema)
@@ -206,7 +207,7 @@ class Heart:
             self._consumes.wake()
         if not found.is_alive:
             raise DeclaredDead(
-                f"consumer {self.consumer} was silent for more than {self._silence_s:g} s, and others have its messages"
+                f"consumer {self.name} was silent for more than {self._silence_s:g} s, and others have its messages"
             )
         if found.dead:
             logger.warning("Dead consumers, whose messages others get: %s", ", ".join(found.dead))
