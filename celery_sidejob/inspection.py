@@ -48,10 +48,8 @@ from .store import (
     served,
     state,
     stats,
-    tags,
     tallies,
     task_history,
-    tracked,
     trees,
     workers,
 )
@@ -505,8 +503,6 @@ class Inspection:
         return {
             **Job(job_id, runtime=self._runtime, row=found[0]).info,
             "aliases": [hide(alias) for alias in aliases.of(executor, job_id)],
-            "tags": [hide(tag) for tag in tags.of(executor, job_id)],
-            "tracked": tracked.is_tracked(executor, job_id),
             "history": [asdict(entry_of(row, hide)) for row in history.read(executor, job_id)],
             "state": hide({key: values.decode(text) for key, text in state.read(executor, job_id).items()}),
             **_ports(executor, job_id, hide),

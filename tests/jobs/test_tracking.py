@@ -17,6 +17,25 @@ def nothing(job: RunningJob) -> None:
     """A body that does nothing."""
 
 
+def test_info_has_the_tags_and_whether_the_job_is_tracked(stage: Stage) -> None:
+    def body(job: RunningJob) -> None:
+        assert job.children["part"].info["tags"] == ["c"]
+        made = job.enqueue(stage.idle, child_name="new", tags=["d"])
+        assert (made.info["tags"], made.info["tracked"]) == (["d"], False)
+        made.tag("e").track()
+        job.track()
+        assert (made.info["tags"], made.info["tracked"], job.info["tracked"]) == (["d", "e"], True, True)
+
+    parent = stage.job(body, tags=["b", "a"])
+    child = stage.sidejob.enqueue(stage.idle, parent=parent, child_name="part", tags=["c"])
+    stage.run(parent)
+
+    for job, tags, is_tracked in ((parent, ["b", "a"], True), (child, ["c"], False)):
+        assert (job.refresh().info["tags"], job.info["tracked"]) == (tags, is_tracked)
+    found = ask(stage.app, "jobs", "--json").document
+    assert {job["id"]: job["tags"] for job in found}.items() >= {parent.id: ["b", "a"], child.id: ["c"]}.items()
+
+
 class Followed:
     """What was announced on the channel of tracked jobs."""
 
