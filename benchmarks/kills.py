@@ -44,7 +44,7 @@ STARTING_S, RUNNING_S = 2.0, 0.7
 FOR_THE_FROZEN = 4
 """How many messages are published when a worker stands still: it is not the only one that waits for them."""
 QUIET_S = 60.0
-HARMLESS = ("_kombu.binding", "_sidejob.bell.")
+HARMLESS = ("_kombu.binding", "_sidejob.bell.", "_sidejob.era")
 """Keys that may stay: kombu's routing, and bells, which expire by themselves."""
 
 

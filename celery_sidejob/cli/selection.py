@@ -62,7 +62,7 @@ def act_on_each(
         names.hint(sidejob, output, task=chosen["task"], queue=chosen["queue"])
     end_if(stopped)
     if job_ids and summary.skipped:
-        sys.exit(1)
+        raise Failed("Some of these jobs were skipped.")
 
 
 def _if_still(statuses: Collection[str], act: Act) -> Act:

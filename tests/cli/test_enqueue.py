@@ -70,8 +70,11 @@ def test_a_misspelt_queue_is_told_of_and_used(stage: Stage, command: Command) ->
 def test_what_cannot_be_made_is_one_line(stage: Stage, command: Command) -> None:
     assert "Did you mean 'stage.idle'?" in command("enqueue", "stage.ilde", code=1).err
     assert "stage.add: missing a required argument: 'a'" in command("enqueue", "stage.add", code=1).err
-    stage.app.conf.sidejob_durable_tasks = ["mail"]
-    stage.app.task(name="mail", shared=False)(lambda: None)
+
+    @stage.app.task(name="mail", durable=True, shared=False)
+    def mail() -> None:
+        pass
+
     assert "'mail' is a durable task: decorate it with @sidejob_task" in command("enqueue", "mail", code=1).err
     assert "There is no job 'nobody'" in command(
         "enqueue", "stage.idle", "--parent", "nobody", "--child-name", "a", code=1
