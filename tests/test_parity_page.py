@@ -119,7 +119,7 @@ def collected(*files: str) -> frozenset[str]:
     """The ids of all tests in files that this session has not collected, or only in part."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "--collect-only", "-q", *files], cwd=ROOT, env=environment({}),
-        capture_output=True, text=True, timeout=100, check=False,
+        capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return both_ways(line for line in done.stdout.splitlines() if "::" in line)

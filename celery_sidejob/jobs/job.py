@@ -83,14 +83,14 @@ T = TypeVar("T")
 class Job:
     """A durable job: equal, hashable, picklable and JSON-able by its id. Attributes are the row's when it was read."""
 
-    __slots__ = ("_origin", "_row", "_runtime_", "first_task_id", "id")
+    __slots__ = ("_first_task_id", "_origin", "_row", "_runtime_", "id")
 
     def __init__(self, job_id: int, *, runtime: Runtime | None = None, row: Any = None) -> None:
         self.id = int(job_id)
         self._runtime_ = runtime
         self._origin: Sequence[str] | None = None
         self._row = row
-        self.first_task_id: str | None = None
+        self._first_task_id: str | None = None
         """The id of its first asking, if this handle comes from the call that made the job."""
 
     def __eq__(self, other: object) -> bool:
@@ -855,7 +855,7 @@ def _handle(runtime: Runtime, new: NewJob | int, transaction: Any) -> Job:
     if isinstance(new, int):
         return Job(new, runtime=runtime)
     job = Job(new.id, runtime=runtime, row=None if transaction is None else unit_view.row_of(new))
-    job.first_task_id = new.task_id
+    job._first_task_id = new.task_id
     return job
 
 

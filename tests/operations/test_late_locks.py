@@ -254,7 +254,7 @@ def test_what_cannot_be_written_keeps_nothing_else_from_it(shop: Shop, caplog: p
     shop.flush()
 
     assert shop.rows() == {"runs": shop.worker_id}
-    assert {record.args for record in caplog.records} == {("bad\0",), ("worse\0",)}
+    assert sorted(record.getMessage().count("worse") for record in caplog.records) == [0, 1], "one for each"
     assert [durable_locks.has_lock(shop.runtime, run) for run in (good["runs"], bad["worse\0"])] == [True, False]
 
 

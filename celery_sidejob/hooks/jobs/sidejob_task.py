@@ -120,7 +120,7 @@ class SideJobTask(TaskBody):
         if job is None:  # otherwise an earlier attempt to publish this very continuation has made it
             job = enqueue(self._runtime, self, args or (), kwargs, **options)
         given = None if options.get("unique") else task_id  # an open job of this key has another
-        result = self.AsyncResult(given or job.first_task_id or job.task_id)
+        result = self.AsyncResult(given or job._first_task_id or job.task_id)
         result.job = job
         return result
 
