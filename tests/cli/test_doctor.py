@@ -681,7 +681,7 @@ def test_a_redis_for_announcements(redis_url: str, database_url: str) -> None:
 def test_a_url_of_no_redis_is_refused_with_the_first_call(database_url: str) -> None:
     for url in ("amqp://127.0.0.1", "http://127.0.0.1", "redis://127.0.0.1:many/0"):
         with make_app("stage", sidejob_database_url=database_url, sidejob_redis_url=url) as app:
-            with pytest.raises(SettingsError, match="sidejob_redis_url (is not the|must be a) URL"):
+            with pytest.raises(SettingsError, match=r"sidejob_redis_url (is not the|must be a) URL"):
                 app.sidejob.find(1)
 
 
