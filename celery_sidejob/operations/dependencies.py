@@ -67,6 +67,7 @@ def apply(executor: Transaction, change: DependencyChange, lock_set: LockSet, af
     check_cycle(executor, job_id, is_open)
     if is_open:
         dependencies.block(executor, job_id)
+        after_commit.pools.add(lock_set.job(job_id).pool)  # it has left a slot there
         dependencies.add(executor, ((job_id, on, change.on_failure) for on in is_open))
         after_commit.silence(job_id)
         after_commit.looks.add(job_id)

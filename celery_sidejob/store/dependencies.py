@@ -57,12 +57,16 @@ def add(executor: Transaction, edges: Iterable[tuple[int, int, str]]) -> None:
 
 _BLOCK = Statement(f"""
 WITH held AS (UPDATE {{jobs}} SET blocked = true WHERE id = %(id)s)
-UPDATE {{messages}} SET due_at = {BLOCKED}, next_check_at = {NEVER}, published_at = NULL, suspected_at = now()
+UPDATE {{messages}} SET due_at = {BLOCKED}, next_check_at = {NEVER}, published_at = NULL, suspected_at = now(),
+  pool_shard = NULL
 WHERE job_id = %(id)s AND locked_by IS NULL""")
 
 
 def block(executor: Transaction, job_id: int) -> None:
-    """Have the first run of a locked job wait, also if its message is published: no claim takes it any more."""
+    """Have the first run of a locked job wait, also if its message is published: no claim takes it any more.
+
+    It holds no slot of its pool meanwhile: a job for which it waits may need that.
+    """
     executor.run(_BLOCK, id=job_id)
 
 

@@ -469,16 +469,20 @@ def test_a_blocked_job_takes_no_slot_of_its_pool(stage: Stage) -> None:
     assert pool.used == 0
 
 
-def test_a_job_keeps_its_slot_while_it_waits_for_others(stage: Stage) -> None:
+def test_a_job_gives_back_its_slot_while_it_waits_for_others(stage: Stage) -> None:
+    """One for which it waits may need that slot."""
     pool = CapacityPool("press", limit=1)
     task = stage.task(does_nothing, name="stage.pressed", capacity=pool)
-    first, job = stage.job(), stage.sidejob.enqueue(task)
+    job = stage.sidejob.enqueue(task)
+    first = pool.apply_async(task, on_full="wait").job
     job.depend_on(first)
     job.run()
     job.run(force=True)
-    assert (pool.used, job.waiting_for, stage.claim(job)) == (1, ["dependencies"], None)
-    stage.run(first)
-    assert stage.run(job) == "completed"
+    assert (job.waiting_for, stage.claim(job)) == (["dependencies"], None)
+    assert [holder.job for holder in pool.children()] == [first]
+    stage.runtime.connections.write_behind_now()
+    assert stage.sql("SELECT published_at IS NOT NULL FROM messages WHERE job_id = %s", first.id) == [(True,)]
+    assert [stage.run(first), stage.run(job)] == ["completed"] * 2
     assert pool.used == 0
 
 

@@ -237,8 +237,9 @@ def test_a_job_that_waits_for_others_is_moved_and_waits_on(stage: Stage) -> None
     assert stage.run(job) == "completed"
 
 
-def test_a_job_keeps_its_slot_or_its_place_before_the_pool(stage: Stage) -> None:
-    pool = CapacityPool("press", limit=1)
+@pytest.mark.parametrize("covers", ["queued", "running"])
+def test_a_job_keeps_its_slot_or_its_place_before_the_pool(stage: Stage, covers: str) -> None:
+    pool = CapacityPool("press", limit=1, covers=covers)
     task = stage.task(does_nothing, name="stage.pressed", capacity=pool)
     inside = stage.sidejob.enqueue(task)
     first, second = (pool.apply_async(task, on_full="wait").job for _ in range(2))

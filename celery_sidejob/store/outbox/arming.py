@@ -101,8 +101,8 @@ def armed(
         later = f"{at}/*!+ make_interval(secs => %(check_interval_s)s)*/"
         return f"CASE WHEN {at} > now() THEN {later} ELSE {first_check} END"
 
-    keeps_slot = f"""m.pool = excluded.pool AND m.pool_shard IS NOT NULL AND m.pool_runs IS NOT TRUE
-          AND {in_pool("excluded")}"""
+    keeps_slot = f"""m.pool = excluded.pool AND m.pool_shard IS NOT NULL
+          AND (m.pool_runs IS NOT TRUE OR m.locked_by IS NULL) AND {in_pool("excluded")}"""
     turned = f"""
   ON CONFLICT (job_id) DO UPDATE
     SET task_id = excluded.task_id, for_run = excluded.for_run, queue = excluded.queue,
