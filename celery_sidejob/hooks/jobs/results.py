@@ -26,7 +26,7 @@ from .. import events
 from ..broker.publishing import INLINE
 from ..messages import kept_message
 from ..messages.continuation import publication
-from ..tasks import chords
+from ..tasks import chords, telling
 from .revocation import TaskRevokedError
 
 logger = logging.getLogger("celery_sidejob")
@@ -40,6 +40,12 @@ class CeleryResults:
 
     def __init__(self, app: Celery) -> None:
         self._app = app
+
+    @property
+    def _backend(self) -> Any:
+        backend = self._app.backend
+        telling.install(backend)
+        return backend
 
     def wanted(self, task: str, options: Mapping[str, Any] | None) -> bool:
         """Whether the backend, a chord or an errback waits for the outcome."""
@@ -111,7 +117,7 @@ class CeleryResults:
 
     def fail_continuation(self, continuation: Continuation, error: str) -> None:
         """Store FAILURE for a callback or the rest of a chain that will not be sent, and call its errbacks."""
-        backend, errbacks = self._app.backend, None
+        backend, errbacks = self._backend, None
         try:
             kept = kombu_loads(continuation.publication)
             errbacks = kept["signature"]["options"].get("link_error")
@@ -134,7 +140,7 @@ class CeleryResults:
             logger.warning("That %s was revoked could not be announced: %s", message.task_id, error)
 
     def _tell_of_doom(self, message: Message, reason: str, error: str, runtime: Runtime) -> str:
-        backend, request = self._app.backend, kept_message.request_of(self._app, message)
+        backend, request = self._backend, kept_message.request_of(self._app, message)
         stores = not isinstance(backend, DisabledBackend) and not request.ignore_result
         if stores and backend.get_state(message.task_id) == states.SUCCESS:
             # Its process died after that, before its row was removed. What follows it was not published.
@@ -151,7 +157,7 @@ class CeleryResults:
         return "bury"
 
     def _store(self, outcome: Outcome) -> None:
-        backend = self._app.backend
+        backend = self._backend
         options = _revive(outcome.options)
         request = self._request(outcome, options)
         store_result = not isinstance(backend, DisabledBackend) and self._stores(outcome.task, options)

@@ -144,8 +144,7 @@ def _is_cut_off(run: Run, state: str | None) -> bool:
 
     Celery calls its receivers on the way out, and of what it raises just then tells them nothing.
     """
-    undecided = state is None or (state == states.SUCCESS and not run.is_told)
-    return undecided and not isinstance(sys.exc_info()[1], Exception)
+    return state in (None, states.SUCCESS) and not run.is_told and not isinstance(sys.exc_info()[1], Exception)
 
 
 def error_text(error: BaseException) -> str:

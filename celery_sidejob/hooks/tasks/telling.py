@@ -10,12 +10,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from celery import states
 from celery.app.task import Context
+from celery.exceptions import SoftTimeLimitExceeded
 from kombu.exceptions import EncodeError
 
 from ...model.durable import ADOPTED, HEADER
@@ -26,6 +28,7 @@ from ...operations.retrying import PAUSE_S
 from .. import bodies
 from ..patches import outcome_telling
 from . import chords
+from .keeping import present_run
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -35,6 +38,7 @@ def install(backend: Any) -> None:
     outcome_telling.install(
         backend, store_result=_store, mark_as_done=partial(_done, backend), mark_as_failure=_failed,
         mark_as_retry=_retried, chord_error_from_stack=partial(chords.fail_unlocked, backend),
+        _call_task_errbacks=partial(_call_errbacks, backend),
     )  # fmt: skip
 
 
@@ -110,21 +114,47 @@ def _failed(
     if run.is_told or run.moved:
         logger.error("Task %s has another outcome, after which this was raised: %s", task_id, bodies.text_of(exc))
         return
-    run.is_told = True
     patience_s = LATE_END_PATIENCE_S if request is not None and request.chord else run.runtime.settings.lease
     deadline = time.monotonic() + patience_s
     while True:
         try:
             mark(task_id, exc, None if traceback is None else storable(str(traceback)), request, *args, **options)
-            return
+            break
         except Exception as error:
             if isinstance(error, chords.REFUSED) and traceback is not None:
                 logger.exception("Task %s failed with %s, which the backend refuses", task_id, bodies.text_of(exc))
                 exc, traceback = bodies.unstorable(exc, error), None
             elif isinstance(error, chords.REFUSED) or time.monotonic() > deadline:
                 logger.error("That task %s failed is not told: %s", task_id, bodies.text_of(error))
-                return
+                break
         time.sleep(PAUSE_S)
+    run.is_told = True
+
+
+def _call_errbacks(backend: Any, call: Callable[..., Any], request: Context, exc: Any, traceback: Any) -> None:
+    """Call or send each errback by itself, so that one that can not be sent has no other repeated.
+
+    One that can never be sent is given up. If what sends it is away, a durable run tries for a lease. What is still to
+    be sent then is left in `request`, and the error is raised: whoever has called this tells of the failure again.
+    """
+    run = _run_of(request) or present_run(backend.app)
+    deadline = time.monotonic() + (0.0 if run is None else run.runtime.settings.lease)
+    errbacks = list(request.errbacks)
+    while errbacks:
+        one = copy(request)
+        one.errbacks = errbacks[:1]
+        try:
+            call(one, exc, traceback)
+        except (*chords.AWAY, SoftTimeLimitExceeded) as error:
+            if time.monotonic() > deadline:
+                request.errbacks = errbacks
+                raise
+            logger.debug("An errback of task %s cannot be sent yet: %s", request.id, error)
+            time.sleep(PAUSE_S)
+            continue
+        except Exception as error:
+            logger.error("An errback of task %s cannot be sent: %s", request.id, bodies.text_of(error))
+        del errbacks[0]
 
 
 def _retried(

@@ -83,3 +83,24 @@ def test_an_error_link_is_told_of_the_arguments(stage: Stage) -> None:
     run(stage, job)
 
     assert told == [GIVEN]
+
+
+def test_an_error_link_that_can_never_be_sent_has_no_other_repeated(stage: Stage) -> None:
+    told: list[str] = []
+
+    @stage.app.task(name="errback.told_once")
+    def errback(request: Any, error: BaseException, traceback: Any) -> None:
+        told.append(request.id)
+
+    @stage.app.task(name="unsendable")
+    def unsendable(task_id: str) -> None: ...
+
+    stage.app.conf.task_create_missing_queues = False
+    links = [unsendable.s().set(queue="nowhere"), errback.s()]
+    job = stage.task(broken, name="broken.once").enqueue(*GIVEN, link_error=links)
+
+    task_id = job.task_id
+    run(stage, job)
+
+    assert told == [task_id]
+    assert stage.sql("SELECT count(*) FROM askings WHERE stored_at IS NULL") == [(0,)], "the sweeper tells it again"

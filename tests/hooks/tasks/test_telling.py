@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import redis
 from celery import Task, chord, states
+from kombu.exceptions import OperationalError
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
@@ -124,6 +126,45 @@ def test_a_hook_that_raises_changes_no_outcome(shop: Shop, hook: str) -> None:
     else:
         assert (result.state, shop.told, shop.rows()) == (states.FAILURE, [result.id], [])
         assert shop.sql("SELECT reason, error FROM dead") == [("failed", "ValueError: for good")]
+
+
+def test_a_hook_that_leaves_its_process_changes_no_outcome(shop: Shop) -> None:
+    def leaves(*_: Any) -> None:
+        sys.exit(3)
+
+    def body(self: Any) -> None:
+        raise ValueError("for good")
+
+    base = type("Leaving", (Task,), {"on_failure": leaves})
+    task = shop.app.task(body, bind=True, base=base, name="stale.leaving", **REPEATABLE)
+    result = task.apply_async(link_error=shop.errback.s())
+
+    with suppress(SystemExit):
+        shop.run(task, result.id)
+
+    assert (result.state, shop.told, shop.rows()) == (states.FAILURE, [result.id], [])
+    assert shop.sql("SELECT reason, error FROM dead") == [("failed", "ValueError: for good")]
+
+
+def test_an_errback_that_cannot_be_sent_yet_has_no_other_repeated(shop: Shop) -> None:
+    sent: list[str] = []
+
+    class Away(Task):
+        def apply_async(self, *_: Any, task_id: str, **__: Any) -> None:
+            sent.append(task_id)
+            if len(sent) < 3:
+                raise OperationalError("the broker is away")
+
+    def note(task_id: str) -> None: ...
+
+    plain = shop.app.task(note, base=Away, name="plain.note", shared=False)
+    result = shop.work.apply_async(link_error=[shop.errback.s(), plain.s()])
+    shop.outcome = ValueError("for good")
+
+    shop.run(shop.work, result.id)
+
+    assert (len(sent), shop.told, shop.rows()) == (3, [result.id], [])
+    assert shop.sql("SELECT reason, error FROM dead") == [("failed", "ValueError: for good")]
 
 
 def test_a_run_begins_whose_backend_cannot_be_told_so(shop: Shop, redis_url: str) -> None:
