@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from ..model.errors import StoreUnavailableError
+from ..model.errors import SchemaError, StoreUnavailableError
 from .runtime import Runtime
 
 T = TypeVar("T")
@@ -21,12 +21,17 @@ def patience_s(runtime: Runtime) -> float | None:
 
 
 def patiently(runtime: Runtime, once: Callable[[], T]) -> T:
-    """Repeat `once`, for a lease, while the store is unavailable: a short outage must not make it fail."""
+    """Repeat `once`, for a lease, while the store is unavailable: a short outage must not make it fail.
+
+    So also while a table or a right is missing, as during an upgrade by hand or a restore.
+    """
     deadline = time.monotonic() + runtime.settings.lease
     while True:
         try:
             return once()
-        except StoreUnavailableError:
+        except (StoreUnavailableError, SchemaError) as error:
             if time.monotonic() > deadline:
-                raise
+                raise (
+                    error if isinstance(error, StoreUnavailableError) else StoreUnavailableError(str(error))
+                ) from error
             time.sleep(PAUSE_S)

@@ -19,6 +19,7 @@ from celery_sidejob.hooks.tasks import chords
 from celery_sidejob.hooks.tasks.present_run import RUNS
 from celery_sidejob.services.sweep.sweeper import Sweeper
 from tests.hooks.tasks.test_stale_runs import REPEATABLE, Shop, shop_fixture  # noqa: F401 - the fixture `shop`
+from tests.tools.databases import SCHEMA
 from tests.tools.proxy import TcpProxy
 from tests.tools.versions import CELERY_5_7
 
@@ -101,6 +102,25 @@ def test_an_end_that_the_store_refuses_becomes_one_that_it_takes(shop: Shop, cap
     ((error,),) = shop.sql("SELECT error FROM dead")
     assert error.startswith("InvalidValueError: The run ended with ValueError, and that cannot be stored")
     assert "nothing_odd" in caplog.text
+
+
+@pytest.mark.parametrize("code", ["42501", "42P01"], ids=["a right", "a table"])
+@pytest.mark.parametrize("outcome", [7, ValueError("for good")], ids=["well", "failed"])
+def test_an_end_waits_for_what_the_schema_lacks_for_a_moment(shop: Shop, outcome: Any, code: str) -> None:
+    """As while somebody restores the store, or gives its rights anew."""
+    shop.sql("CREATE SEQUENCE tries")
+    shop.sql(
+        "CREATE FUNCTION lacks() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        f"IF nextval('{SCHEMA}.tries') < 3 THEN RAISE EXCEPTION 'lacks' USING ERRCODE = '{code}'; END IF; RETURN OLD; END $$"
+    )
+    result = shop.work.apply_async(link=shop.body.s())
+    shop.sql("CREATE TRIGGER lacks BEFORE DELETE ON messages FOR EACH ROW EXECUTE FUNCTION lacks()")
+    shop.outcome = outcome
+
+    shop.run(shop.work, result.id)
+
+    ends = ([("stale.body",)], []) if outcome == 7 else ([], ["failed"])
+    assert (shop.sql("SELECT task FROM messages"), shop.buried()) == ends
 
 
 @pytest.mark.parametrize("hook", ["on_failure", "on_retry"])
