@@ -28,8 +28,10 @@ from .scopes import current_context, port_options
 class Suspend(BaseException):
     """Ends a run as suspended. Not an Exception, so that a body's ``except Exception`` does not swallow it."""
 
-    timeout_s: float | None = None
-    """For how long the job waits, at most."""
+    def __init__(self, job_id: int, timeout_s: float | None) -> None:
+        """`timeout_s`: for how long the job waits, at most."""
+        super().__init__(job_id)
+        self.timeout_s = timeout_s
 
 
 class RetryRun(BaseException):
@@ -83,9 +85,7 @@ class RunningJob(Job):
         With `timeout` it is asked to run after that many seconds, counted from the commit. The next run, whatever it
         was asked by, removes this timer.
         """
-        suspend = Suspend(self.id)
-        suspend.timeout_s = check_age("timeout", timeout)
-        raise suspend
+        raise Suspend(self.id, check_age("timeout", timeout))
 
     def retry(
         self, exc: BaseException | None = None, *, countdown: float | None = None, max_retries: int | None = None

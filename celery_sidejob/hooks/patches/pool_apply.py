@@ -1,4 +1,4 @@
-"""Replaces `TaskPool.on_apply` of one pool; read in Celery 5.5.0 and 5.7.0, and in billiard 4.3.2.
+"""Replaces `TaskPool.on_apply` of one pool; read in Celery 5.5.0 and 5.7.0, billiard 4.2.1 and 4.3.2.
 
 `BasePool.apply_async` calls it to begin a run. What is raised outside Celery's tracer, over a body that cannot be
 decoded or a `chain` that is no list, a pool of processes reports to the request. Other pools do not: a thread forgets
