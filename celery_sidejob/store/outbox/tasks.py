@@ -93,8 +93,7 @@ def keep(run: Callable[..., Sequence[Any]], message: Message, waits: Waits) -> K
     keep a message of this task id or key, and be open still: this waits for its end.
     """
     own = {"task_id": message.task_id, "unique_key": message.unique_key, "slot": message.slot}
-    columns = _columns(message, waits) | own
-    found = run(_KEEP, **columns)
+    found = run(_KEEP, **_columns(message, waits), **own)
     return Kept(found[0].waits) if found else None
 
 
@@ -163,14 +162,15 @@ def keep_many(
     Messages whose task id is taken are left out. The sweeper gives the publisher `publishing_takes_s` more time. `run`
     is as for `keep`.
     """
+    pools = list(map(pool_of, messages))
     found = run(
         _KEEP_MANY,
         task_ids=[message.task_id for message in messages], tasks=[message.task for message in messages],
         queues=[message.queue for message in messages], publications=[message.publication for message in messages],
         bodies=[message.body for message in messages], etas=[message.eta for message in messages],
         expires=[message.expires_at for message in messages], check_interval_s=waits.check_interval_s,
-        pools=[_pool(message) for message in messages], weights=[_pool_weight(message) for message in messages],
-        ranks=[_pool_rank(message) for message in messages], runs=[_pool_runs(message) for message in messages],
+        pools=[pool["pool"] for pool in pools], weights=[pool["pool_weight"] for pool in pools],
+        ranks=[pool["pool_rank"] for pool in pools], runs=[pool["pool_runs"] for pool in pools],
         slots=[message.slot for message in messages],
         priorities=[message.priority for message in messages],
         horizon_s=waits.horizon_s, first_check_s=FIRST_CHECK_S + publishing_takes_s, early_s=EARLY_S,
@@ -192,32 +192,15 @@ def unpublished(executor: Reader, task_ids: Iterable[str], *, horizon_s: float) 
     return {row.task_id for row in found}
 
 
-def _pool(message: Message) -> str | None:
-    return None if message.admission is None else message.admission.pool.name
-
-
-def _pool_weight(message: Message) -> int | None:
-    return None if message.admission is None else message.admission.weight
-
-
-def _pool_rank(message: Message) -> int | None:
-    """Return the message's priority, by which those of a pool that wait are served."""
-    if message.admission is None:
-        return None
-    given = ((message.about or {}).get("properties") or {}).get("priority")
-    return given if is_number(given, most=255) else 0
-
-
-def _pool_runs(message: Message) -> bool | None:
-    return None if message.admission is None else message.admission.pool.covers == "running"
-
-
 def pool_of(message: Message) -> dict[str, Any]:
-    """Return the columns of a message's capacity pool, all null without one."""
-    return {
-        "pool": _pool(message), "pool_weight": _pool_weight(message), "pool_rank": _pool_rank(message),
-        "pool_runs": _pool_runs(message),
-    }  # fmt: skip
+    """Return the columns of a message's capacity pool, all null without one.
+
+    Those of a pool that wait are served by their rank, which is the message's priority.
+    """
+    if message.admission is None:
+        return dict.fromkeys(_OF_POOL)
+    given = ((message.about or {}).get("properties") or {}).get("priority")
+    return {**message.admission.columns, "pool_rank": given if is_number(given, most=255) else 0}
 
 
 def _columns(message: Message, waits: Waits) -> dict[str, Any]:
