@@ -12,9 +12,9 @@ from time import monotonic
 from typing import Any
 
 from kombu.log import get_logger
-from kombu.transport import virtual
 
 from ...store.broker import broadcasts
+from .. import topics
 from ..decoding import NotAMessageError, made
 from . import bell, rows
 from .link import Link
@@ -114,7 +114,10 @@ class Broadcasts:
             listening = [
                 queue
                 for queue, listened in consumed.items()
-                if any(one == row.exchange and _matches(pattern, row.routing_key) for one, pattern in listened)
+                if any(
+                    one == row.exchange and (pattern is None or topics.matches(pattern, row.routing_key))
+                    for one, pattern in listened
+                )
             ]
             delivered |= self._hand_over(row, listening)
         settled = [one for one, at in self._delivered_at.items() if now - at > SETTLED_S]
@@ -133,10 +136,3 @@ class Broadcasts:
             logger.warning("A broadcast of %s is left out: %s", row.exchange, error.reason)
             return False
         return bool(callbacks)
-
-
-def _matches(pattern: Any, routing_key: str) -> bool:
-    return pattern is None or bool(_TOPIC._match(pattern, routing_key))
-
-
-_TOPIC = virtual.exchange.TopicExchange(None)

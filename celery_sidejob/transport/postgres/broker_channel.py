@@ -120,8 +120,7 @@ class Channel(virtual.Channel):
         if kind != "fanout":
             self.connection.topology.bind(queue, exchange, routing_key)
         if kind == "fanout" or (kind == "topic" and self.connection.topology.is_transient(queue)):
-            pattern = None if kind == "fanout" else self._pattern(exchange, routing_key)
-            self.connection.broadcasts.listen(queue, exchange, pattern)
+            self.connection.broadcasts.listen(queue, exchange, None if kind == "fanout" else routing_key)
         if kind == "topic":
             self.link.ring(bell.BINDINGS)
 
@@ -148,10 +147,7 @@ class Channel(virtual.Channel):
     def get_table(self, exchange: str) -> list[tuple[str, Any, str]]:
         """Replaces the bindings of this process: they are everybody's."""
         bound = self.connection.topology.bound_to(exchange)
-        return [(one.routing_key, self._pattern(exchange, one.routing_key), one.queue) for one in bound]
-
-    def _pattern(self, exchange: str, routing_key: str) -> Any:
-        return self.typeof(exchange).prepare_bind("", exchange, routing_key, None)[1]
+        return [(one.routing_key, None, one.queue) for one in bound]
 
     # -- consuming -------------------------------------------------------------------------------------------------
 
