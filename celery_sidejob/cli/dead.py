@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import click
 from rich.text import Text
@@ -16,15 +16,12 @@ from ..model.errors import SideJobError
 from ..model.plural import counted
 from . import names
 from .command import Failed, answering, load_modules, nothing_matches
-from .options import AtLeast, check_one_way, limit_option, queue_option, task_option, yes_option
+from .options import AtLeast, check_one_way, limit_option, queue_option, task_option, together, yes_option
 from .output import Output, facts, in_short, table
 from .questions import confirm
 from .selection import end_if, until_stopped
 from .summary import Summary
 from .times import Seconds
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 class EntryId(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
@@ -54,13 +51,9 @@ COLUMNS = ("Entry", "Died", "Task", "Job", "Error")
 ALL_COLUMNS = ("Entry", "Died", "Reason", "Queue", "Task", "Job", "Task id", "Error")
 group_option = click.option("--group", metavar="GROUP", help="Only entries of this group, as `dead groups` shows it.")
 reason_option = click.option("--reason", metavar="REASON", help="Only entries with this reason, such as lost, revoked.")
+entry_filters = together(group_option, task_option, queue_option, reason_option)
 given_entries = click.argument("given", metavar="[ID_OR_TASK_ID]...", type=EntryOrTask(), nargs=-1)
 all_entries = click.option("--all", "everything", is_flag=True, help="All entries.")
-
-
-def entry_filters(function: Callable[P, R]) -> Callable[P, R]:
-    """Give a command the options by which entries are chosen."""
-    return group_option(task_option(queue_option(reason_option(function))))
 
 
 def check_one_choice(given: Sequence[int | str], everything: bool, chosen: Mapping[str, str | None]) -> None:

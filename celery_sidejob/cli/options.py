@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import click
 
@@ -35,7 +35,14 @@ task_option = click.option("--task", metavar="NAME", help="Only entries of this 
 queue_option = click.option("--queue", metavar="NAME", help="Only entries of this queue.")
 yes_option = click.option("--yes", is_flag=True, help="Do not ask first.")
 limit_option = click.option("--limit", type=AtLeast(1), default=100, show_default=True, help="Show at most this many.")
-_FILTERS = (
+
+
+def together(*options: Callable[[Any], Any]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return the decorator that gives a command all of these options, in this order."""
+    return lambda function: functools.reduce(lambda made, option: option(made), reversed(options), function)
+
+
+job_filters = together(
     click.option(
         "--status", type=click.Choice([str(one) for one in Status]), multiple=True,
         help="Only jobs with this status; may be repeated.",
@@ -56,25 +63,17 @@ _FILTERS = (
     click.option("--waiting-for", type=click.Choice(REASONS), help="Only jobs that do not run now for this reason."),
     click.option("--child-of", "parent", metavar="ID_OR_ALIAS", help="Only the children of this job."),
 )  # fmt: skip
+"""Gives a command the options by which jobs are chosen, named as the parameters of `sidejob.jobs`."""
 
-
-def job_filters(function: Callable[P, R]) -> Callable[P, R]:
-    """Give a command the options by which jobs are chosen, named as the parameters of `sidejob.jobs`."""
-    return functools.reduce(lambda made, option: option(made), reversed(_FILTERS), function)
-
-
-def task_filters(function: Callable[P, R]) -> Callable[P, R]:
-    """Give a command the options by which durable tasks that wait or run are chosen, as `Inspection.tasks` has them."""
-    for option in (
-        click.option(
-            "--status", "statuses", type=click.Choice(STATUSES), multiple=True,
-            help="Only durable tasks with this status; may be repeated.",
-        ),
-        click.option("--queue", metavar="NAME", help="Only durable tasks of this queue."),
-        click.option("--task", metavar="NAME", help="Only durable tasks of this name."),
-    ):  # fmt: skip
-        function = option(function)
-    return function
+task_filters = together(
+    click.option("--task", metavar="NAME", help="Only durable tasks of this name."),
+    click.option("--queue", metavar="NAME", help="Only durable tasks of this queue."),
+    click.option(
+        "--status", "statuses", type=click.Choice(STATUSES), multiple=True,
+        help="Only durable tasks with this status; may be repeated.",
+    ),
+)  # fmt: skip
+"""Gives a command the options by which durable tasks that wait or run are chosen, as `Inspection.tasks` has them."""
 
 
 def check_one_way(*ways: bool, say: str) -> None:
