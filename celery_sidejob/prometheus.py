@@ -8,16 +8,17 @@ Serve it from a process of yours that is scraped, or write it for the node expor
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
-from .inspection import COUNTED, GAUGES, LIVES, Inspection, added, by_task, life_of
+from .inspection import COUNTED, GAUGES, LIVES, Amounts, Inspection, added, by_task, life_of
 from .model.errors import MissingLibraryError
 from .model.measures import COUNTED_BY
 from .model.printable import printable
-from .model.statistics import Amount, Durations, Statistics, Tally
+from .model.statistics import Durations, Statistics
 from .model.status import UNFINISHED, Status
 
 try:
@@ -30,6 +31,8 @@ except ImportError as error:
         'pip install "celery-sidejob[prometheus]".'
     ) from error
 
+
+T = TypeVar("T")
 
 MOST = 500
 """Queues, tasks in queues, and groups of the dead set that a scrape has; the others of each kind are one, `OTHER`."""
@@ -92,12 +95,14 @@ def _metrics(found: Mapping[str, Any] | None) -> Iterator[Metric]:
     )  # fmt: skip
     queues = _queues(found["queues"])
     for name, key, meaning in QUEUE:
-        yield _gauge(name, meaning, ["queue"], {(queue,): row[key] for queue, row in queues.items()})
+        yield _gauge(name, meaning, ["queue"], {label: row[key] for label, row in queues.items()})
     for gauge in GAUGES:
         yield _gauge(gauge.metric, gauge.meaning, [], {(): gauge.of(found)})
     yield _gauge(
         "sidejob_dead_group_entries", "The newest entries of the dead set by task, failure group and reason.",
-        ["task", "group", "reason"], _groups(found["dead"]["groups"]),
+        ["task", "group", "reason"],
+        _by_label({(row["task"], row["group"], row["reason"]): row["entries"] for row in found["dead"]["groups"]},
+                  lambda entries: entries, operator.add),
     )  # fmt: skip
     lives = Counter(map(life_of, found["workers"]))
     yield _gauge(
@@ -135,49 +140,41 @@ QUEUE = (
 )  # fmt: skip
 
 
-def _labels(ranks: Mapping[tuple[str, ...], Any]) -> dict[tuple[str, ...], tuple[str, ...]]:
-    """Return the labels of each of these: its names, without hidden characters, or `OTHER` if `MOST` rank higher."""
-    kept = sorted(ranks, key=lambda names: ranks[names], reverse=True)[:MOST]
-    others: dict[tuple[str, ...], tuple[str, ...]] = {names: (OTHER,) * len(names) for names in ranks}
-    return {**others, **{names: tuple(map(printable, names)) for names in kept}}
+def _by_label(
+    found: Mapping[tuple[str, ...], T], rank: Callable[[T], Any], together: Callable[[T, T], T]
+) -> dict[tuple[str, ...], T]:
+    """Return these by their labels: their names, without hidden characters, or `OTHER` if `MOST` rank higher."""
+    kept = set(sorted(found, key=lambda names: rank(found[names]), reverse=True)[:MOST])
+    shown: dict[tuple[str, ...], T] = {}
+    for names, one in found.items():
+        label = tuple(map(printable, names)) if names in kept else (OTHER,) * len(names)
+        shown[label] = together(shown[label], one) if label in shown else one
+    return shown
 
 
-def _queues(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+def _queues(found: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, ...], Mapping[str, Any]]:
     """Return the statistics of queues by their label: managed and served ones rank first, then by their work."""
-    labels = _labels(
-        {(name,): (row["managed"], row["workers"] > 0, row["depth"] + row["running"]) for name, row in found.items()}
-    )
-    shown: dict[str, Mapping[str, Any]] = {}
-    for name, row in found.items():
-        (label,) = labels[name,]
-        if label in shown:
-            served = max(row["workers"], shown[label]["workers"])
-            row = {**added(shown[label], row), "workers": served, "paused": None, "limit": None}
-        shown[label] = row
-    return shown
+
+    def together(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Mapping[str, Any]:
+        served = max(ours["workers"], theirs["workers"])
+        return {**added(ours, theirs), "workers": served, "paused": None, "limit": None}
+
+    return _by_label(
+        {(name,): row for name, row in found.items()},
+        lambda row: (row["managed"], row["workers"] > 0, row["depth"] + row["running"]), together,
+    )  # fmt: skip
 
 
-def _groups(found: Sequence[Mapping[str, Any]]) -> Mapping[tuple[str, ...], float]:
-    entries: dict[tuple[str, ...], float] = {
-        (row["task"], row["group"], row["reason"]): row["entries"] for row in found
-    }
-    shown: dict[tuple[str, ...], float] = {}
-    for names, labels in _labels(entries).items():
-        shown[labels] = shown.get(labels, 0) + entries[names]
-    return shown
-
-
-def _tasks(found: Sequence[tuple[Tally, Amount]]) -> list[Statistics]:
+def _tasks(found: Amounts) -> list[Statistics]:
     """Return the statistics of tasks in queues by their labels: those that ran most rank first."""
-    counts: Counter[tuple[str, ...]] = Counter()
+    amounts: dict[tuple[str, ...], Amounts] = {}
     for tally, amount in found:
-        counts[tally.queue, tally.task] += amount.number
-    labels = _labels(counts)
-    relabelled = []
-    for tally, amount in found:
-        queue, task = labels[tally.queue, tally.task]
-        relabelled.append((tally._replace(queue=queue, task=task), amount))
-    return by_task(relabelled, {}, None)
+        amounts.setdefault((tally.queue, tally.task), []).append((tally, amount))
+    labelled = _by_label(amounts, lambda of_task: sum(amount.number for _, amount in of_task), operator.iadd)
+    return by_task(
+        ((tally._replace(queue=queue, task=task), amount) for (queue, task), of_task in labelled.items()
+         for tally, amount in of_task), {}, None,
+    )  # fmt: skip
 
 
 def _gauge(name: str, meaning: str, labels: list[str], values: Mapping[tuple[str, ...], float | None]) -> Metric:
