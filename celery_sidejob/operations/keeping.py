@@ -17,7 +17,7 @@ from ..model.errors import DuplicateError, InvalidValueError, StoreUnavailableEr
 from ..store import duplicates
 from ..store.borrowed.borrowed import SERIALIZATION_FAILURE, Borrowed, code_of
 from ..store.connection.own_executor import OwnExecutor
-from ..store.errors import OutcomeUnknown, repeat
+from ..store.errors import OutcomeUnknown, RowsLocked, repeat
 from ..store.outbox import tasks
 from ..store.outbox.tasks import Kept, Waits
 from ..store.statement import Reader, Transaction
@@ -99,15 +99,29 @@ def lend(runtime: Runtime, message: Message, transaction: Any) -> None:
             admitted = admitted or _admitted_alone(borrowed, message)
         batches.join_tasks(borrowed, [message.task_id])
 
+    _publish_after_commit(runtime, borrowed, [[admitted]], began)
+
+
+def _publish_after_commit(
+    runtime: Runtime, borrowed: Borrowed, pages: Sequence[Sequence[Message]], began: float
+) -> None:
+    """Have what was lent published after the caller's commit, and what has got slots by it.
+
+    The savepoint of a message may have been rolled back, and the sweeper may have been faster. For a message that the
+    commit has sent, a worker is then woken for nothing.
+    """
+
     def committed() -> None:
-        if admitted.admission is not None and admitted.slot is None:
-            capacity.ring(runtime, [admitted.admission.pool.name])
-        elif runtime.sends(message):  # its savepoint may have been rolled back, and a worker is woken for nothing
-            publish_kept(runtime, [message], since=began)
-        else:
-            row = tasks.read(runtime.connections, message.task_id)  # the same
-            if row is not None and row.unpublished:
-                publish_kept(runtime, [message], since=began)
+        for number, page in enumerate(pages):
+            admitted = [message for message in page if message.admission is None or message.slot is not None]
+            unsent = [message.task_id for message in admitted if not runtime.sends(message)]
+            there = unsent and tasks.unpublished(
+                runtime.connections, unsent, horizon_s=runtime.settings.timer_horizon
+            )  # fmt: skip
+            due = [message for message in admitted if message.task_id in there or runtime.sends(message)]
+            publish_kept(runtime, due, since=began + number * PAGE_TAKES_S)
+        lent = [message for page in pages for message in page]
+        capacity.ring(runtime, [one.admission.pool.name for one in lent if one.admission and one.slot is None])
 
     borrowed.after_commit(partial(do_after_commit, committed))
 
@@ -168,17 +182,7 @@ def lend_many(runtime: Runtime, messages: Sequence[Message], transaction: Any) -
         _keep_pages([borrowed.run] * len(pages), pages, waits_of(runtime), repeated=False)
         batches.join_tasks(borrowed, [message.task_id for message in messages])
 
-    def committed() -> None:
-        for number, page in enumerate(pages):
-            admitted = [message for message in page if message.admission is None or message.slot is not None]
-            ids = [message.task_id for message in admitted]
-            # Their savepoint may have been rolled back, and the sweeper may have been faster.
-            there = tasks.unpublished(runtime.connections, ids, horizon_s=runtime.settings.timer_horizon)
-            due = [message for message in admitted if message.task_id in there or runtime.sends(message)]
-            publish_kept(runtime, due, since=began + number * PAGE_TAKES_S)
-        capacity.ring(runtime, {message.admission.pool.name for message in messages if message.admission is not None})
-
-    borrowed.after_commit(partial(do_after_commit, committed))
+    _publish_after_commit(runtime, borrowed, pages, began)
 
 
 def keep_in(runtime: Runtime, executor: Transaction, messages: Sequence[Message]) -> Sequence[Message]:
@@ -210,6 +214,15 @@ def is_kept_somewhere(runtime: Runtime, task_id: str) -> bool:
     if failure is not None:
         raise failure
     return False
+
+
+def may_lack_row(runtime: Runtime, error: StoreUnavailableError) -> bool:
+    """Tell whether a task that a store could not keep is published without a row: `sidejob_on_store_down` says so.
+
+    A store in which a row is locked has answered, and a batch has rows for its members.
+    """
+    is_down = not isinstance(error, RowsLocked) and batches.present() is None
+    return is_down and runtime.settings.on_store_down == "publish"
 
 
 def waits_of(runtime: Runtime) -> Waits:

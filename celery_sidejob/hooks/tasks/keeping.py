@@ -27,10 +27,9 @@ from ...model.capacity import Admission
 from ...model.durable import ADOPTED, CALL, DEATHS, DELAYED, DIGEST, HEADER, REPUBLISHED, WORKER, Message
 from ...model.errors import IllegalMoveError, InvalidValueError, SettingsError, StoreUnavailableError
 from ...model.unique import Unique
-from ...operations import batches, capacity, durable_ends, keeping
+from ...operations import capacity, durable_ends, keeping
 from ...operations.durable_runs import Run
 from ...operations.unique_keys import KeyHeldError, is_replaced
-from ...store.errors import RowsLocked
 from ..admission import admission_of, admission_to, is_follower, waiting_in
 from ..apps import runtime_for
 from ..call_options import check_call
@@ -209,8 +208,8 @@ class KeepingProducer:
         try:
             keeping.keep(self._runtime, message)
         except StoreUnavailableError as error:
-            needs_row = message.unique_key is not None or message.admission is not None or batches.present() is not None
-            if needs_row or isinstance(error, RowsLocked) or self._runtime.settings.on_store_down != "publish":
+            needs_row = message.unique_key is not None or message.admission is not None
+            if needs_row or not keeping.may_lack_row(self._runtime, error):
                 raise
             logger.warning("%s is published without a row, as sidejob_on_store_down says: %s", message.task_id, error)
             return self._producer.publish(body, **_without_row(message, options))

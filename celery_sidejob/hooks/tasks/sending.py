@@ -18,8 +18,7 @@ from celery.canvas import _chain as chain
 from ...model.checks import shown
 from ...model.durable import Message
 from ...model.errors import InvalidValueError, StoreUnavailableError
-from ...operations import batches, keeping
-from ...store.errors import RowsLocked
+from ...operations import keeping
 from ..durability import is_durable, known_tasks
 from .keeping import present_run
 from .present_call import Together, calling
@@ -95,8 +94,7 @@ def _keep(app: Celery, together: Together, transaction: Any) -> None:
         else:
             keeping.keep_many(runtime, together.messages)
     except StoreUnavailableError as error:
-        needs_row = isinstance(error, RowsLocked) or batches.present() is not None
-        if needs_row or runtime.settings.on_store_down != "publish":
+        if not keeping.may_lack_row(runtime, error):
             raise
         count = len(together.messages)
         logger.warning("%d tasks are published without rows, as sidejob_on_store_down says: %s", count, error)
