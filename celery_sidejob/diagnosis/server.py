@@ -82,7 +82,8 @@ def locks(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
         yield well("locks", "no open transaction has locked rows for long")
         return
     yield graded(max(row.since_s for row in held), HELD_S)(
-        "locks", "; ".join(f"{row.who} has locked rows of {row.what} for {row.since_s:.0f} s" for row in held),
+        "locks",
+        first_of((f"{row.who} has locked rows of {row.what} for {row.since_s:.0f} s" for row in held), separator="; "),
         meaning="Calls that need these rows fail after some seconds. Runs that need them cannot end, and begin again.",
         remedy="Let its program commit or roll back. If that program is frozen or gone, end the session with "
         "pg_terminate_backend(pid).",

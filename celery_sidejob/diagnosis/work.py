@@ -26,6 +26,7 @@ FORGOTTEN_S = 3600.0
 """For how long a queue may be paused while something waits there."""
 UNSERVED_S = 60.0
 """For how long runs may be due whose task no worker knows: such a worker may be restarting."""
+MOMENT = "%Y-%m-%d %H:%M:%S%z"
 REVOKED = "revoked"
 """The reason of entries that somebody has revoked: these are no trouble."""
 GIVE_UP = (
@@ -117,7 +118,7 @@ def tasks(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
 def schedules(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     """Look for schedules of which nothing is made: it cannot be, nobody makes it, or somebody forgot a pause."""
     due = schedule_rows.troubled(executor, for_s=UNMADE_S)
-    troubled = [f"{row.name} (due since {row.due_at:%Y-%m-%d %H:%M:%S%z}: {row.trouble})" for row in due if row.trouble]
+    troubled = [f"{row.name} (due since {row.due_at:{MOMENT}}: {row.trouble})" for row in due if row.trouble]
     if troubled:
         yield error(
             "schedules", f"what is due cannot be made: {first_of(troubled)}",
@@ -125,7 +126,7 @@ def schedules(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
             remedy="Start workers that know the task, or change the schedule, or delete it: "
             "celery -A <app> sidejob schedules delete <name>.",
         )  # fmt: skip
-    late = [f"{row.name} (since {row.due_at:%Y-%m-%d %H:%M:%S%z})" for row in due if not row.trouble]
+    late = [f"{row.name} (since {row.due_at:{MOMENT}})" for row in due if not row.trouble]
     if late:
         yield warning(
             "schedules", f"what is due is not made yet: {first_of(late)}", remedy="See sweeping below.",
@@ -139,7 +140,7 @@ def schedules(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
             remedy="Resume what was forgotten: celery -A <app> sidejob schedules resume <name>.",
         )  # fmt: skip
     skipping = [
-        f"{row.name} is {'skipping' if row.overlap == 'skip' else 'waiting'} since {since:%Y-%m-%d %H:%M:%S%z}: "
+        f"{row.name} is {'skipping' if row.overlap == 'skip' else 'waiting'} since {since:{MOMENT}}: "
         + (f"job {row.last_job_id} is {row.status}" if row.last_job_id else f"task {row.last_task_id} is not finished")
         for row in resting if row.paused_s is None and (since := _held_back_since(executor, row.name))
     ]  # fmt: skip
@@ -174,7 +175,7 @@ def timers(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     if not found:
         yield well("timers", "none of the next timers is of a completed job")
         return
-    shown = first_of(f"job {row.job_id} at {row.due_at:%Y-%m-%d %H:%M:%S%z}" for row in found)
+    shown = first_of(f"job {row.job_id} at {row.due_at:{MOMENT}}" for row in found)
     yield warning(
         "timers", f"completed jobs run again: {shown}",
         meaning="A run has set the timer, by run(countdown=) or run(eta=), and the job has completed since then.",

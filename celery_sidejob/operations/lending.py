@@ -47,14 +47,8 @@ def follow_commit_of(runtime: Runtime, borrowed: Borrowed, after_commit: AfterCo
         capacity.ring(runtime, after_commit.pools)
 
     work = partial(do_after_commit, committed)
-    if (
-        jobs
-        or noted
-        or after_commit.looks
-        or after_commit.undelivered
-        or after_commit.announcements
-        or after_commit.pools
-    ):
+    follows = jobs, noted, after_commit.looks, after_commit.undelivered, after_commit.announcements, after_commit.pools
+    if any(follows):
         borrowed.after_commit(work)
     return work
 

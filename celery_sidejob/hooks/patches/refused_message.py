@@ -8,7 +8,10 @@ happens to messages that have a row: their results show FAILURE until a run has 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
+
+from .wrapping import wrap
 
 
 def replace(consumer: Any, by: Callable[[Any, BaseException, bool], bool]) -> None:
@@ -16,17 +19,12 @@ def replace(consumer: Any, by: Callable[[Any, BaseException, bool], bool]) -> No
 
     `by` takes the message, the error, and whether the message names a task that the worker does not know.
     """
-    unknown, invalid, undecoded = consumer.on_unknown_task, consumer.on_invalid_task, consumer.on_decode_error
+    for name in ("on_unknown_task", "on_invalid_task", "on_decode_error"):
+        wrap(consumer, name, partial(_refuse, by, name == "on_unknown_task"))
 
-    def on_unknown_task(body: Any, message: Any, exc: BaseException) -> Any:
-        return None if by(message, exc, True) else unknown(body, message, exc)
 
-    def on_invalid_task(body: Any, message: Any, exc: BaseException) -> Any:
-        return None if by(message, exc, False) else invalid(body, message, exc)
-
-    def on_decode_error(message: Any, exc: BaseException) -> Any:
-        return None if by(message, exc, False) else undecoded(message, exc)
-
-    consumer.on_unknown_task = on_unknown_task
-    consumer.on_invalid_task = on_invalid_task
-    consumer.on_decode_error = on_decode_error
+def _refuse(
+    by: Callable[[Any, BaseException, bool], bool], is_unknown: bool, before: Callable[..., Any], *of: Any
+) -> Any:
+    *_, message, error = of  # the first two functions are also given the body, before these
+    return None if by(message, error, is_unknown) else before(*of)
