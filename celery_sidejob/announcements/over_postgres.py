@@ -11,7 +11,7 @@ import itertools
 import logging
 import secrets
 import select
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from time import monotonic
 
 from ..model.errors import SettingsError, StoreUnavailableError
@@ -19,7 +19,7 @@ from ..operations.audience import Audience
 from ..store import audience
 from ..store.connection.connections import Connections
 from ..store.connection.own_executor import OwnExecutor
-from .way import Message
+from .way import Message, Way
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -35,8 +35,12 @@ MOST_PARTIAL = 64
 Open = Callable[[], OwnExecutor]
 
 
-class PostgresWay:
-    """The store: `open_session` opens a connection past a proxy, where there is one."""
+class PostgresWay(Way):
+    """The store: `open_session` opens a connection past a proxy, where there is one.
+
+    Whoever announces uses the process's own connections, and has asked in `hears`. The store is tried again with the
+    next announcement.
+    """
 
     def __init__(self, connections: Connections, known: Audience, open_session: Open) -> None:
         self._connections = connections
@@ -49,17 +53,6 @@ class PostgresWay:
         """Tell whether anybody listens to any channel, over the connection of the commit before this."""
         return self._audience.listens(ask=ask)
 
-    @property
-    def knows(self) -> bool:
-        """Always: `hears` asks."""
-        return True
-
-    def open(self) -> None:
-        """Do nothing: the store's connections are the process's own."""
-
-    def learn(self, channels: Iterable[str]) -> None:
-        """Do nothing: whoever announces has asked, in `hears`."""
-
     def send(self, messages: Sequence[Message]) -> None:
         """Notify those who listen, in one commit; StoreUnavailableError where the server has no room for that."""
         schema = self._connections.schema
@@ -71,12 +64,6 @@ class PostgresWay:
             "announce", lambda executor: audience.notify(executor, payloads), single=True, within_s=COMMIT_S
         ):
             raise StoreUnavailableError("The server's queue of notifications is too full.")
-
-    def fail(self) -> None:
-        """Do nothing: the store is tried again with the next announcement."""
-
-    def close(self) -> None:
-        """Do nothing: an idle connection closes by itself."""
 
     def listen(self, channels: Sequence[str]) -> PostgresEar:
         """Listen over a session of its own."""

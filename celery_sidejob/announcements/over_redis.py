@@ -15,7 +15,7 @@ from typing import Any
 from ..model.channel import LOG, OF_JOBS
 from ..model.errors import StoreUnavailableError
 from ..operations.audience import KNOWN_S
-from .way import Message
+from .way import Message, Way
 
 ANSWER_S = 1.0
 """Seconds that Redis is given to answer."""
@@ -33,7 +33,7 @@ class Client:
         self.close = close
 
 
-class RedisWay:
+class RedisWay(Way):
     """Redis, which tells who listens: `connect` opens a client whose answers are waited for `ANSWER_S`."""
 
     def __init__(self, connect: Callable[[float], Client]) -> None:

@@ -49,4 +49,3 @@ class Look(Protocol):
 
     def find(self, sought: Sequence[Sought]) -> Sight | None:
         """Look for messages, at a bounded cost; None if the broker cannot answer."""
-        ...

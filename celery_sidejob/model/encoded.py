@@ -15,11 +15,9 @@ class Line(Protocol):
 
     def push(self, made: Sequence[Command]) -> None:
         """Send messages in order."""
-        ...
 
     def hear(self) -> None:
         """Wait for the answers that are owed; raises the first refusal."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,41 +33,33 @@ class Publisher(Protocol):
         down: the sweeper publishes the messages that are not returned. `encoded` is the result of `encode` for them.
         Messages that no queue will ever take are added to `refused`.
         """
-        ...
 
     def ring(self, messages: Sequence[Doorbell | Message]) -> None:
         """Wake the workers for messages that are in the broker already: it is the store, and has their references.
 
         Raises nothing; a worker that is not woken finds them within a second.
         """
-        ...
 
     def ring_queues(self, queues: Sequence[str]) -> None:
         """Wake the workers of these queues of the broker that is the store; raises nothing."""
-        ...
 
     def to_own_queue(self, messages: Sequence[Message]) -> Sequence[Message]:
         """Return those messages that go to their own queue, with their `priority`.
 
         An exchange leads the others, or they cannot be read here, which `publish` tells.
         """
-        ...
 
     def check_sendable(self, what: str, headers: Mapping[str, Any], properties: Mapping[str, Any]) -> None:
         """Raise InvalidValueError for headers and properties of a message that the broker cannot carry."""
-        ...
 
     def encode(self, messages: Sequence[Message]) -> Encoded | None:
         """Encode messages without sending any; None if `publish` is to do everything."""
-        ...
 
     def confirm(self, published: Sequence[Key]) -> Sequence[Key]:
         """Wait for the broker's outstanding answers, and return which of these messages it has."""
-        ...
 
     def close(self) -> None:
         """Close the connection; the next publish opens another."""
-        ...
 
 
 class Broker(Protocol):
@@ -76,50 +68,41 @@ class Broker(Protocol):
     @property
     def identity(self) -> str:
         """What tells this broker from others; the schema's owner is an app and a broker."""
-        ...
 
     @property
     def ready(self) -> bool:
         """Whether this process would try the broker now; False during the pause after a failure."""
-        ...
 
     @property
     def knows_queues(self) -> bool:
         """Whether the broker can be asked for its queues: `ready_messages`."""
-        ...
 
     def ready_messages(self, queue: str) -> int | None:
         """Count the messages of a queue that no worker has fetched; GONE if there is no such queue, None if unknown.
 
         Fetched messages are not counted; copies are.
         """
-        ...
 
     def look(self) -> Look | None:
         """Begin a look for single messages in the broker; None if the broker does not show any."""
-        ...
 
     def dead_list(self) -> int | None:
         """Count the messages that the transport has given up; None without such a list or the broker's answer."""
-        ...
 
     def buried(self, cursor: Cursor) -> tuple[Cursor, Sequence[Buried]]:
         """Read a page, after a cursor, of the messages that the transport has given up; nothing without such a list.
 
         Also returns the cursor: the list's beginning, if an earlier entry was removed.
         """
-        ...
 
     def forget_buried(self, texts: Sequence[bytes]) -> bool:
         """Remove entries from that list; False if the broker does not answer, and the whole list must be read again."""
-        ...
 
     def was_emptied(self, store: str | None = None) -> bool:
         """Tell whether the broker has lost its messages since the last call, if that can be known.
 
         It is told once for each store (None is the primary), whose rows are then published again.
         """
-        ...
 
 
 class Results(Protocol):
@@ -127,27 +110,21 @@ class Results(Protocol):
 
     def wanted(self, task: str, options: Mapping[str, Any] | None) -> bool:
         """Tell whether a message or a result must be sent when this asking ends."""
-        ...
 
     def continuations(self, outcome: Outcome) -> Sequence[Continuation]:
         """Return the publications that follow, each with its own task id from now on. Uses no network."""
-        ...
 
     def deliver(self, outcome: Outcome) -> bool:
         """Store the result, count a chord's part, call errbacks; False if the backend could not be reached."""
-        ...
 
     def show(self, outcome: Outcome) -> bool:
         """Show an asking's state in the backend, without further effect; False if nothing was stored. Never raises."""
-        ...
 
     def module_of(self, error: str) -> str:
         """Return the module of an error class, by the class's name, for runs that end without raising it."""
-        ...
 
     def fail_continuation(self, continuation: Continuation, error: str) -> None:
         """Store FAILURE for a continuation that will not be sent. Never raises."""
-        ...
 
     def tell_of_doom(self, message: Message, reason: str, error: str, *, place: int) -> str:
         """Store that an ordinary durable task was lost, has expired or was revoked; with errbacks and the chord's part.
@@ -156,11 +133,9 @@ class Results(Protocol):
         it, ``remove`` it (the task had ended well after all, and nothing follows it), or ``wait`` for a backend that
         could not be reached.
         """
-        ...
 
     def announce_revoked(self, message: Message) -> None:
         """Tell monitors and receivers, as Celery does, that a task was revoked before it ran. Never raises."""
-        ...
 
 
 class Observer(Protocol):
@@ -168,7 +143,6 @@ class Observer(Protocol):
 
     def tell(self, event: Event) -> None:
         """Make an event known. Never raises."""
-        ...
 
 
 class Announcer(Protocol):
@@ -176,22 +150,18 @@ class Announcer(Protocol):
 
     def may_be_heard(self, channel: str, *, ask: bool = True) -> bool:
         """Tell whether somebody may be listening to a channel; without `ask` the store is not asked. Never raises."""
-        ...
 
     def announce(self, channel: str, text: str, wanted: Callable[[], bool] = ...) -> None:
         """Announce a message, as JSON text, to those who listen to exactly this channel; never raises, never waits.
 
         If somebody listens, another thread asks `wanted` whether the message is to be announced.
         """
-        ...
 
     def listen(self, channels: Sequence[str]) -> Any:
         """Subscribe to channels over a connection of the caller's own; StoreUnavailableError without an answer."""
-        ...
 
     def close(self) -> None:
         """Send what is left, within a bounded time, and close the connection; the next use opens another."""
-        ...
 
 
 class Tasks(Protocol):
@@ -199,7 +169,6 @@ class Tasks(Protocol):
 
     def publishes_status(self, task: str) -> bool:
         """Tell whether the status changes of a task's jobs are announced: its option `publish_status`."""
-        ...
 
     def call(
         self,
@@ -212,60 +181,46 @@ class Tasks(Protocol):
         options: Mapping[str, Any],
     ) -> Call:
         """Resolve a task, a name or a signature, and check the arguments against the task's own parameters."""
-        ...
 
     def admission(self, task: str, queue: str) -> Admission | None:
         """Return how a job of a task waits for slots in a queue, if its call names no pool; None without a pool."""
-        ...
 
     def ports(self, task: str) -> tuple[Mapping[str, PortOptions], Mapping[str, PortOptions]]:
         """Return the input and output ports that a task declares."""
-        ...
 
     def served(self) -> list[dict[str, str]]:
         """Return what this process serves: {task, queue, options as JSON text}, for clients without the code."""
-        ...
 
     def delivered_from(self, delivery_info: Mapping[str, Any]) -> str | None:
         """Return the queue that a message came from, if its routing data names one that we know."""
-        ...
 
     def localize(self, eta: datetime) -> datetime:
         """Return `eta` with a time zone: the app's, if it has none."""
-        ...
 
     def result(self, task_id: str) -> Any:
         """Return Celery's handle for the result of an asking."""
-        ...
 
     def overloaded(self, pool: str, *, limit: int, used: int, retry_after: float) -> Exception:
         """Return the error of a call that a full capacity pool refuses: ours and kombu's at once."""
-        ...
 
     def apply_async(self, task: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -> Any:
         """Call a task, a name or a signature of one task as Celery does; returns its result."""
-        ...
 
     def kind(self, task: str) -> Literal["job", "message"]:
         """Tell what a call of a task makes: a job, or a message that is kept. Raises for what makes neither."""
-        ...
 
     def check_message(self, task: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: Any) -> None:
         """Refuse a call of a durable task as Celery, or we, would refuse it."""
-        ...
 
     def messages(
         self, task: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: Sequence[Mapping[str, Any]]
     ) -> tuple[Sequence[Message], Callable[[], None]]:
         """Make messages of a durable task, one for each of these options, and what tells of them once they are kept."""
-        ...
 
     @property
     def timezone(self) -> str | None:
         """The name of the app's time zone; None for the host's own, which has none."""
-        ...
 
     @property
     def in_task(self) -> bool:
         """Whether this thread is in a task of a worker."""
-        ...

@@ -32,11 +32,9 @@ class Claim(Protocol):
 
         None while that is undecided: another process has the right now, or the result backend does not answer.
         """
-        ...
 
     def settle(self) -> None:
         """Have the backend forget the chord, whose body is kept; never raises. If we die before, it expires."""
-        ...
 
 
 class Untold(Protocol):
@@ -48,11 +46,9 @@ class Untold(Protocol):
     @property
     def is_part(self) -> bool:
         """Whether the run is a part of a chord."""
-        ...
 
     def tell(self) -> bool:
         """Tell of it; False while the backend is away, or another process owes the chord's body. Never raises."""
-        ...
 
 
 @dataclass(eq=False, slots=True)

@@ -27,15 +27,12 @@ class Service(Protocol):
 
     def run_once(self) -> Any:
         """Do the work that is due, and report it."""
-        ...
 
     def wait_s(self) -> float:
         """Return the seconds to wait before the next turn."""
-        ...
 
     def close(self) -> None:
         """Release everything at the loop's end."""
-        ...
 
 
 class Loop:

@@ -33,11 +33,9 @@ class Deferred(Protocol):
 
     def forget(self) -> None:
         """After a fork: the pending writes belong to the parent."""
-        ...
 
     def write_now(self) -> None:
         """Write everything that is pending; never raises for the store."""
-        ...
 
 
 class WriteBehind(Generic[T]):

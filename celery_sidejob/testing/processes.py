@@ -23,19 +23,15 @@ class Started(Protocol):
 
     def poll(self) -> int | None:
         """Return the exit code, or None while the process runs."""
-        ...
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the end and return the exit code."""
-        ...
 
     def send_signal(self, sig: int) -> None:
         """Send a signal, unless the process has ended."""
-        ...
 
     def kill(self) -> None:
         """Send SIGKILL, unless the process has ended."""
-        ...
 
 
 class Start(Protocol):
@@ -43,7 +39,6 @@ class Start(Protocol):
 
     def __call__(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, log_path: Path) -> Started:
         """Start it, and wait for nothing."""
-        ...
 
 
 def start_process(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, log_path: Path) -> Started:

@@ -37,8 +37,9 @@ class Sweep:
         self.suspects = False
         """Whether a worker may be dead: then the next turn comes sooner."""
         self.has_schedules = True
-        self.has_batches = True
         """Whether some schedule has a time to come, as the worker's lease told it last; a sweep by hand looks."""
+        self.has_batches = True
+        """The same of a batch that has not ended."""
         self.tasks_emptied = False
         """Whether the broker was emptied and the search for its tasks is not done yet."""
 

@@ -15,7 +15,6 @@ class Forgets(Protocol):
 
     def forget(self) -> None:
         """After a fork: the parent's connections are the parent's. Their sockets were detached before this."""
-        ...
 
 
 def register(one: Forgets) -> None:

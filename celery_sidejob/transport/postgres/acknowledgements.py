@@ -32,16 +32,13 @@ class Holder(Protocol):
     @property
     def consumer(self) -> int:
         """The id under which it holds them."""
-        ...
 
     @property
     def link(self) -> Link:
         """The connection over which statements run."""
-        ...
 
     def wake(self) -> None:
         """Have it look soon."""
-        ...
 
 
 class Acknowledgements:

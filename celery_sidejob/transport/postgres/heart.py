@@ -47,23 +47,18 @@ class Consumes(Protocol):
 
     def wake(self) -> None:
         """Have the loop look at the heart."""
-        ...
 
     def end_late(self, run: Run) -> bool:
         """Carry out ends of messages that were reported more than `LATE_S` ago; tell whether to go on looking."""
-        ...
 
     def listens_to(self) -> tuple[int, Sequence[str]]:
         """Return the exchanges whose events are delivered, and the id up to which that is done."""
-        ...
 
     def expiring_queues(self) -> Sequence[str]:
         """Return the consumed queues that would expire."""
-        ...
 
     def bound_dead_list(self, run: Run) -> None:
         """Drop what the dead list keeps no longer."""
-        ...
 
 
 class Heart:
