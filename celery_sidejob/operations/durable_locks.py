@@ -87,26 +87,25 @@ def adopt(runtime: Runtime, run: Run, message: Message, *, pid: int, on_lost: st
     address = Address(call=message.call if runtime.stores.several else None, unconfirmed=True)
     noted = deduplication.is_to_be_noted(address)
 
-    def work(executor: Transaction) -> holds.Adopted | None:
-        adopted = holds.adopt(
+    def work(executor: Transaction) -> bool | None:
+        begun = holds.adopt(
             executor, message, worker_id=run.worker_id, pid=pid, on_lost=on_lost, max_losses=max_losses,
             check_interval_s=runtime.settings.lost_after,
         )  # fmt: skip
-        if adopted is not None and noted:
+        if begun is not None and noted:
             duplicates.note(executor, [(run.key[0], str(address.call))], kept_s=duplicates.RECENT_S)
-        return adopted
+        return begun
 
-    def once() -> holds.Adopted | None:
+    def once() -> bool | None:
         return runtime.connections.transact("durable-begin", work, single=not noted, within_s=patience_s(runtime))
 
-    adopted = repeat(once)
-    begun = adopted is not None and adopted.begun
-    if adopted is not None and not begun:
+    begun = repeat(once)
+    if begun is False:
         begun = begin(runtime, run, pid=pid, on_lost=on_lost, max_losses=max_losses, is_here=False)
         if not begun and message.admission is not None:
             raise AtGateError(f"task {run.key[0]} waits for a slot of capacity pool {message.admission.pool.name}")
     run.queue = message.queue
-    return begun and _counts(runtime, run, address)
+    return bool(begun) and _counts(runtime, run, address)
 
 
 def check_hold() -> bool:

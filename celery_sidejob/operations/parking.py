@@ -1,7 +1,7 @@
-"""Lets work wait that a worker declines, as it does not know the task, or cannot read the message.
+"""Lets work wait that a worker declines because it does not know the task, or cannot read the message.
 
-In a rolling deploy, workers of two versions serve a queue. Work whose task none of them knows is parked, until a worker
-says that it knows the task. Other work is sent again until a worker gets it that can run it.
+In a rolling deploy, workers of two versions serve a queue. If none of them knows a task, its work is parked until a
+worker says that it knows the task. The message of other work is sent again until it reaches a worker that can run it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def decline(runtime: Runtime, kind: Kind, key: tuple[Any, int], *, task: str, un
     """
     may_park = unread is None and runtime.store.place == 0
 
-    def work(executor: Transaction) -> tuple[Any | None, parked.SentAgain | None]:
+    def work(executor: Transaction) -> tuple[Any | None, Any | None]:
         if kind is JOBS:  # otherwise a termination that is not committed would not see that it is parked
             jobs.lock(executor, [key[0]])
         if may_park:
@@ -59,7 +59,7 @@ def decline(runtime: Runtime, kind: Kind, key: tuple[Any, int], *, task: str, un
     return False
 
 
-def _tell_of_message(shown: str, sent_again: parked.SentAgain | None, unread: str | None) -> None:
+def _tell_of_message(shown: str, sent_again: Any | None, unread: str | None) -> None:
     """Say what becomes of a message that is not parked: None if the run that it announces is not owed now."""
     if sent_again is None:
         logger.info(

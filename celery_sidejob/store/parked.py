@@ -12,7 +12,7 @@ a parked job that is terminated (since its termination), and of a message that i
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from . import advisory
 from .outbox.arming import AT_GATE, NEVER
@@ -66,13 +66,6 @@ def park(executor: Transaction, kind: Kind, key: tuple[Any, int], *, task: str) 
     return first(executor.run(_PARK[kind], key=key[0], generation=key[1], task=task))
 
 
-class SentAgain(NamedTuple):
-    """A message that is sent again in `wait_s` seconds; it is `given_up` if all have declined it for too long."""
-
-    wait_s: float
-    given_up: bool
-
-
 _LONGEST = "make_interval(secs => 6::double precision * %(longest_s)s::double precision)"
 _SEND_AGAIN = {
     kind: Statement(f"""
@@ -88,17 +81,15 @@ RETURNING extract(epoch FROM m.next_check_at - now())::double precision AS wait_
 }  # fmt: skip
 
 
-def send_again(
-    executor: Transaction, kind: Kind, key: tuple[Any, int], *, task: str, longest_s: float
-) -> SentAgain | None:
+def send_again(executor: Transaction, kind: Kind, key: tuple[Any, int], *, task: str, longest_s: float) -> Any | None:
     """Have the message of a run sent again that is still owed: the worker that got it cannot run it.
 
-    None if the run is not owed now. First it is sent after a sixth of the time after which a message counts as missing,
+    Returns in how many seconds it is sent, and whether all have declined it for too long: (wait_s, given_up). None if
+    the run is not owed now. First it is sent after a sixth of the time after which a message counts as missing,
     then after twice as long each time, up to `longest_s`. A worker that takes all messages of a long queue so does not
     keep the sweeper busy. A mark that this message was published comes too late (`publishing.mark_published`).
     """
-    row = first(executor.run(_SEND_AGAIN[kind], key=key[0], generation=key[1], task=task, longest_s=longest_s))
-    return None if row is None else SentAgain(float(row.wait_s), row.given_up)
+    return first(executor.run(_SEND_AGAIN[kind], key=key[0], generation=key[1], task=task, longest_s=longest_s))
 
 
 RELEASED_TOGETHER = 5_000

@@ -7,7 +7,7 @@ it. A durable task's row decides this itself, so every change names the generati
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...model.durable import Content, Key, Message
 from ...model.loss import Loss
@@ -72,17 +72,14 @@ WHERE w.id = %(worker_id)s AND w.dead_at IS NULL
 ON CONFLICT (task_id) DO NOTHING RETURNING locked_by IS NOT NULL AS begun""")
 
 
-class Adopted(NamedTuple):
-    """A message of which a row was made. It has `begun` unless its queue is managed, or it waits for a slot."""
-
-    begun: bool
-
-
 def adopt(
     executor: Transaction, message: Message, *, worker_id: int, pid: int, on_lost: str, max_losses: int,
     check_interval_s: float,
-) -> Adopted | None:  # fmt: skip
-    """Make a row for a message that has none, locked if it begins; None if another delivery was faster."""
+) -> bool | None:  # fmt: skip
+    """Make a row for a message that has none, locked if it begins; None if another delivery was faster.
+
+    It does not begin if its queue is managed, or if it waits for a slot. Returns whether it does.
+    """
     row = first(
         executor.run(
             _ADOPT, task_id=message.task_id, task=message.task, queue=message.queue, publication=message.publication,
@@ -90,7 +87,7 @@ def adopt(
             max_losses=max_losses, check_interval_s=check_interval_s, **pool_of(message),
         )
     )  # fmt: skip
-    return None if row is None else Adopted(row.begun)
+    return None if row is None else bool(row.begun)
 
 
 _REMOVE = Statement(
