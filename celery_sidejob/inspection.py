@@ -237,7 +237,8 @@ class Inspection:
     ) -> list[dict[str, Any]]:
         """Return the first of the tasks that `count_tasks` counts, as `task` does, those of the primary store first.
 
-        What runs comes first, and what began or was due first before the rest. Reads all that wait or run.
+        Running tasks come first, the longest first; then the others, in the order in which they are due. Reads all that
+        wait or run.
         """
         found: list[dict[str, Any]] = []
         for store in self._runtime.stores:

@@ -38,8 +38,8 @@ Open = Callable[[], OwnExecutor]
 class PostgresWay(Way):
     """The store: `open_session` opens a connection past a proxy, where there is one.
 
-    Whoever announces uses the process's own connections, and has asked in `hears`. The store is tried again with the
-    next announcement.
+    It needs no connection of its own to announce, and `hears` has asked who listens. After an error the store is tried
+    again with the next announcement.
     """
 
     def __init__(self, connections: Connections, known: Audience, open_session: Open) -> None:

@@ -149,7 +149,7 @@ def _of_schedule(new: NewJob, row: Row, number: int, time: datetime) -> NewJob:
 
 
 def _due_at(row: Row, time: datetime) -> datetime:
-    """Return since when the work of a time is due, however late the sweeper makes it. What is run now is due now."""
+    """Return since when the work of a time is due, however late the sweeper makes it; a `run_now` is due now."""
     return min(row.plan.made_at(time), row.read_at)
 
 

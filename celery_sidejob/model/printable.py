@@ -7,7 +7,7 @@ import re
 _INVISIBLE = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
-"""What has no width or looks like a blank, though Python calls it printable: Unicode's default-ignorable characters."""
+"""Characters without a width, or that look like a blank, though Python calls them printable: default-ignorable ones."""
 _BLANKS = re.compile("[\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000]")
 """Other blanks than a space, which Python does not call printable."""
 

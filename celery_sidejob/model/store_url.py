@@ -44,7 +44,7 @@ def is_clear(url: str) -> bool:
 def are_clear_for_broker(urls: str) -> bool:
     """Tell whether each part of a broker's URLs, with `;` between them, is read as it was meant.
 
-    Kombu shows all parts but the one that it takes for the password. What is no URL, it takes for a host.
+    Kombu shows all parts of a URL but its password. It takes a text that is no URL for a host.
     """
     return all(_is_clear_for_broker(url.strip()) for url in urls.split(";"))
 

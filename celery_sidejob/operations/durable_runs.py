@@ -73,11 +73,11 @@ class Run:
     is_revoked: bool = False
     """The run was terminated, and its worker has buried it; its body, in a thread, goes on."""
     error: BaseException | None = None
-    """What the body has raised, if that is its failure."""
+    """The error that the body has raised, if that is the task's failure."""
     is_told: bool = False
     """The result backend was told of the outcome, or will be: it is told of no other."""
     untold: Untold | None = None
-    """What of a success the end has to tell first."""
+    """The success of which the end has to tell the backend first."""
     follows: list[Message] = field(default_factory=list)
     """Callbacks, the rest of a chain and the body of a chord, kept by the commit that removes this run's row."""
     claim: Claim | None = None

@@ -1,9 +1,9 @@
 """Replaces the methods of an app's result backend by which Celery's tracer tells what became of a task.
 
 Read in Celery 5.5.0 and 5.7.0. The tracer calls `store_result` with STARTED before the body, and afterwards
-`mark_as_done`, `mark_as_failure` or `mark_as_retry`, all with the task's request. What they raise it takes for the
-task's failure, tells the backend of that too, and sends `task_postrun` without an outcome. If a later Celery calls
-others, a durable task whose backend was away is in the dead set as failed though it ended well
+`mark_as_done`, `mark_as_failure` or `mark_as_retry`, all with the task's request. It takes an error of theirs for the
+task's failure, tells the backend of that failure too, and sends `task_postrun` without an outcome. If a later Celery
+calls other methods, a durable task whose backend was away is in the dead set as failed, though it ended well
 (`hooks/tasks/telling.py`).
 
 `celery.chord_unlock` calls `chord_error_from_stack` of the app's backend, from within the error's handler, when it can

@@ -1,8 +1,8 @@
 """Replaces `TaskPool.on_apply` of one pool; read in Celery 5.5.0 and 5.7.0, billiard 4.2.1 and 4.3.2.
 
-`BasePool.apply_async` calls it to begin a run. What is raised outside Celery's tracer, over a body that cannot be
-decoded or a `chain` that is no list, a pool of processes reports to the request. Other pools do not: a thread forgets
-it, and the request counts as running for good; with solo it ends the worker. A pool of processes in its turn keeps a
+`BasePool.apply_async` calls it to begin a run. A pool of processes reports an error outside Celery's tracer, over a
+body that cannot be decoded or a `chain` that is no list, to the request. Other pools do not: a thread forgets the
+error, and the request counts as running for good; with solo the error ends the worker. But a pool of processes keeps a
 place for a request that cannot be pickled, and ends the worker if a body has raised MemoryError.
 
 With gevent it waits for a free greenlet, in the greenlet that reads from the broker: RabbitMQ's next messages would

@@ -1,7 +1,8 @@
 """Replaces `MultiChannelPoller.on_readable` of one worker's connection to Redis; read in kombu 5.5.2 and 5.7.0.
 
-It reads what Redis has answered, and delivers it. What is no message of kombu's raises there, before Celery sees it,
-and ends the worker. Ours tells of it. If a later kombu reads elsewhere, one such text in a queue ends a worker.
+It reads an answer of Redis, and delivers the message in it. A text that is no message of kombu's raises an error there,
+before Celery sees it, and ends the worker. Ours logs the error. If a later kombu reads elsewhere, one such text in a
+queue ends a worker.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Telling the result backend what became of a durable task's run, once and only once, also if it is away just then.
 
-A backend that is away is not the body's outcome. What a success could not tell is told by the end of the run, which
-keeps the row so long (`operations/durable_ends.py`). A failure is tried for a lease; then the dead set alone has it.
-For parts of a chord both are tried for an hour: nobody else knows that they ended, and their chord would wait for ever.
+A backend that is away is not the body's outcome. If it cannot be told of a success, the end of the run tells it later,
+and keeps the row until then (`operations/durable_ends.py`). It is told of a failure for a lease; after that only the
+dead set has the failure. For parts of a chord both take up to an hour: nobody else knows that a part has ended, and its
+chord would wait for ever.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ ahead follows from how many runs ended here in the last second: with short runs 
 long ones nothing. What was fetched before the runs became long goes back to the head of its queue, and the worker
 fetches again when its pool can begin another run: among workers that are all busy no message goes to and fro.
 
-A run that never leaves Celery's sets of requests would keep its place for good. So these are compared with the pool.
+A request that never leaves Celery's sets would keep its place in the pool for good. So these sets are compared with the
+pool.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What our statements need of a session, whatever its server, its database or its role has for a default.
+"""The settings that our statements need in a session, whatever defaults its server, its database or its role has.
 
 Past a proxy a session of ours is set up once. Behind a proxy that pools transactions nothing may be set for a session,
 because others have it next. There each transaction sets it for itself, and a single statement becomes a transaction,
@@ -25,7 +25,7 @@ MEANING = {
     "session_replication_role": "origin",
     "exit_on_error": "off",
 }
-"""What changes the answer to a statement, by name. The values begin as these do."""
+"""The settings that change the answer to a statement. A value fits if it begins as the one here does."""
 
 COMFORT = {
     "timezone": "UTC",
@@ -36,7 +36,7 @@ COMFORT = {
     "idle_session_timeout": "0",
     "transaction_timeout": "0",
 }
-"""What changes no answer, because statements name every schema and times have their offset: limits and places."""
+"""The settings that change no answer, because statements name every schema and times have their offset."""
 
 NEEDED = MEANING | COMFORT
 

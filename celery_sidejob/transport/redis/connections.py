@@ -65,7 +65,7 @@ def breaking(kind: Any, *, before_closing: Callable[[Any], None] | None = None) 
 def unless_full() -> Iterator[None]:
     """Go on behind the block if the server is full and refuses a write, which would end Celery's worker.
 
-    Whoever drains the server must not be kept from that.
+    That worker may be the one that drains the server.
     """
     try:
         yield

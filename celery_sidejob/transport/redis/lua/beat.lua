@@ -1,9 +1,10 @@
 -- Says that consumers are alive, and asks which others are not; rings for messages whose publishers ring no bell.
 --
--- KEYS: the consumers, those being recovered, the era of what Redis has, the bell of each queue that is waited for, the lists of each (all
---       priorities of the first queue, of the second, ...)
+-- KEYS: the consumers, those being recovered, the era of what Redis has, the bell of each queue that is waited for, the
+--       lists of each (all priorities of the first queue, of the second, ...)
 -- ARGV: for how long they count as alive (ms), for how long a dead one is left to its finder (ms), how many dead ones
---       at most, how long a bell is kept (ms), how many queues, how many priorities, the era if this Redis has none yet, then each consumer
+--       at most, how long a bell is kept (ms), how many queues, how many priorities, the era if this Redis has none
+--       yet, then each consumer
 -- Returns those of them that were taken for dead, the dead ones that the caller is to recover, and the era.
 local consumers, recovering, era_key = KEYS[1], KEYS[2], KEYS[3]
 local lease_ms, claim_ms, at_most, bell_ms = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
