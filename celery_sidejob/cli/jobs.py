@@ -52,12 +52,12 @@ def jobs(
         if len(found) == limit
         else None
     )
-    documents = (
+    documents = [
         {**job.info, "waiting_for": waiting_for.get(job.id, []), "lasted_s": lasted.get(job.id)} for job in found
-    )
-    families = any(job.info["parent"] is not None for job in found)
+    ]
+    families = any(shown["parent"] is not None for shown in documents)
     columns = COLUMNS if families else [column for column in COLUMNS if column != PARENT]
-    rows = (_row(job, waiting_for.get(job.id, []), lasted.get(job.id), families=families) for job in found)
+    rows = (_row(shown, families=families) for shown in documents)
     output.answer_with_list(documents, columns, rows, more=more)
     if not found:
         names.hint(sidejob, output, task=chosen["task"], queue=chosen["queue"])
@@ -68,13 +68,12 @@ def parent_of(info: dict[str, Any]) -> str:
     return "" if info["parent"] is None else f"{info['parent']} / {info['child_name']}"
 
 
-def _row(job: Job, waiting_for: list[str], lasted_s: float | None, *, families: bool) -> tuple[Any, ...]:
-    info = job.info
-    why = ", ".join(waiting_for) or (_error(info["error"]) if job.status == Status.FAILED else "")
-    shown = Text.assemble(status(job.status), f": {why}" if why else "")
-    took = None if lasted_s is None else lasting(lasted_s)
+def _row(info: dict[str, Any], *, families: bool) -> tuple[Any, ...]:
+    why = ", ".join(info["waiting_for"]) or (_error(info["error"]) if info["status"] == Status.FAILED else "")
+    shown = Text.assemble(status(info["status"]), f": {why}" if why else "")
+    took = None if info["lasted_s"] is None else lasting(info["lasted_s"])
     parent = (parent_of(info),) if families else ()
-    return job.id, shown, job.task, job.queue, *parent, job.created_at, job.ran_at, took
+    return info["id"], shown, info["task"], info["queue"], *parent, info["created_at"], info["ran_at"], took
 
 
 def _error(error: dict[str, Any] | None) -> str:

@@ -195,10 +195,7 @@ class Job:
 
         Arguments, errors and tracebacks are shown as `sidejob_redact` leaves them.
         """
-        row, unit = self._read(), active()
-        if not hasattr(row, "tags"):  # a child's, which came with the run
-            row = self.refresh()._read()
-        changes = () if unit is None else unit.changes
+        row = self._read()
         redacted = self._runtime.settings.redacted
         error = values.decode(row.error) if row.error else None
         if error is not None:
@@ -216,8 +213,8 @@ class Job:
             "ended_at": row.ended_at,
             "task_id": row.task_id,
             "unique": redacted(row.unique_key),
-            "tags": [redacted(tag) for tag in unit_view.tags(changes, self.id, row.tags)],
-            "tracked": unit_view.tracked(changes, self.id, row.tracked),
+            "tags": [redacted(tag) for tag in self.tags],
+            "tracked": self.tracked,
             "in_run": row.unit_no is not None,
             "asked_again": row.asked_again,
             "run_no": row.run_no,

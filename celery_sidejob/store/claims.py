@@ -12,7 +12,7 @@ from enum import IntEnum
 from typing import Any
 
 from .history import ENDED
-from .jobs import OF_RUN, ROW
+from .jobs import HANDLE, ROW
 from .outbox.arming import MANAGED
 from .outbox.holds import HELD, LIVES
 from .packets import CONSUME, those
@@ -22,7 +22,7 @@ _RUN = f"{ROW}, a.task_id, a.unique_key, j.started, j.terminate_tree, a.options:
 """The columns of its job and its asking that a run needs."""
 
 _CHILD = (
-    f"{OF_RUN}, NULL::boolean, NULL::boolean, NULL::text, NULL::bigint{', NULL::boolean' * 4}, NULL::double precision"
+    f"{HANDLE}, NULL::boolean, NULL::boolean, NULL::text, NULL::bigint{', NULL::boolean' * 4}, NULL::double precision"
 )
 """A child of the job, in the same columns as the job in the result of a claim."""
 

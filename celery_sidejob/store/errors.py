@@ -86,7 +86,7 @@ def refusal(error: psycopg.Error, name: str, *, schema: str, setting: str) -> Sc
         )
     if isinstance(error, pg.LockNotAvailable):
         return RowsLocked(
-            f"A row that {name!r} needs has been locked for too long ({first_line(error)}). Nothing was "
+            f"A row or table that {name!r} needs has been locked for too long ({first_line(error)}). Nothing was "
             "changed; try again."
         )
     return SchemaError(f"Schema {schema!r} is missing or incomplete ({first_line(error)}). {UPGRADE}")

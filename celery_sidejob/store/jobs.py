@@ -24,14 +24,10 @@ ROW = f"""j.id, {READ}, j.status, j.created_at, j.ran_at, j.ended_at, j.run_no,
   j.error::text AS error"""
 """The columns of a job's own row that handles and runs read."""
 
-OF_RUN = f"""{ROW},
+HANDLE = f"""{ROW},
   (SELECT a.task_id FROM {{askings}} a WHERE a.job_id = j.id
     ORDER BY a.closed_at DESC NULLS FIRST, a.opened_at DESC LIMIT 1) AS task_id,
   (SELECT a.unique_key FROM {{askings}} a WHERE a.job_id = j.id AND a.closed_at IS NULL) AS unique_key"""
-
-HANDLE = f"""{OF_RUN},
-  ARRAY(SELECT t.tag FROM {{tags}} t WHERE t.job_id = j.id ORDER BY t.place) AS tags,
-  EXISTS (SELECT 1 FROM {{tracked}} t WHERE t.job_id = j.id) AS tracked"""
 
 _NEXT_IDS = Statement("SELECT nextval('{jobs_id_seq}'::regclass) AS id FROM generate_series(1, %(count)s)")
 
