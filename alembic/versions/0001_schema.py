@@ -198,6 +198,7 @@ CREATE TABLE {s}.jobs (
   ended_run bigint,
   wakes bigint NOT NULL DEFAULT 0,
   wakes_taken bigint NOT NULL DEFAULT 0,
+  changes bigint NOT NULL DEFAULT 0,
   timer_in_run boolean NOT NULL DEFAULT false,
   terminate_tree boolean NOT NULL DEFAULT false,
   losses int NOT NULL DEFAULT 0,

@@ -54,7 +54,7 @@ class AnnouncingObserver:
             case JobMoved():
                 name = channel.job(event.job_id)
                 if announcer.may_be_heard(name) and runtime.tasks.publishes_status(event.task):
-                    announcer.announce(name, json.dumps({"status": str(event.after)}))
+                    announcer.announce(name, json.dumps({"status": str(event.after), "change": event.change}))
             case JobDeleted():
                 announcer.announce(channel.job(event.job_id), json.dumps({"deleted": True}))
             case RunFailed():
@@ -79,7 +79,7 @@ def _of_tracked(event: Event) -> tuple[int, dict[str, Any], bool] | None:
     """
     match event:
         case JobMoved():
-            return event.job_id, {"status": str(event.after), "run": event.run_no}, False
+            return event.job_id, {"status": str(event.after), "change": event.change, "run": event.run_no}, False
         case RunLost():
             return event.job_id, {"lost": True, "run": event.run_no}, False
         case JobBuried():

@@ -14,8 +14,11 @@ logger = logging.getLogger("celery_sidejob")
 status_changes = logging.getLogger("celery_sidejob.events")
 """One line for each status change, with its facts as the record's attributes."""
 
-job_status_changed = Signal(name="job_status_changed", providing_args={"job_id", "task", "before", "after"})
-"""A job moved. Sent after the commit, by the process that made it; `before` is None for a new job."""
+job_status_changed = Signal(name="job_status_changed", providing_args={"job_id", "task", "before", "after", "change"})
+"""A job moved. Sent after the commit, by the process that made it; `before` is None for a new job.
+
+`change` is greater for each later change of the same job: signals of two processes may come in another order.
+"""
 
 task_lost = Signal(name="task_lost", providing_args={"job_id", "task", "run_no", "why", "loss"})
 """A run was lost with its worker. An ordinary durable task has `task_id`, and None for the others.

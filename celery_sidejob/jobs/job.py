@@ -208,6 +208,7 @@ class Job:
             "id": self.id,
             **given,
             "status": row.status,
+            "change": row.changes,
             "created_at": row.created_at,
             "ran_at": row.ran_at,
             "ended_at": row.ended_at,

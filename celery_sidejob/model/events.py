@@ -38,7 +38,8 @@ class JobEvent(Counted):
 class JobMoved(JobEvent):
     """A job moved from one status to another; `before` is None for a new job.
 
-    If a run moved it, `run_no` is that run's, and `task_id` its asking's.
+    Of two moves of a job the later one has the greater `change`, whichever process made it. If a run moved it, `run_no`
+    is that run's, and `task_id` its asking's.
     """
 
     total = "status_changes"
@@ -47,6 +48,7 @@ class JobMoved(JobEvent):
 
     before: str | None
     after: str
+    change: int
     run_no: int | None = None
     task_id: str | None = None
 

@@ -65,7 +65,7 @@ class AfterCommit:
 
     def created(self, new: NewJob, row: Any) -> None:
         """Note a new job: its event, and its doorbell unless the first run is due later."""
-        self.events.append(JobMoved(new.id, new.task, None, Status.QUEUED))
+        self.events.append(JobMoved(new.id, new.task, None, Status.QUEUED, 0))
         self._ring(new, row, new.options)
 
     def silence(self, job_id: int) -> None:
@@ -76,10 +76,12 @@ class AfterCommit:
         """Note whether one of these ports keeps the log: this process then asks anew who listens."""
         self.log_kept = self.log_kept or any(not LOG_AND_ABOVE.isdisjoint(port.channels) for port in ports)
 
-    def moved(self, job: Any, before: str, after: str, run_no: int | None = None, task_id: str | None = None) -> None:
-        """Note the event of a job's move, if it moved."""
+    def moved(
+        self, job: Any, before: str, after: str, change: int, run_no: int | None = None, task_id: str | None = None
+    ) -> None:
+        """Note the event of a job's move, if it moved; `change`: the job's `changes`, as the move has left it."""
         if before != after:
-            self.events.append(JobMoved(job.id, job.task, before, after, run_no, task_id))
+            self.events.append(JobMoved(job.id, job.task, before, after, change, run_no, task_id))
 
     def ring(self, job: Any, armed: Any) -> None:
         """Have the doorbell rung of a job's message that was just armed: (task_id, for_run, options).

@@ -85,7 +85,7 @@ def _end_quietly(runtime: Runtime, hold: Hold, unit: Unit, ending: Ending) -> st
     row, after_commit = done
     if row is None:
         return None
-    announce(hold, Status.RUNNING, row.status, ending, after_commit)
+    announce(hold, Status.RUNNING, row, ending, after_commit)
     follow(runtime, after_commit)
     return str(row.status)
 
@@ -124,7 +124,7 @@ def _end(  # noqa: PLR0913, PLR0915 - the order of its steps is what matters
     row = end_job_run(runtime, executor, hold, unit, ending, applied.after_commit, by_worker=from_outside)
     if row is None:
         raise lease_lost(hold)
-    announce(hold, applied.lock_set.statuses[hold.job_id], row.status, ending, applied.after_commit)
+    announce(hold, applied.lock_set.statuses[hold.job_id], row, ending, applied.after_commit)
     applied.lock_set.statuses[hold.job_id] = row.status
     parent_may_run = row.parent_id is not None and applied.lock_set.statuses.get(row.parent_id) in ASKABLE
     parent_may_run = parent_may_run and ending.then is None
@@ -148,16 +148,20 @@ def _hand_down(executor: Transaction, hold: Hold, changes: list[Change], begun: 
     return True
 
 
-def announce(hold: Hold, before: str, status: str, ending: Ending, after_commit: AfterCommit) -> None:
-    """Tell the outcome, then the job's new status: failed, then queued, if the job was asked again meanwhile."""
+def announce(hold: Hold, before: str, ended: Any, ending: Ending, after_commit: AfterCommit) -> None:
+    """Tell the outcome, then the job's new status: failed, then queued, if the job was asked again meanwhile.
+
+    `ended` is the job's new row. An end counts as two changes, so that both steps have a number.
+    """
+    status = ended.status
     if status == Status.TERMINATING:
         steps: list[str] = []
     elif status == ending.outcome or ending.how == RunEnd.RETRIED or ending.then is not None:
         steps = [status]
     else:
         steps = [str(ending.outcome), status]
-    for step in steps:
-        after_commit.moved(hold.row, before, step, hold.run_no, hold.row.task_id)
+    for number, step in enumerate(steps, ended.changes + 1 - len(steps)):
+        after_commit.moved(hold.row, before, step, number, hold.run_no, hold.row.task_id)
         before = step
 
 

@@ -46,6 +46,6 @@ def apply(runtime: Runtime, executor: Transaction, change: Move, lock_set: LockS
         after_commit.pools.add(before.pool)  # it has left a slot there
     if change.is_later:
         after = asks.set_timer(executor, job_id, due_at=change.due_at, wait_s=change.wait_s, ask="run")
-        after_commit.moved(moved, status, after)
-        lock_set.statuses[job_id] = after
+        after_commit.moved(moved, status, after.status, after.changes)
+        lock_set.statuses[job_id] = after.status
     return change.has_time and not change.is_later and moved.task_id is None

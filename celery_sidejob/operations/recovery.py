@@ -99,7 +99,7 @@ def move_by_force(runtime: Runtime, change: Move, told: Log) -> None:
             ending = Ending(RunEnd.GIVEN_BACK)
             ended = end_job_run(runtime, executor, hold, None, ending, applied.after_commit, by_worker=True)
             assert ended is not None
-            applied.after_commit.moved(row, row.status, ended.status, row.run_no)
+            applied.after_commit.moved(row, row.status, ended.status, ended.changes, row.run_no)
             applied.lock_set.add_again(jobs.lock(executor, [row.id]))
         applied.apply()
         return applied.after_commit
@@ -175,9 +175,9 @@ def _free_locked(
     if ending.gives_up:
         if ending.gives_up == Status.TERMINATED and job.terminate_tree:  # the children's turn, as in its shutdown
             after_commit.trees |= tree_terminations.hand_down(executor, job.id)
-        announce(hold, job.status, row.status, ending, after_commit)
+        announce(hold, job.status, row, ending, after_commit)
         return after_commit
-    after_commit.moved(job, job.status, row.status, hold.run_no)
+    after_commit.moved(job, job.status, row.status, row.changes, hold.run_no)
     if loss is not None:
         after_commit.events.append(RunRescued(job.id, job.task, hold.run_no))
     return after_commit

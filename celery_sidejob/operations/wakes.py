@@ -102,7 +102,7 @@ class Wakes:
         if not may:
             return
         for row in asks.ask(self._executor, may, force=force, check_interval_s=self._check_interval_s, late_s=late_s):
-            self._moved(row.id, row.status)
+            self._moved(row.id, row.status, row.changes)
             self._after_commit.ring(self._lock_set.job(row.id), row)
 
     def terminate(self, ids: Sequence[int], *, tree: bool, timers_before: int | None = None) -> None:
@@ -110,7 +110,7 @@ class Wakes:
         for row in asks.terminate(
             self._executor, ids, tree=tree, check_interval_s=self._check_interval_s, timers_before=timers_before
         ):
-            self._moved(row.id, Status.TERMINATING)
+            self._moved(row.id, Status.TERMINATING, row.changes)
             self._after_commit.ring(self._lock_set.job(row.id), row)
 
     def apply_due(self, job_id: int) -> None:
@@ -123,7 +123,8 @@ class Wakes:
             status = self._lock_set.statuses[job_id]
             if timer.later is not None:
                 if self._may_ask(job_id, force=timer.ask == "force"):
-                    self._moved(job_id, asks.accept(self._executor, job_id, timer))
+                    after = asks.accept(self._executor, job_id, timer)
+                    self._moved(job_id, after.status, after.changes)
             elif timer.ask.startswith("terminate"):
                 if timer.ask == "terminate_tree":
                     # Locking the subtree now could break the ascending order: it has transactions of its own.
@@ -199,7 +200,7 @@ class Wakes:
             self._after_commit.noted.append(job_id)
         else:
             after = asks.set_timer(self._executor, job_id, due_at=change.due_at, wait_s=change.wait_s, ask=change.kind)
-            self._moved(job_id, after)
+            self._moved(job_id, after.status, after.changes)
 
     def _cancel(self, change: CancelTimer) -> None:
         """Remove a timer; a job queued for nothing else rests as before, but a terminated one is terminated again."""
@@ -212,7 +213,7 @@ class Wakes:
         if rested.status == Status.TERMINATED:
             self.terminate([change.job_id], tree=False)
             return
-        self._moved(change.job_id, rested.status)
+        self._moved(change.job_id, rested.status, rested.changes)
         if rested.has_dependents:
             mark_ended(self._executor, change.job_id, rested.status, self._after_commit)
         if rested.status == Status.FAILED:
@@ -235,7 +236,7 @@ class Wakes:
             return False
         return self._lock_set.statuses[job_id] == Status.QUEUED
 
-    def _moved(self, job_id: int, after: str) -> None:
+    def _moved(self, job_id: int, after: str, change: int) -> None:
         before = self._lock_set.statuses[job_id]
         self._lock_set.statuses[job_id] = after
         if before == Status.TERMINATED and after != before:
@@ -243,4 +244,4 @@ class Wakes:
         if before in ENDED and after == Status.QUEUED:
             told = Log(job_id, "revived", json.dumps({"from": before}), time.monotonic())
             history.write(self._executor, [told], keep=self._history)
-        self._after_commit.moved(self._lock_set.job(job_id), before, after)
+        self._after_commit.moved(self._lock_set.job(job_id), before, after, change)

@@ -17,12 +17,12 @@ from .statement import Reader, Statement, Transaction, first
 _ASK = Statement(
     """
 WITH asked AS (
-  UPDATE {jobs} SET wakes = wakes + 1,
+  UPDATE {jobs} SET wakes = wakes + 1, changes = changes + 1,
     losses = CASE WHEN status IN ('failed', 'terminated') THEN 0 ELSE losses END,
     status = CASE status WHEN 'terminating' THEN status ELSE 'queued' END
   WHERE id = ANY(%(ids)s::bigint[])
-  RETURNING id, status, unit_no, run_no, task, queue, priority, limit_key, rate_terminates, rate_opens_at, blocked,
-    pool, pool_weight, pool_runs),
+  RETURNING id, status, changes, unit_no, run_no, task, queue, priority, limit_key, rate_terminates, rate_opens_at,
+    blocked, pool, pool_weight, pool_runs),
 revived AS (
   DELETE FROM {dead} WHERE %(force)s AND job_id = ANY(%(ids)s::bigint[])),
 opened AS (
@@ -41,7 +41,7 @@ spent AS (
         wait_s="-%(late_s)s::double precision",
     )
     + """
-SELECT asked.id, asked.status, armed.task_id, armed.for_run, x.options::text AS options
+SELECT asked.id, asked.status, asked.changes, armed.task_id, armed.for_run, x.options::text AS options
 FROM asked LEFT JOIN armed ON armed.job_id = asked.id LEFT JOIN {askings} x ON x.task_id = armed.task_id""",
     frequent=True,
 )
@@ -63,11 +63,12 @@ def ask(
 _TERMINATE = Statement(
     """
 WITH asked AS (
-  UPDATE {jobs} SET status = 'terminating', wakes_taken = wakes, timer_in_run = false, blocked = NULL,
+  UPDATE {jobs} SET status = 'terminating', wakes_taken = wakes, changes = changes + 1, timer_in_run = false,
+    blocked = NULL,
     losses = CASE status WHEN 'failed' THEN 0 ELSE losses END,
     terminate_tree = (status = 'terminating' AND terminate_tree) OR %(tree)s
   WHERE id = ANY(%(ids)s::bigint[]) AND status <> 'terminated'
-  RETURNING id, unit_no, run_no, queue, priority, limit_key, pool, pool_weight, pool_runs),
+  RETURNING id, changes, unit_no, run_no, queue, priority, limit_key, pool, pool_weight, pool_runs),
 cancelled AS (
   DELETE FROM {timers} WHERE job_id = ANY(%(ids)s::bigint[]) AND (id < %(timers_before)s::bigint) IS NOT FALSE),
 freed AS (
@@ -88,7 +89,7 @@ settled AS (
 parked AS (
   UPDATE {{messages}} m SET declined_at = now() FROM asked
   WHERE m.job_id = asked.id AND m.due_at = {NEVER} AND m.declined_at IS NULL AND (SELECT count(*) FROM armed) >= 0)
-SELECT asked.id, armed.task_id, armed.for_run, x.options::text AS options
+SELECT asked.id, asked.changes, armed.task_id, armed.for_run, x.options::text AS options
 FROM asked LEFT JOIN armed ON armed.job_id = asked.id LEFT JOIN {{askings}} x ON x.task_id = armed.task_id"""
 )
 
@@ -109,11 +110,11 @@ def terminate(
 _ACCEPTED = """,
 revived AS (
   DELETE FROM {dead} WHERE %(ask)s = 'force' AND job_id = %(id)s)
-UPDATE {jobs} SET
+UPDATE {jobs} SET changes = changes + 1,
   status = CASE WHEN unit_no IS NULL AND status <> 'terminating' THEN 'queued' ELSE status END,
   losses = CASE WHEN status IN ('failed', 'terminated') THEN 0 ELSE losses END,
   timer_in_run = timer_in_run OR (unit_no IS NOT NULL AND %(ask)s <> 'timeout')
-WHERE id = %(id)s RETURNING status"""
+WHERE id = %(id)s RETURNING status, changes"""
 """Queues the job of a timer that was accepted, unless a run is in progress; a forced one leaves the dead set."""
 
 _SET_TIMER = Statement(
@@ -125,13 +126,13 @@ WITH t AS (
 )
 
 
-def set_timer(executor: Transaction, job_id: int, *, due_at: Any, wait_s: float | None, ask: str) -> str:
+def set_timer(executor: Transaction, job_id: int, *, due_at: Any, wait_s: float | None, ask: str) -> Any:
     """Have the job asked at a time, by the database's clock; it is queued at once unless a run is in progress.
 
     If it asks for ``force`` the job leaves the dead set now; if for ``timeout``, the run in progress ends as it would
-    without, and the next one removes the timer. Returns the job's status.
+    without, and the next one removes the timer. Returns the job's `status` and `changes`.
     """
-    return str(executor.run(_SET_TIMER, id=job_id, due_at=due_at, wait_s=wait_s or 0.0, ask=ask)[0].status)
+    return executor.run(_SET_TIMER, id=job_id, due_at=due_at, wait_s=wait_s or 0.0, ask=ask)[0]
 
 
 _ACCEPT = Statement(
@@ -143,10 +144,9 @@ WITH t AS (
 )
 
 
-def accept(executor: Transaction, job_id: int, timer: Any) -> str:
+def accept(executor: Transaction, job_id: int, timer: Any) -> Any:
     """Make a noted timer that was just taken count as one that is set now, in its place in the order."""
-    found = executor.run(_ACCEPT, id=job_id, timer_id=timer.id, due_at=timer.later, ask=timer.ask)
-    return str(found[0].status)
+    return executor.run(_ACCEPT, id=job_id, timer_id=timer.id, due_at=timer.later, ask=timer.ask)[0]
 
 
 _NOTE = Statement("""
@@ -256,9 +256,10 @@ WITH rests AS (
 kept_its_key AS (
   DELETE FROM {askings} a USING rests
   WHERE a.job_id = rests.id AND a.closed_at IS NULL AND a.opened_at = rests.ended_at)
-UPDATE {jobs} j SET status = CASE rests.status WHEN 'terminated' THEN 'queued' ELSE rests.status END
+UPDATE {jobs} j SET changes = changes + 1,
+  status = CASE rests.status WHEN 'terminated' THEN 'queued' ELSE rests.status END
 FROM rests WHERE j.id = rests.id
-RETURNING rests.status, rests.task_id, j.retries, j.has_dependents, j.error::text AS error""")
+RETURNING rests.status, j.changes, rests.task_id, j.retries, j.has_dependents, j.error::text AS error""")
 
 
 def rest(executor: Transaction, job_id: int) -> Any | None:

@@ -43,7 +43,7 @@ def claiming(changes: str, condition: str, *, before: str = NAMED, then: str = "
         f"""
 {before}
 claimed AS (
-  UPDATE {{jobs}} j SET {changes}
+  UPDATE {{jobs}} j SET changes = j.changes + 1, {changes}
     wakes_taken = CASE j.status WHEN 'terminating' THEN j.wakes_taken ELSE before.wakes END,
     status = CASE WHEN j.status <> 'terminating' AND j.wakes = before.wakes THEN 'running' ELSE j.status END
   FROM before
@@ -192,9 +192,11 @@ def _end_of_run(changes: str, condition: str, *, closes: str = "false", goes_on:
     return Statement(
         f"""
 WITH ended AS (
-  UPDATE {{jobs}} j SET unit_no = NULL, worker_id = NULL, run_kind = NULL, timer_in_run = false, {changes}
+  UPDATE {{jobs}} j SET unit_no = NULL, worker_id = NULL, run_kind = NULL, timer_in_run = false, changes = changes + 2,
+    {changes}
   WHERE id = %(id)s AND run_no = %(run_no)s AND worker_id = %(worker_id)s AND {condition}
-  RETURNING id, status, parent_id, has_dependents, {closes} AS closes, {goes_on} AS goes_on, ran_at),{ENDED.format()},
+  RETURNING id, status, changes, parent_id, has_dependents, {closes} AS closes, {goes_on} AS goes_on,
+    ran_at),{ENDED.format()},
 closed AS (
   UPDATE {{askings}} a SET closed_at = now(), outcome = %(outcome)s, result = %(result)s::json,
     stored_at = CASE WHEN %(unwanted)s AND a.options IS NULL THEN now() END
@@ -202,8 +204,8 @@ closed AS (
   RETURNING a.job_id, a.task_id, a.options::text AS options),
 disarmed AS (
   DELETE FROM {{messages}} m USING ended WHERE m.job_id = ended.id AND NOT ended.goes_on)
-SELECT ended.id, ended.status, ended.parent_id, ended.has_dependents, ended.closes, ended.goes_on, closed.task_id,
-  closed.options
+SELECT ended.id, ended.status, ended.changes, ended.parent_id, ended.has_dependents, ended.closes, ended.goes_on,
+  closed.task_id, closed.options
 FROM ended LEFT JOIN closed ON closed.job_id = ended.id""",
         frequent=True,
     )

@@ -19,7 +19,7 @@ READ = ", ".join(
 )
 """The given columns that handles and runs read."""
 
-ROW = f"""j.id, {READ}, j.status, j.created_at, j.ran_at, j.ended_at, j.run_no,
+ROW = f"""j.id, {READ}, j.status, j.changes, j.created_at, j.ran_at, j.ended_at, j.run_no,
   j.unit_no, j.run_kind, j.worker_id, j.losses, j.retries, j.wakes > j.wakes_taken AS asked_again,
   j.error::text AS error"""
 """The columns of a job's own row that handles and runs read."""

@@ -58,7 +58,7 @@ def row_of(new: NewJob) -> Any:
     """Return the row that a new job will have, as handles show it."""
     return SimpleNamespace(
         **{column.name: getattr(new, column.name) for column in SHOWN.values()},
-        id=new.id, status=Status.QUEUED, created_at=None, ran_at=None, ended_at=None, run_no=0, unit_no=None,
+        id=new.id, status=Status.QUEUED, changes=0, created_at=None, ran_at=None, ended_at=None, run_no=0, unit_no=None,
         run_kind=None, worker_id=None, losses=0, retries=0, asked_again=False, error=None, task_id=new.task_id,
         unique_key=None if new.unique is None else new.unique.key, ports=new.ports,
     )  # fmt: skip

@@ -119,6 +119,8 @@ def test_jobs_announce_their_status_and_their_deletion(told: Stage) -> None:
         "running", "completed", "hello", "queued", "running", "completed", "terminating", "terminated",
         {"deleted": True},
     ]  # fmt: skip
+    changes = [one["change"] for one in said if isinstance(one, dict) and "status" in one]
+    assert changes == sorted(set(changes))
 
 
 def test_of_a_tree_that_is_deleted_the_lowest_is_told_first_and_nothing_is_left_then(told: Stage) -> None:
@@ -143,7 +145,7 @@ def test_a_task_may_keep_its_status_to_itself(told: Stage) -> None:
     with told.sidejob.subscribe(*(f"/sidejob/job/{job.id}" for job in (first, second)), timeout=10) as subscription:
         told.run(first)
         told.run(second)
-        assert heard(subscription, 1) == [(f"/sidejob/job/{second.id}", {"status": "running"})]
+        assert heard(subscription, 1) == [(f"/sidejob/job/{second.id}", {"status": "running", "change": 1})]
 
 
 def test_what_a_unit_publishes_is_announced_with_its_commit(told: Stage) -> None:
@@ -350,7 +352,7 @@ def test_a_plain_client_hears_of_jobs_if_it_is_marked(stage_database_url: str, r
             for job in jobs:
                 stage.run(job)
             said = [wait_until(lambda: listener.get_message(timeout=1))["data"] for _ in range(2)]
-            assert said == [b'{"status": "running"}', b'{"status": "completed"}']
+            assert said == [b'{"status": "running", "change": 1}', b'{"status": "completed", "change": 3}']
     finally:
         stage.sql(EMPTY)
         stage.close()

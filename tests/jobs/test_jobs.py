@@ -452,12 +452,14 @@ def watch_moves(stage: Stage) -> list[tuple[int, str | None, str]]:
     """Collect the moves that are announced; each must be legal and follow the last one of its job."""
     moves: list[tuple[int, str | None, str]] = []
     last: dict[int, str] = {}
+    changes: dict[int, int] = {}
 
-    def note(sender: str, job_id: int, before: str | None, after: str, **_: Any) -> None:
+    def note(sender: str, job_id: int, before: str | None, after: str, change: int, **_: Any) -> None:
         assert Status(after) in MOVES[None if before is None else Status(before)], (before, after)
         if before is not None and before != "running":  # a claim is announced by nobody but the run's first move
             assert last.get(job_id, before) == before
-        last[job_id] = after
+        assert change > changes.get(job_id, -1)
+        last[job_id], changes[job_id] = after, change
         moves.append((job_id, before, after))
 
     job_status_changed.connect(note, weak=False)

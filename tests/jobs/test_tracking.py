@@ -115,10 +115,10 @@ def test_the_changes_of_tracked_jobs_are_announced_and_those_of_others_are_not(
     assert [message for message in messages if message.get("status") != "queued"] == [
         {"job": failing.id, "tracked": True},
         {"job": job.id, "tracked": True},
-        {"job": job.id, "status": "running", "run": 1},
-        {"job": job.id, "status": "completed", "run": 1},
-        {"job": failing.id, "status": "running", "run": 1},
-        {"job": failing.id, "status": "failed", "run": 1},
+        {"job": job.id, "status": "running", "change": 1, "run": 1},
+        {"job": job.id, "status": "completed", "change": 3, "run": 1},
+        {"job": failing.id, "status": "running", "change": 1, "run": 1},
+        {"job": failing.id, "status": "failed", "change": 3, "run": 1},
         {"job": failing.id, "dead": entry.id, "reason": "failed"},
     ]
 

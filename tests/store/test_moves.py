@@ -28,7 +28,7 @@ GIVEN: dict[str, tuple[Any, ...]] = {
     "outcome": ("completed", "suspended", "failed"), "result": ("null",), "error": (None,), "unwanted": (True,),
     "own": (True,), "loss": (True,), "force": (False, True), "tree": (False,),
     "ask": ("run", "force"), "timers_before": (None,), "timer_id": (10**9,), "due_at": ("2099-01-01 00:00+00",),
-    "wait_s": (1.0,), "check_interval_s": (30.0,), "first_check_s": (2.0,),
+    "wait_s": (1.0,), "late_s": (0.0,), "check_interval_s": (30.0,), "first_check_s": (2.0,),
     "how": ("completed",), "kind": ("run",), "detail": (None,), "history": (0,),
     "queue": ("q",), "tasks": ([],), "passes": (False, True),
 }  # fmt: skip
@@ -54,7 +54,10 @@ def rows() -> Iterator[dict[str, Any]]:
 
 
 def moves_of(stage: Stage) -> set[tuple[Status | None, Status]]:
-    """Run every such statement on every row that the schema allows, and return the moves that they make."""
+    """Run every such statement on every row that the schema allows, and return the moves that they make.
+
+    Each move has a greater number than those before it, also the end of a run that is announced as two moves.
+    """
     found: set[tuple[Status | None, Status]] = set()
     with psycopg.connect(stage.database_url, options=f"-c search_path={SCHEMA}") as connection:
         connection.execute("INSERT INTO queues (name) VALUES ('q')")
@@ -62,11 +65,11 @@ def moves_of(stage: Stage) -> set[tuple[Status | None, Status]]:
             with connection.transaction(force_rollback=True):
                 if insert(connection, row, timers, stage.worker_id):
                     for statement in writers().values():
-                        found |= {
-                            (Status(row["status"]), after)
-                            for given in calls(statement, row, stage.worker_id)
-                            if (after := run(connection, statement, given)) != row["status"]
-                        }
+                        for given in calls(statement, row, stage.worker_id):
+                            after, more = run(connection, statement, given)
+                            if after != row["status"]:
+                                found.add((Status(row["status"]), after))
+                                assert more == (2 if "kind" in given else 1), statement.text
     return found
 
 
@@ -100,11 +103,13 @@ def calls(statement: Statement, row: dict[str, Any], worker_id: int) -> Iterator
         yield dict(zip(names, values, strict=True))
 
 
-def run(connection: psycopg.Connection[Any], statement: Statement, given: dict[str, Any]) -> Status:
-    """Return the job's status after this statement, and undo it."""
+def run(connection: psycopg.Connection[Any], statement: Statement, given: dict[str, Any]) -> tuple[Status, int]:
+    """Return the job's status after this statement, and the increase of its number of changes; undo it."""
     with connection.transaction(force_rollback=True):
         connection.execute(statement.render(SCHEMA), given)
-        return Status(connection.execute("SELECT status FROM jobs WHERE id = %s", [ID]).fetchone()[0])  # type: ignore[index]
+        found = connection.execute("SELECT status, changes FROM jobs WHERE id = %s", [ID]).fetchone()
+        assert found is not None
+        return Status(found[0]), found[1]
 
 
 def test_the_statements_make_every_legal_move_and_no_other(stage: Stage) -> None:

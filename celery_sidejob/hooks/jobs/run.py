@@ -142,7 +142,7 @@ def run_claimed(task: TaskBody, runtime: Runtime, hold: Hold, request: Context) 
     job = RunningJob(unit, row)
     unit.job = job
     if hold.kind == "run" and not row.is_too_soon:
-        moved = JobMoved(row.id, row.task, Status.QUEUED, Status.RUNNING, hold.run_no, row.task_id)
+        moved = JobMoved(row.id, row.task, Status.QUEUED, Status.RUNNING, row.changes, hold.run_no, row.task_id)
         runtime.observer.tell(moved)
     try:
         with _inside(task, unit, job, row, request):

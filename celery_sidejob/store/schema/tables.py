@@ -48,7 +48,7 @@ TABLES = {
     ),
     "jobs": Table(
         " ".join(column.name for column in COLUMNS) + " id created_at status run_no unit_no worker_id run_kind "
-        "ended_run wakes wakes_taken timer_in_run terminate_tree losses retries started ran_at ended_at error "
+        "ended_run wakes wakes_taken changes timer_in_run terminate_tree losses retries started ran_at ended_at error "
         "inputs_memo rate_opens_at has_dependents failed_by"
     ),
     "messages": Table(
