@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from ..model.errors import StoreUnavailableError
 from ..model.row_errors import log_row_error
+from ..store.errors import RowsLocked
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -25,7 +26,8 @@ class SetAside:
     def by_itself(self, what: str, name: int | str, *, kind: str = "Job") -> Iterator[bool]:
         """Do some work for one job; an error of the job's own is logged, and that work is set aside for a while.
 
-        Yields whether the work is to be done now. An unavailable store is not the job's own error: it ends the turn.
+        So is work that needs a row which somebody's transaction holds. Yields whether the work is to be done now. An
+        unavailable store is not the job's own error: it ends the turn.
         """
         now = time.monotonic()
         if self._until.get((what, name), now) > now:
@@ -34,6 +36,9 @@ class SetAside:
         self._until.pop((what, name), None)
         try:
             yield True
+        except RowsLocked as error:
+            self._until[what, name] = time.monotonic() + SET_ASIDE_S
+            logger.warning("%s %s is set aside for %g s, its %s waits: %s", kind, name, SET_ASIDE_S, what, error)
         except StoreUnavailableError:
             raise
         except Exception:

@@ -110,3 +110,19 @@ def test_a_call_that_meets_a_lock_fails_alone(hasty: Stage, on_store_down: str) 
         transaction.commit()
     limited.delay()
     assert hasty.sql("SELECT count(*) FROM messages") == [(5,)]
+
+
+def test_a_job_that_waits_for_a_lock_does_not_keep_the_sweeper_from_the_others(hasty: Stage) -> None:
+    """Who makes a job in a transaction of psycopg leaves it to the sweeper to look whether that still waits."""
+    locked, other = hasty.job(), hasty.job()
+    with hasty.connect(autocommit=False) as holder, hasty.connect(autocommit=False) as caller:
+        holder.execute("SELECT FROM jobs WHERE id = %s FOR UPDATE", [locked.id])  # as a unit that is not committed yet
+        waits = hasty.sidejob.enqueue(hasty.idle, depends_on=[locked])
+        hasty.sidejob.enqueue(hasty.idle, depends_on=[other], transaction=caller)
+        hasty.run(other)
+        caller.commit()
+        hasty.sidejob.poll()
+        assert hasty.sql("SELECT id FROM jobs WHERE blocked") == [(waits.id,)]
+        holder.rollback()
+    hasty.sidejob.poll()
+    assert hasty.sql("SELECT state FROM dependencies") == [("kept",)]
