@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
@@ -142,7 +143,11 @@ class CeleryResults:
     def _tell_of_doom(self, message: Message, reason: str, error: str, runtime: Runtime) -> str:
         backend, request = self._backend, kept_message.request_of(self._app, message)
         stores = not isinstance(backend, DisabledBackend) and not request.ignore_result
-        if stores and backend.get_state(message.task_id) == states.SUCCESS:
+        state = None
+        if stores:
+            with suppress(*telling.UNREADABLE):  # then it is replaced
+                state = backend.get_state(message.task_id)
+        if state == states.SUCCESS:
             # Its process died after that, before its row was removed. What follows it was not published.
             value = backend.get_result(message.task_id) if request.chord else None
             if not chords.count_again(runtime, self._app, backend, request, value):

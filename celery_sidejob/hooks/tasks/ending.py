@@ -84,7 +84,7 @@ def _over(sender: Any = None, retval: Any = None, state: str | None = None, **_:
     try:
         try:
             _end(sender, run, state, retval)
-        except SoftTimeLimitExceeded:  # it is meant for the body, and strikes once
+        except (SoftTimeLimitExceeded, MemoryError):  # they are of the body, and strike once
             run.end_is_unknown = True
             _end(sender, run, state, retval)
     except LeaseLostError as error:

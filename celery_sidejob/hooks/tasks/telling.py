@@ -19,7 +19,7 @@ from typing import Any
 from celery import states
 from celery.app.task import Context
 from celery.exceptions import SoftTimeLimitExceeded
-from kombu.exceptions import EncodeError
+from kombu.exceptions import ContentDisallowed, DecodeError, EncodeError
 
 from ...model.durable import ADOPTED, HEADER
 from ...model.names import storable
@@ -33,20 +33,33 @@ from .keeping import present_run
 
 logger = logging.getLogger("celery_sidejob")
 
+UNREADABLE = (DecodeError, ContentDisallowed)
+"""Errors of a result backend that cannot read what it has; Celery's reads before it stores."""
+
 
 def install(backend: Any) -> None:
     """Tell a backend of durable tasks in this way; twice does no harm."""
     outcome_telling.install(
-        backend, store_result=_store, mark_as_done=partial(_done, backend), mark_as_failure=_failed,
+        backend, store_result=partial(_store, backend), mark_as_done=partial(_done, backend), mark_as_failure=_failed,
         mark_as_retry=_retried, chord_error_from_stack=partial(chords.fail_unlocked, backend),
         _call_task_errbacks=partial(_call_errbacks, backend),
     )  # fmt: skip
 
 
-def _store(store: Callable[..., Any], task_id: str, result: Any, state: str, *args: Any, **options: Any) -> Any:
-    """Store a result; a durable task runs though its backend cannot be told that it has started."""
+def _store(
+    backend: Any, store: Callable[..., Any], task_id: str, result: Any, state: str, *args: Any, **options: Any
+) -> Any:
+    """Store a result; a durable task runs though its backend cannot be told that it has started.
+
+    What the backend has cannot be read if a worker stored it that had another `result_serializer`, say: it is replaced.
+    """
     try:
-        return store(task_id, result, state, *args, **options)
+        try:
+            return store(task_id, result, state, *args, **options)
+        except UNREADABLE as error:
+            logger.warning("What the backend has of task %s is replaced: %s", task_id, bodies.text_of(error))
+            backend.forget(task_id)
+            return store(task_id, result, state, *args, **options)
     except Exception as error:
         request = options.get("request")
         if state != states.STARTED or request is None or not (request.get(HEADER) or request.get(ADOPTED)):

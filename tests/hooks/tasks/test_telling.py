@@ -17,6 +17,7 @@ from redis.retry import Retry
 from celery_sidejob import JobFailed
 from celery_sidejob.hooks.tasks import chords
 from celery_sidejob.hooks.tasks.present_run import RUNS
+from celery_sidejob.operations import durable_ends
 from celery_sidejob.services.sweep.sweeper import Sweeper
 from tests.hooks.tasks.test_stale_runs import REPEATABLE, Shop, shop_fixture  # noqa: F401 - the fixture `shop`
 from tests.tools.databases import SCHEMA
@@ -111,7 +112,8 @@ def test_an_end_waits_for_what_the_schema_lacks_for_a_moment(shop: Shop, outcome
     shop.sql("CREATE SEQUENCE tries")
     shop.sql(
         "CREATE FUNCTION lacks() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
-        f"IF nextval('{SCHEMA}.tries') < 3 THEN RAISE EXCEPTION 'lacks' USING ERRCODE = '{code}'; END IF; RETURN OLD; END $$"
+        f"IF nextval('{SCHEMA}.tries') < 3 THEN RAISE EXCEPTION 'lacks' USING ERRCODE = '{code}'; END IF; "
+        "RETURN OLD; END $$"
     )
     result = shop.work.apply_async(link=shop.body.s())
     shop.sql("CREATE TRIGGER lacks BEFORE DELETE ON messages FOR EACH ROW EXECUTE FUNCTION lacks()")
@@ -121,6 +123,57 @@ def test_an_end_waits_for_what_the_schema_lacks_for_a_moment(shop: Shop, outcome
 
     ends = ([("stale.body",)], []) if outcome == 7 else ([], ["failed"])
     assert (shop.sql("SELECT task FROM messages"), shop.buried()) == ends
+
+
+@pytest.mark.parametrize("outcome", [7, ValueError("for good")], ids=["well", "failed"])
+def test_what_the_backend_has_and_cannot_read_is_replaced(shop: Shop, outcome: Any) -> None:
+    result = shop.work.apply_async(link=shop.body.s(), link_error=shop.errback.s())
+    shop.outcome, shop.meanwhile = outcome, lambda: garble(shop, result.id)
+
+    shop.run(shop.work, result.id)
+
+    if outcome == 7:
+        assert (result.state, result.result, shop.told, shop.buried()) == (states.SUCCESS, 7, [], [])
+        assert shop.sql("SELECT task FROM messages") == [("stale.body",)]
+    else:
+        assert (result.state, shop.told, shop.buried()) == (states.FAILURE, [result.id], ["failed"])
+
+
+def test_what_the_backend_has_and_cannot_read_is_replaced_for_a_lost_run(shop: Shop) -> None:
+    result = shop.once.apply_async(link_error=shop.errback.s())
+
+    def lose() -> None:
+        garble(shop, result.id)
+        shop.lose()
+        Sweeper(shop.runtime).run_once()
+        assert (result.state, shop.told, shop.buried()) == (states.FAILURE, [result.id], ["lost"])
+
+    shop.outcome, shop.meanwhile = ValueError("too late"), lose
+    shop.run(shop.once, result.id)
+
+
+def garble(shop: Shop, task_id: str) -> None:
+    """Have the backend keep what a worker with another `result_serializer` has stored there."""
+    shop.app.backend.client.set(shop.app.backend.get_key_for_task(task_id), b"\x80\x04 a pickle")
+
+
+def test_memory_that_runs_out_once_at_the_end_of_a_run_is_not_its_outcome(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end, tries = durable_ends.end, iter([MemoryError()])
+
+    def scarce(*args: Any) -> None:
+        for error in tries:
+            raise error
+        end(*args)
+
+    monkeypatch.setattr(durable_ends, "end", scarce)
+    result = shop.work.apply_async(link=shop.body.s())
+
+    shop.run(shop.work, result.id)
+
+    assert (result.state, shop.buried()) == (states.SUCCESS, [])
+    assert shop.sql("SELECT task FROM messages") == [("stale.body",)]
 
 
 @pytest.mark.parametrize("hook", ["on_failure", "on_retry"])
