@@ -227,7 +227,7 @@ class Settings:
         "schedules, applied when they differ from the last declaration; one that is not declared any more is deleted",
     )  # fmt: skip
     max_value_bytes: int = _setting(
-        1_000_000, _COUNT, "the size limit of a packet, a state value and arguments, as JSON text"
+        1_000_000, _COUNT, "the size limit of a packet, a state value and the arguments of a job, as JSON text"
     )
     redis_url: str | None = _setting(
         None,

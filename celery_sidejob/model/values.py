@@ -65,6 +65,11 @@ def decode(text: str) -> Any:
     return _opened(value) if '"__type__"' in text else value
 
 
+def has_escapes(text: str) -> bool:
+    """Tell whether a text made by `encode` has a dict of the user's that looks like an envelope."""
+    return f'{{"__type__":"{_ESCAPED}",' in text
+
+
 # _checked bounds the depth, which makes json's own search for cycles superfluous.
 _ENCODER = json.JSONEncoder(check_circular=False, allow_nan=False, separators=(",", ":"))
 

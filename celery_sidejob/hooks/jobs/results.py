@@ -25,7 +25,7 @@ from ...model.status import Status
 from ...operations.runtime import Runtime
 from .. import events
 from ..broker.publishing import INLINE
-from ..messages import kept_message
+from ..messages import encoding, kept_message
 from ..messages.continuation import publication
 from ..tasks import chords, telling
 from .revocation import TaskRevokedError
@@ -179,7 +179,10 @@ class CeleryResults:
     def _read(self, outcome: Outcome) -> tuple[str, Any, str | None]:
         """Return an outcome as a backend has it: Celery's state, the value or the exception, and its traceback."""
         if outcome.outcome == Status.COMPLETED:
-            return states.SUCCESS, values.decode(outcome.result), None
+            value = values.decode(outcome.result)
+            if values.has_escapes(outcome.result) and self._app.backend.serializer == "json":
+                value = encoding.readable(value)
+            return states.SUCCESS, value, None
         if outcome.outcome == Status.TERMINATED:
             return states.REVOKED, TaskRevokedError("the job was terminated"), None
         state, error = outcome.outcome.upper(), json.loads(outcome.result)

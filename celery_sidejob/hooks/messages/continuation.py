@@ -12,11 +12,12 @@ from kombu.utils.json import loads as kombu_loads
 
 from ...model.errors import InvalidValueError
 from ...model.messages import FORMAT, Continuation
+from .encoding import readable
 
 
 def publication(signature: Any, args: Sequence[Any], options: dict[str, Any]) -> str:
     """Return a continuation as text: the signature, what is put before its arguments, and its options."""
-    text: str = kombu_dumps({"v": FORMAT, "signature": dict(signature), "args": list(args), "options": options})
+    text: str = kombu_dumps({"v": FORMAT, "signature": dict(signature), "args": readable(args), "options": options})
     return text
 
 

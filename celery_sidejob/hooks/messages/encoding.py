@@ -1,4 +1,8 @@
-"""Encodes the body of a durable task as Celery would, and says of one that cannot be encoded where the fault is."""
+"""Encodes the body of a durable task as Celery would, and says of one that cannot be encoded where the fault is.
+
+kombu takes a dict with exactly the keys of its envelopes for one of these, and cannot read it, or reads something else.
+Such a dict is written as a list of pairs, in an envelope of ours. A process in which this module is loaded reads it.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,13 @@ from typing import Any
 
 from kombu.exceptions import EncodeError
 from kombu.serialization import dumps
+from kombu.utils.json import register_type
 
 from ...model.checks import shown
 from ...model.errors import InvalidValueError
 
+JSON = "application/json"
+_ENVELOPE = {"__type__", "__value__"}
 MOST_STEPS = 20
 """How many steps of a path an error shows."""
 
@@ -23,6 +30,8 @@ def encoded(task: str, body: Any, serializer: Any) -> tuple[str, str, Any]:
     """Return a body's content type, content encoding and data; `body` is of task protocol 2."""
     try:
         encoded: tuple[str, str, Any] = dumps(body, serializer=serializer)
+        if encoded[0] == JSON and '"__type__"' in encoded[2] and _looks_enveloped(body):
+            encoded = dumps(readable(body), serializer=serializer)
     except EncodeError as error:
         for name, part in zip(("args", "kwargs", "options"), body, strict=True):
             path = _path_to_fault(part, serializer)
@@ -30,6 +39,31 @@ def encoded(task: str, body: Any, serializer: Any) -> tuple[str, str, Any]:
                 raise UnencodableError(f"{name}{path} of the call of {task} cannot be encoded: {error}") from error
         raise
     return encoded
+
+
+def readable(value: Any) -> Any:
+    """Return what kombu is to write as JSON so that it reads an equal value."""
+    if isinstance(value, dict):
+        made = {key: readable(item) for key, item in value.items()}
+        return _Pairs(made) if made.keys() == _ENVELOPE else made
+    return [readable(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+class _Pairs:
+    """A dict that looks like an envelope; no dict itself, as json would not ask how to write that."""
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        self.pairs = list(given.items())
+
+
+register_type(_Pairs, "dict", lambda made: made.pairs, dict)
+
+
+def _looks_enveloped(value: Any) -> bool:
+    """Tell whether there is such a dict in a value; most that have the word in their text hold a datetime, say."""
+    if isinstance(value, dict):
+        return value.keys() == _ENVELOPE or any(map(_looks_enveloped, value.values()))
+    return isinstance(value, list | tuple) and any(map(_looks_enveloped, value))
 
 
 def _path_to_fault(value: Any, serializer: Any) -> str | None:

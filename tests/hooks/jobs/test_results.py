@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from kombu.serialization import loads
 
 from celery_sidejob import Job, RunningJob
 from celery_sidejob.model.run_end import RunEnd
@@ -104,3 +105,27 @@ def test_an_error_link_that_can_never_be_sent_has_no_other_repeated(stage: Stage
 
     assert told == [task_id]
     assert stage.sql("SELECT count(*) FROM askings WHERE stored_at IS NULL") == [(0,)], "the sweeper tells it again"
+
+
+LIKE_ENVELOPES = [{"__type__": "date", "__value__": "2026-11-28"}, {"a": ({"__value__": None, "__type__": {"b": 1}},)}]
+READ = [LIKE_ENVELOPES[0], {"a": [{"__value__": None, "__type__": {"b": 1}}]}]
+
+
+def test_a_value_that_looks_like_an_envelope_of_kombu_s_is_read_as_it_is(stage: Stage) -> None:
+    """As a result, as the argument of a callback, and as an argument of a durable task."""
+    stage.app.conf.update(result_backend="cache+memory://")
+    told: list[Any] = []
+
+    @stage.app.task(name="noted", durable=True)
+    def noted(value: Any) -> None:
+        told.append(value)
+
+    def likely(job: RunningJob) -> Any:
+        return LIKE_ENVELOPES
+
+    job = run(stage, stage.task(likely, name="likely").enqueue(link=noted.s()))
+
+    assert job.refresh().result.get(timeout=5) == READ
+    noted.delay(LIKE_ENVELOPES)
+    bodies = stage.sql("SELECT body FROM messages WHERE task = 'noted'")
+    assert [loads(bytes(body), "application/json", "utf-8")[0] for (body,) in bodies] == [[READ]] * 2
