@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 import click
-from rich.text import Text
 
 from ..jobs.job import Job
 from ..model.status import Status
@@ -15,7 +14,7 @@ from ..operations.waiting import is_parked
 from .command import Failed, answering, job_named, load_modules
 from .looks import wait_for_none
 from .options import job_filters, jobs_or_filters, yes_option
-from .output import Output, printable, status
+from .output import Output, line, status
 from .selection import act_on_each, check_choice
 from .times import Seconds
 
@@ -59,8 +58,8 @@ def run(
         output.answer({**_job(refused), "asked": False, "reason": reason})
         raise Failed(reason)
     when = f" in {countdown:g} s" if countdown else ""
-    said = f"Asked job {asked.id} ({printable(asked.task)}) to run{when}; it is "
-    output.answer({**_job(asked), "asked": True, "reason": None}, Text.assemble(said, status(asked.status), "."))
+    said = f"Asked job {asked.id} ({asked.task}) to run{when}; it is "
+    output.answer({**_job(asked), "asked": True, "reason": None}, line(said, status(asked.status), "."))
 
 
 @click.command()
@@ -103,11 +102,9 @@ def terminate(
         if not done:
             below = " or below it" if recursive else ""
             raise Failed(f"A run of job {job.id}{below} is in progress. Wait until it ends, and ask again.")
-    what = f"job {job.id} ({printable(job.task)})" + (" and of everything below it" if recursive else "")
+    what = f"job {job.id} ({job.task})" + (" and of everything below it" if recursive else "")
     parked = job.status == Status.TERMINATING and is_parked(sidejob.runtime, job.id)
-    said = Text.assemble(
-        f"Asked for the shutdown of {what}; the job is ", status(job.status), f".{PARKED if parked else ''}"
-    )
+    said = line(f"Asked for the shutdown of {what}; the job is ", status(job.status), f".{PARKED if parked else ''}")
     output.answer({**_job(job), "recursive": recursive, "parked": parked}, said)
 
 

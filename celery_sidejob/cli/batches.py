@@ -6,12 +6,11 @@ from dataclasses import asdict
 from typing import Any
 
 import click
-from rich.text import Text
 
 from ..jobs.batch import Batch
 from .command import answering
 from .options import yes_option
-from .output import Output, printable, table_if_any
+from .output import Output, table_if_any
 from .questions import confirm
 
 name_argument = click.argument("name")
@@ -44,7 +43,7 @@ def show(sidejob: Any, output: Output, name: str) -> None:
 def close(sidejob: Any, output: Output, name: str) -> None:
     """Close a batch that somebody left open: it takes nothing more, and ends when all its members have."""
     about = _about(sidejob.get_batch(name).close())
-    output.answer(about, Text(f"Batch {printable(name)} is closed. Open members: {about['counts']['open']}."))
+    output.answer(about, f"Batch {name} is closed. Open members: {about['counts']['open']}.")
 
 
 @batches.command()
@@ -54,15 +53,15 @@ def close(sidejob: Any, output: Output, name: str) -> None:
 def delete(sidejob: Any, output: Output, name: str, yes: bool) -> None:
     """Delete a batch, after a question: nothing follows it, and its members go on."""
     batch = sidejob.get_batch(name)
-    confirm(f"Delete batch {printable(name)} ({batch.counts.open} open), so that nothing follows it?", yes=yes)
+    confirm(f"Delete batch {name} ({batch.counts.open} open), so that nothing follows it?", yes=yes)
     batch.delete()
-    output.answer({"name": name, "deleted": True}, Text(f"Batch {printable(name)} is deleted."))
+    output.answer({"name": name, "deleted": True}, f"Batch {name} is deleted.")
 
 
 def _show(output: Output, found: list[Batch], document: Any) -> None:
     shown = [_about(batch) for batch in found]
     rows = [(each["name"], each["state"], *each["counts"].values()) for each in shown]
-    output.answer(document(shown), table_if_any(*COLUMNS, rows=rows) or Text("There is no batch."))
+    output.answer(document(shown), table_if_any(*COLUMNS, rows=rows) or "There is no batch.")
 
 
 def _about(batch: Batch) -> dict[str, Any]:

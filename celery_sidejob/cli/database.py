@@ -44,10 +44,10 @@ def upgrade(sidejob: Any, output: Output, sql: bool, since: str | None) -> None:
         before = schema_check.current(url, schema, setting=setting)
         after = migrate.upgrade(url, schema, owner=sidejob.owner, setting=setting)
         if before == after:
-            output.show(Text(f"{_schema(store)} is up to date: revision {after}."))
+            output.show(f"{_schema(store)} is up to date: revision {after}.")
         else:
             was = f"it was at {before}" if before else "it is new"
-            output.show(Text(f"{_schema(store)} is now at revision {after}; {was}."))
+            output.show(f"{_schema(store)} is now at revision {after}; {was}.")
 
 
 @db.command()
@@ -121,11 +121,11 @@ def reassign(sidejob: Any, output: Output, beside: bool) -> None:
         if beside:
             recorded = migrate.admit(url, store.settings.schema, owner=owner, setting=setting)
             more = f", and workers of {owner['broker']!r} may run beside its own" if recorded != owner["broker"] else ""
-            output.show(Text(f"{_schema(store)} belongs to the broker {recorded!r}{more}."))
+            output.show(f"{_schema(store)} belongs to the broker {recorded!r}{more}.")
             continue
         before = migrate.reassign(url, store.settings.schema, owner=owner, setting=setting)
         theirs = f"; before: the app {before.get('app')!r} and the broker {before.get('broker')!r}"
-        output.show(Text(f"{_schema(store)} belongs to {ours}{theirs if before != owner else ''}."))
+        output.show(f"{_schema(store)} belongs to {ours}{theirs if before != owner else ''}.")
 
 
 def _code(error: SideJobError) -> int:

@@ -148,7 +148,7 @@ def retry(
     if not matched and not everything:
         _suggest(sidejob, output, **chosen)
     said = f"{counted(summary.done, 'entry', 'entries')} retried.{summary.skips}"
-    output.answer({"retried": summary.done, "skipped": dict(summary.skipped)}, Text(said))
+    output.answer({"retried": summary.done, "skipped": dict(summary.skipped)}, said)
     summary.note_errors(output)
     end_if(stopped)
 
@@ -302,4 +302,4 @@ def _suggest(
 
 
 def _report(output: Output, what: str, number: int) -> None:
-    output.answer({what: number}, Text(f"{counted(number, 'entry', 'entries')} {what}."))
+    output.answer({what: number}, f"{counted(number, 'entry', 'entries')} {what}.")

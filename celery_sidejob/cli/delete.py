@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import click
-from rich.text import Text
 
 from ..inspection import Inspection
 from ..jobs.job import Job
 from .command import Failed, answering, job_named, with_app
 from .options import job_argument, yes_option
-from .output import Output, at_least, printable
+from .output import Output, at_least
 from .questions import confirm
 
 UNFINISHED = (
@@ -36,7 +35,7 @@ def delete(sidejob: Any, output: Output, job_id: str, yes: bool) -> None:
         what = _tree(inspection, job)
         confirm(f"Delete {what} for good?", yes=yes)
         if job.delete():
-            output.answer({"job": job.id, "deleted": True, "reason": None}, Text(f"Deleted {what}."))
+            output.answer({"job": job.id, "deleted": True, "reason": None}, f"Deleted {what}.")
             return
         reason = _reason(inspection, job) or ASKED_MEANWHILE.format(job=job.id)
     output.answer({"job": job.id, "deleted": False, "reason": reason})
@@ -47,7 +46,7 @@ def _tree(inspection: Inspection, job: Job) -> str:
     """Return the name of the job, and how many jobs are below it."""
     below, more = inspection.count_below(job)
     further = f" and {at_least(below, more)} {'job' if below == 1 else 'jobs'} below it" if below else ""
-    return f"job {job.id} ({printable(job.task)}){further}"
+    return f"job {job.id} ({job.task}){further}"
 
 
 def _reason(inspection: Inspection, job: Job) -> str | None:

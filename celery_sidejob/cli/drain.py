@@ -10,14 +10,13 @@ from functools import partial
 from typing import Any
 
 import click
-from rich.text import Text
 
 from ..inspection import Inspection
 from ..model.plural import counted
 from . import names
 from .command import Failed, answering
 from .looks import looks
-from .output import Output, moment, printable
+from .output import Output, moment
 from .times import Seconds
 
 RESTING = {
@@ -47,7 +46,7 @@ def drain(sidejob: Any, output: Output, queue: str | None, timeout: float | None
     horizon_s = sidejob.settings.timer_horizon if horizon is None else horizon
     left = _wait(partial(inspection.pending, queue, horizon_s=horizon_s), output, timeout)
     done = not left["queues"]
-    output.answer({"done": done, **left}, Text(_done(left) if done else f"The time is up. {_undone(left)}"))
+    output.answer({"done": done, **left}, _done(left) if done else f"The time is up. {_undone(left)}")
     sys.exit(0 if done else 1)
 
 
@@ -65,12 +64,11 @@ def _wait(pending: Callable[[], dict[str, Any]], output: Output, timeout: float 
 
 def _undone(left: dict[str, Any]) -> str:
     queues = [
-        f"{printable(name)} ({counts['queued']} queued, {counts['running']} running)"
-        for name, counts in left["queues"].items()
+        f"{name} ({counts['queued']} queued, {counts['running']} running)" for name, counts in left["queues"].items()
     ]
     said = f"Not finished: {', '.join(queues)}."
     if left["unserved"]:
-        said += f" No live worker serves {', '.join(map(printable, left['unserved']))}: start one."
+        said += f" No live worker serves {', '.join(left['unserved'])}: start one."
     return said
 
 

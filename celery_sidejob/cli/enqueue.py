@@ -6,14 +6,13 @@ from datetime import datetime
 from typing import Any
 
 import click
-from rich.text import Text
 
 from ..jobs.job import Job
 from ..model.errors import DuplicateError
 from . import names
 from .command import Failed, answering, load_modules
 from .json_values import JsonValue
-from .output import Output, printable
+from .output import Output
 from .times import Moment, Seconds
 
 
@@ -54,8 +53,8 @@ def enqueue(
         return
     except TypeError as error:  # arguments that the task does not take
         raise Failed(error) from error
-    said = f"Made job {job.id} ({printable(job.task)}) in queue {printable(job.queue)}."
-    output.answer({"job": job.id, "made": True, "task_id": job.task_id}, Text(said))
+    said = f"Made job {job.id} ({job.task}) in queue {job.queue}."
+    output.answer({"job": job.id, "made": True, "task_id": job.task_id}, said)
     if unknown:
         output.note(unknown)
 
@@ -65,4 +64,4 @@ def _tell_of_open(output: Output, error: DuplicateError) -> None:
     if job is None:
         raise error
     said = f"No job was made: job {job.id}, which is {job.status}, has this unique key."
-    output.answer({"job": job.id, "made": False, "task_id": job.task_id}, Text(said))
+    output.answer({"job": job.id, "made": False, "task_id": job.task_id}, said)

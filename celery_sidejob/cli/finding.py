@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import click
-from rich.text import Text
 
 from ..jobs.job import Job
 from ..model.plural import counted
 from .command import answering, job_named
 from .options import job_argument, limit_option
-from .output import Output, printable, status, table_if_any
+from .output import Output, status, table_if_any
 
 names = click.argument("names", metavar="TAG...", nargs=-1, required=True)
 
@@ -23,7 +22,7 @@ def tags(sidejob: Any, output: Output, limit: int) -> None:
     """List the tags that most jobs have, the most common first."""
     found: list[tuple[str, int]] = sidejob.tags(limit)
     shown = table_if_any("Jobs", "Tag", rows=[(count, tag) for tag, count in found])
-    output.answer([{"tag": tag, "jobs": count} for tag, count in found], shown or Text("No job has a tag."))
+    output.answer([{"tag": tag, "jobs": count} for tag, count in found], shown or "No job has a tag.")
 
 
 @click.command()
@@ -52,7 +51,7 @@ def tracked(sidejob: Any, output: Output, limit: int) -> None:
     found: list[Job] = sidejob.tracked(limit)
     rows = [(job.id, status(job.status), job.task, job.queue, job.ran_at) for job in found]
     shown = table_if_any("Job", "Status", "Task", "Queue", "Last run", rows=rows)
-    output.answer([job.info for job in found], shown or Text("No job is tracked."))
+    output.answer([job.info for job in found], shown or "No job is tracked.")
 
 
 @click.command()
@@ -61,7 +60,7 @@ def tracked(sidejob: Any, output: Output, limit: int) -> None:
 def track(sidejob: Any, output: Output, job_id: str) -> None:
     """Track a job: `tracked` lists it, and its changes are announced on /sidejob/tracked."""
     job = job_named(sidejob, job_id).track()
-    output.answer({"id": job.id, "tracked": True}, Text(f"Job {job.id} is tracked."))
+    output.answer({"id": job.id, "tracked": True}, f"Job {job.id} is tracked.")
 
 
 @click.command()
@@ -70,12 +69,10 @@ def track(sidejob: Any, output: Output, job_id: str) -> None:
 def untrack(sidejob: Any, output: Output, job_id: str) -> None:
     """Stop tracking a job."""
     job = job_named(sidejob, job_id).untrack()
-    output.answer({"id": job.id, "tracked": False}, Text(f"Job {job.id} is not tracked any more."))
+    output.answer({"id": job.id, "tracked": False}, f"Job {job.id} is not tracked any more.")
 
 
 def _tell_tags(output: Output, job: Job) -> None:
     found = job.tags
     said = f"Job {job.id} has {counted(len(found), 'tag', 'tags')}"
-    output.answer(
-        {"id": job.id, "tags": found}, Text(f"{said}: {', '.join(map(printable, found))}." if found else f"{said}.")
-    )
+    output.answer({"id": job.id, "tags": found}, f"{said}: {', '.join(found)}." if found else f"{said}.")

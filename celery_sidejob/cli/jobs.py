@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import click
-from rich.text import Text
 
 from ..inspection import Inspection
 from ..jobs.job import Job
@@ -13,7 +12,7 @@ from ..model.status import Status
 from . import names
 from .command import answering
 from .options import AtLeast, job_filters, limit_option
-from .output import Output, in_short, lasting, status
+from .output import Output, in_short, lasting, line, status
 
 PARENT = "Parent"
 """Left out of a list in which no job has one: a terminal is narrow."""
@@ -70,7 +69,7 @@ def parent_of(info: dict[str, Any]) -> str:
 
 def _row(info: dict[str, Any], *, families: bool) -> tuple[Any, ...]:
     why = ", ".join(info["waiting_for"]) or (_error(info["error"]) if info["status"] == Status.FAILED else "")
-    shown = Text.assemble(status(info["status"]), f": {why}" if why else "")
+    shown = line(status(info["status"]), f": {why}" if why else "")
     took = None if info["lasted_s"] is None else lasting(info["lasted_s"])
     parent = (parent_of(info),) if families else ()
     return info["id"], shown, info["task"], info["queue"], *parent, info["created_at"], info["ran_at"], took

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from ..inspection import Inspection
 from ..model.checks import did_you_mean
 from .command import load_modules
-from .output import Output, printable
+from .output import Output
 
 NOBODY = {
     "task": "no job and no waiting task has it, no worker has registered it, and the app has none of that name",
@@ -24,7 +24,7 @@ def unknown(sidejob: Any, output: Output, kind: Literal["task", "queue"], name: 
     known = {*_of_app(sidejob.app, kind)}
     if name in known or name in (known := known | inspection.names(kind)):
         return None
-    with output.progress(f"Looking for the {kind} {printable(name)} in all jobs"):
+    with output.progress(f"Looking for the {kind} {name} in all jobs"):
         if inspection.knows_task(name) if kind == "task" else inspection.knows_queue(name):
             return None
     return f"Nobody knows a {kind} {name!r}: {NOBODY[kind]}.{did_you_mean(name, known)}"

@@ -50,7 +50,7 @@ class Output:
     def answer(self, document: Any, *parts: RenderableType | None) -> None:
         """Print the document for a program (--json), or the parts for a person.
 
-        In the document times are ISO 8601, and values that JSON lacks are texts.
+        In the document times are ISO 8601, and values that JSON lacks are texts. A part that is a `str` is one line.
         """
         if self.for_program:
             written = json.dumps(document, default=_plain, indent=2)
@@ -76,6 +76,7 @@ class Output:
         """Print texts, tables and trees, a blank line between; to a file or a pipe as wide as they are."""
         if not parts:
             return
+        parts = tuple(line(part) if isinstance(part, str) else part for part in parts)
         colours: Literal["auto"] | None = "auto" if self._coloured else None
         console = _Terminal(file=sys.stdout, color_system=colours, markup=False, highlight=False, emoji=False)
         if not console.is_terminal:
@@ -105,7 +106,7 @@ class Output:
         console = Console(file=sys.stderr, color_system="auto" if self._coloured else None)
         columns = SpinnerColumn(), TextColumn("{task.description} {task.fields[done]}"), TimeElapsedColumn()
         shown = Progress(*columns, console=console, transient=True)
-        task = shown.add_task(f"{doing} …", total=None, done="")
+        task = shown.add_task(f"{printable(doing)} …", total=None, done="")
         count = 0
 
         def add(number: int) -> None:
@@ -167,7 +168,15 @@ def text(value: Any) -> Text:
         return Text("")
     if isinstance(value, datetime):
         return Text(moment(value))
-    return Text(printable(value) if isinstance(value, str) else shortened(value))
+    return line(value if isinstance(value, str) else shortened(value))
+
+
+def line(*parts: str | tuple[str, str] | Text) -> Text:
+    """Return a text on one line; a part may have a style, as ("Job 7", "bold")."""
+    return Text.assemble(*(
+        part if isinstance(part, Text) else printable(part) if isinstance(part, str) else (printable(part[0]), part[1])
+        for part in parts
+    ))  # fmt: skip
 
 
 def at_least(count: int, more: bool) -> str:

@@ -6,7 +6,6 @@ from dataclasses import asdict
 from typing import Any
 
 import click
-from rich.text import Text
 
 from ..services.sweep.duties import COUNTS
 from .command import answering, load_modules
@@ -23,4 +22,4 @@ def poll(sidejob: Any, output: Output) -> None:
         (COUNTS[what].meaning.rstrip("."), "yes" if found is True else found)
         for what, found in report.items() if found
     ]  # fmt: skip
-    output.answer(report, table_if_any("", "", rows=rows) or Text("All is well: nothing was due, missing or lost."))
+    output.answer(report, table_if_any("", "", rows=rows) or "All is well: nothing was due, missing or lost.")

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import click
-from rich.text import Text
 
 from ..inspection import Inspection
 from ..jobs.job import Job
@@ -17,7 +16,7 @@ from ..model.plural import counted
 from .command import Failed, answering, job_named, load_modules
 from .json_values import parsed
 from .options import AtLeast, job_argument
-from .output import Output, moment, printable, shortened
+from .output import Output, moment, shortened
 
 port_argument = click.argument("name", metavar="PORT")
 output_option = click.option(
@@ -42,8 +41,8 @@ def write(sidejob: Any, output: Output, job_id: str, name: str, given: Sequence[
     port = _port(job_named(sidejob, job_id), name, is_output)
     port.write_many(values)
     number = counted(len(values), "value", "values")
-    said = f"Wrote {number} to {port.direction}put port {printable(port.name)} of job {port.job.id}."
-    output.answer({**_about(port), "written": len(values)}, Text(said))
+    said = f"Wrote {number} to {port.direction}put port {port.name} of job {port.job.id}."
+    output.answer({**_about(port), "written": len(values)}, said)
 
 
 @click.command()
@@ -80,7 +79,7 @@ def take(sidejob: Any, output: Output, job_id: str, name: str, is_output: bool, 
     """
     load_modules(sidejob)
     values = _port(job_named(sidejob, job_id), name, is_output).read_many(limit)
-    output.answer(values, *(Text(printable(json.dumps(value, default=str))) for value in values))
+    output.answer(values, *(json.dumps(value, default=str) for value in values))
     if not values:
         output.note("The port is empty.")
 

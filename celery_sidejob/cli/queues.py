@@ -6,12 +6,11 @@ from dataclasses import asdict
 from typing import Any
 
 import click
-from rich.text import Text
 
 from ..jobs.queue import Queue
 from . import names
 from .command import answering
-from .output import Output, moment, printable, table_if_any
+from .output import Output, moment, table_if_any
 
 
 @click.command()
@@ -21,7 +20,7 @@ def queues(sidejob: Any, output: Output) -> None:
     found = [_about(queue) for queue in sidejob.queues()]
     rows = [
         (
-            printable(each["name"]), _gate(each), each["limit"] or "", each["limit_per_key"] or "", each["rate"] or "",
+            each["name"], _gate(each), each["limit"] or "", each["limit_per_key"] or "", each["rate"] or "",
             *each["counts"].values(),
         )
         for each in found
@@ -29,7 +28,7 @@ def queues(sidejob: Any, output: Output) -> None:
     shown = table_if_any(
         "Queue", "", "Limit", "Per key", "Rate", "Waiting", "Running", "Scheduled", "Blocked", "Lost", rows=rows
     )
-    output.answer(found, shown or Text("No queue is managed: declare one in sidejob_queues, or pause one."))
+    output.answer(found, shown or "No queue is managed: declare one in sidejob_queues, or pause one.")
 
 
 @click.command()
@@ -41,9 +40,7 @@ def pause(sidejob: Any, output: Output, queue: str, reason: str | None) -> None:
     paused = sidejob.queue(queue)
     said = names.unknown(sidejob, output, "queue", queue)  # asked before: what is paused is known
     paused.pause(reason)
-    output.answer(
-        _about(paused), Text(f"Queue {printable(queue)} is paused. Runs in progress: {paused.counts.running}.")
-    )
+    output.answer(_about(paused), f"Queue {queue} is paused. Runs in progress: {paused.counts.running}.")
     if said:
         output.note(said)
 
@@ -57,7 +54,7 @@ def resume(sidejob: Any, output: Output, queue: str) -> None:
     was_paused = resumed.paused
     resumed.resume()
     said = "goes on" if was_paused else "was not paused"
-    output.answer(_about(resumed), Text(f"Queue {printable(queue)} {said}. Waiting: {resumed.counts.waiting}."))
+    output.answer(_about(resumed), f"Queue {queue} {said}. Waiting: {resumed.counts.waiting}.")
     if not was_paused:
         names.hint(sidejob, output, queue=queue)
 
@@ -73,7 +70,7 @@ def unmanage(sidejob: Any, output: Output, queue: str) -> None:
     had = [f"{name.replace('_', ' ')} {about[name]}" for name in ("limit", "limit_per_key", "rate") if about[name]]
     was = f" It had {', '.join(had)}." if had else ""
     said = "is not managed any more" if was_managed else "was not managed"
-    output.answer({"name": queue, "was_managed": was_managed}, Text(f"Queue {printable(queue)} {said}.{was}"))
+    output.answer({"name": queue, "was_managed": was_managed}, f"Queue {queue} {said}.{was}")
     if not was_managed:
         names.hint(sidejob, output, queue=queue)
 
@@ -88,5 +85,5 @@ def _about(queue: Queue) -> dict[str, Any]:
 def _gate(about: dict[str, Any]) -> str:
     if about["paused_at"] is None:
         return ""
-    why = f": {printable(about['reason'])}" if about["reason"] else ""
+    why = f": {about['reason']}" if about["reason"] else ""
     return f"paused {moment(about['paused_at'])}{why}"

@@ -18,7 +18,7 @@ from . import names
 from .command import Failed, answering
 from .looks import wait_for_none
 from .options import check_one_way, task_filters, yes_option
-from .output import Output, printable
+from .output import Output, line
 from .questions import confirm_all
 from .selection import PAGE, end_if, until_stopped
 from .summary import Summary
@@ -68,17 +68,14 @@ def _revoke_named(sidejob: Any, output: Output, task_ids: Sequence[str], termina
         left = wait_for_none(partial(_running, sidejob, runs), output)
     known = {*found.waiting, *found.running, *runs}
     unknown = [task_id for task_id in task_ids if task_id not in known]
-    lines = [f"{printable(task_id)} does not run." for task_id in found.waiting]
-    lines += [f"{printable(task_id)} was running, and is ended." for task_id in runs if task_id not in left]
+    lines = [f"{task_id} does not run." for task_id in found.waiting]
+    lines += [f"{task_id} was running, and is ended." for task_id in runs if task_id not in left]
     if not terminate:
-        lines += [
-            f"{printable(task_id)} runs; it goes on, and does not begin again. To end it: --terminate."
-            for task_id in runs
-        ]
+        lines += [f"{task_id} runs; it goes on, and does not begin again. To end it: --terminate." for task_id in runs]
     document = {"waiting": found.waiting, "running": runs, "unknown": unknown}
     if terminate:
         document["ended"] = [task_id for task_id in runs if task_id not in left]
-    output.answer(document, Text("\n".join(lines)) if lines else None)
+    output.answer(document, Text("\n").join(map(line, lines)) if lines else None)
     if terminate and left:
         raise Failed(" ".join(f"{task_id} {NOT_ENDED}" for task_id in left))
     if unknown:
@@ -114,7 +111,7 @@ def _revoke_matching(sidejob: Any, output: Output, which: dict[str, Any], termin
         "running": summary.running,
         "skipped": dict(summary.skipped),
     }
-    output.answer(document, Text(said if counts else "No task matches."))
+    output.answer(document, said if counts else "No task matches.")
     if not counts:
         names.hint(sidejob, output, task=which["task"], queue=which["queue"])
     end_if(stopped)

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import click
-from rich.text import Text
 
 from ..hooks.beat_entries import declaration_of, entries_of
 from ..model.errors import SideJobError
 from .command import Failed, answering, load_modules, nothing_matches
 from .options import yes_option
-from .output import Output, facts, job_or_task, moment, printable, table, table_if_any
+from .output import Output, facts, job_or_task, line, moment, table, table_if_any
 from .questions import confirm
 
 NEXT_SHOWN = 5
@@ -34,7 +33,7 @@ def list_schedules(sidejob: Any, output: Output) -> None:
         for each in found
     ]
     shown = table_if_any("Schedule", "", "Task", "Times", "Next", "Last", "Made", rows=rows)
-    output.answer(found, shown or Text("There is no schedule: declare one in sidejob_schedules, or make one."))
+    output.answer(found, shown or "There is no schedule: declare one in sidejob_schedules, or make one.")
 
 
 @schedules.command()
@@ -48,7 +47,7 @@ def show(sidejob: Any, output: Output, name: str) -> None:
     last = f"job {about['last_job']}" if about["last_job"] else about["last_task_id"]
     output.answer(
         about,
-        Text.assemble((f"Schedule {printable(name)}", "bold"), f"  {printable(about['task'])}  {_state(about)}"),
+        line((f"Schedule {name}", "bold"), f"  {about['task']}  {_state(about)}"),
         facts(
             {
                 "times": _times(about), "from": about["start"], "until": about["end"], "catch up": about["catch_up"],
@@ -69,7 +68,7 @@ def show(sidejob: Any, output: Output, name: str) -> None:
 def pause(sidejob: Any, output: Output, name: str, reason: str | None) -> None:
     """Pause a schedule: it makes no job until `schedules resume`, and no job for the times of the pause."""
     paused = sidejob.get_schedule(name).pause(reason)
-    output.answer(paused.info, Text(f"Schedule {printable(name)} is paused."))
+    output.answer(paused.info, f"Schedule {name} is paused.")
 
 
 @schedules.command()
@@ -82,7 +81,7 @@ def resume(sidejob: Any, output: Output, name: str) -> None:
     about = schedule.resume().info
     said = "goes on" if was_paused else "was not paused"
     next_time = f" Next: {moment(about['next_time'])}." if about["next_time"] is not None else ""
-    output.answer(about, Text(f"Schedule {printable(name)} {said}.{next_time}"))
+    output.answer(about, f"Schedule {name} {said}.{next_time}")
 
 
 @schedules.command()
@@ -92,8 +91,8 @@ def run(sidejob: Any, output: Output, name: str) -> None:
     """Make one more job of a schedule now; its own times stay as they are."""
     load_modules(sidejob)
     made = sidejob.get_schedule(name).run_now()
-    said = f"Schedule {printable(name)} has made {job_or_task(made)}."
-    output.answer({"name": name, "made": made.id}, Text(said))
+    said = f"Schedule {name} has made {job_or_task(made)}."
+    output.answer({"name": name, "made": made.id}, said)
 
 
 @schedules.command()
@@ -103,9 +102,9 @@ def run(sidejob: Any, output: Output, name: str) -> None:
 def delete(sidejob: Any, output: Output, name: str, yes: bool) -> None:
     """Delete a schedule and its times that are due, after a question; the jobs that it has made stay."""
     schedule = sidejob.get_schedule(name)
-    confirm(f"Delete schedule {printable(name)} ({printable(schedule.info['task'])}) for good?", yes=yes)
+    confirm(f"Delete schedule {name} ({schedule.info['task']}) for good?", yes=yes)
     was_there = schedule.delete()
-    output.answer({"name": name, "deleted": was_there}, Text(f"Schedule {printable(name)} is deleted."))
+    output.answer({"name": name, "deleted": was_there}, f"Schedule {name} is deleted.")
 
 
 @schedules.command("import")
@@ -148,7 +147,7 @@ def _times(about: dict[str, Any]) -> str:
 
 def _state(about: dict[str, Any]) -> str:
     if about["paused_at"] is not None:
-        why = f": {printable(about['pause_reason'])}" if about["pause_reason"] else ""
+        why = f": {about['pause_reason']}" if about["pause_reason"] else ""
         return f"paused {moment(about['paused_at'])}{why}"
     if about["trouble"] is not None:
         return "in trouble"

@@ -6,15 +6,13 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from rich.text import Text
-
 from ..jobs.job import Job
 from ..model.errors import JobNotFoundError, SideJobError, StoreUnavailableError
 from ..model.plural import counted
 from . import names
 from .command import INTERRUPTED, Failed, job_named
 from .options import check_one_way
-from .output import Output, printable
+from .output import Output
 from .questions import confirm_all
 from .summary import Summary
 
@@ -56,7 +54,7 @@ def act_on_each(
     with output.progress(done) as add:
         stopped = until_stopped(lambda: _walk(jobs, act, summary, add))
     said = f"{done}: {counted(summary.done, 'job', 'jobs')}.{summary.skips}" if matched else "No job matches."
-    output.answer({"matched": matched, "done": summary.done, "skipped": dict(summary.skipped)}, Text(printable(said)))
+    output.answer({"matched": matched, "done": summary.done, "skipped": dict(summary.skipped)}, said)
     summary.note_errors(output)
     if not matched:
         names.hint(sidejob, output, task=chosen["task"], queue=chosen["queue"])

@@ -15,7 +15,7 @@ from ..model.status import Status
 from .command import answering
 from .dead import show_entry
 from .jobs import parent_of
-from .output import Output, at_least, facts, moment, printable, shortened, status, table_if_any
+from .output import Output, at_least, facts, line, moment, printable, shortened, status, table_if_any
 
 NEWEST = 20
 """Entries of its history that are shown with a job; --json has them all."""
@@ -50,7 +50,7 @@ def show(sidejob: Any, output: Output, which: str, everything: bool) -> None:
         show_entry(output, entry)
         return
     details = inspection.details(job)
-    head = Text.assemble((f"Job {details['id']}", "bold"), f"  {printable(details['task'])}  ")
+    head = line((f"Job {details['id']}", "bold"), f"  {details['task']}  ")
     sections = (
         _facts(details), _state(details), _ports(details), _room(details), _children(details),
         _history(details["history"], everything),
@@ -61,7 +61,7 @@ def show(sidejob: Any, output: Output, which: str, everything: bool) -> None:
 
 def _show_task(output: Output, task: dict[str, Any]) -> None:
     """Show a durable task that is not finished."""
-    head = Text.assemble((f"Task {printable(task['task_id'])}", "bold"), f"  {printable(task['task'])}  ")
+    head = line((f"Task {task['task_id']}", "bold"), f"  {task['task']}  ")
     shown = facts(
         {
             "queue": task["queue"],
@@ -212,8 +212,7 @@ def _trouble(details: dict[str, Any]) -> list[RenderableType]:
         }  # fmt: skip
         shown += [Text(f"Entry {dead['id']} of the dead set", style="bold red"), facts(found)]
     elif error:
-        line = f"Error of the last run: {error['type']}: {error['message']}"
-        shown.append(Text(printable(line), style="red"))
+        shown.append(line((f"Error of the last run: {error['type']}: {error['message']}", "red")))
     traceback = dead.get("traceback") or error.get("traceback")
     if traceback:
         shown.append(Text(printable(str(traceback), keep="\n\t").rstrip(), style="bright_black"))

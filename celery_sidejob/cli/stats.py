@@ -82,7 +82,7 @@ def _show_day(sidejob: Any, output: Output, given: str) -> None:
     )
     document = {"day": None if day is None else day.isoformat(), "tasks": [one.as_document() for one in found]}
     output.answer(
-        document, shown or Text("Nothing is known of runs then."), Text(DEVIATION, "bright_black") if shown else None
+        document, shown or "Nothing is known of runs then.", Text(DEVIATION, "bright_black") if shown else None
     )
 
 

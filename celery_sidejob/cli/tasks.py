@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import click
-from rich.text import Text
 
 from ..inspection import Inspection
 from . import names
 from .command import answering
 from .options import limit_option, task_filters
-from .output import Output, duration, lasting, status
+from .output import Output, duration, lasting, line, status
 
 COLUMNS = ("Task id", "Status", "Task", "Queue", "Due", "Runs for")
 FINISHED = ("Task id", "Status", "Task", "Queue", "Ended", "Took")
@@ -49,7 +48,7 @@ def tasks(sidejob: Any, output: Output, /, finished: bool, limit: int, **chosen:
 
 
 def _row(task: dict[str, Any]) -> tuple[Any, ...]:
-    shown = Text.assemble(status(task["status"]), f": {task['waits_for']}" if task["waits_for"] else "")
+    shown = line(status(task["status"]), f": {task['waits_for']}" if task["waits_for"] else "")
     return task["task_id"], shown, task["task"], task["queue"], task["due_at"], duration(task["runs_s"])
 
 

@@ -10,7 +10,6 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.text import Text
 
 from ..hooks.broker.dead_list import list_of
 from ..model.plural import counted
@@ -53,7 +52,7 @@ def release_command(app: Any, output: Output, force: bool) -> None:
 
     with _channel(app, ["redis"]) as channel:
         released = release(channel, force=force)
-    output.answer(asdict(released), Text(_told(released)))
+    output.answer(asdict(released), _told(released))
     sys.exit(1 if released.alive else 0)
 
 
@@ -69,7 +68,7 @@ def queues_command(app: Any, output: Output) -> None:
         found = overview_of(channel.link).queues
     rows = [(queue.name, queue.ready, queue.held, queue.later) for queue in found]
     shown = table_if_any("Queue", "Ready", "Held", "Later", rows=rows)
-    output.answer([queue._asdict() for queue in found], shown or Text("No queue was declared."))
+    output.answer([queue._asdict() for queue in found], shown or "No queue was declared.")
 
 
 @transport.group("dead")
@@ -165,7 +164,7 @@ def _decide(
                     add(1)
     if queue is not None and not chosen:
         output.note(nothing_matches("the dead list", sorted({one.queue for one in found}), queue))
-    output.answer({what: count}, Text(f"{counted(count, 'message', 'messages')} {what}."))
+    output.answer({what: count}, f"{counted(count, 'message', 'messages')} {what}.")
 
 
 def _noting(dead: DeadList[Any], queues: set[str]) -> Iterator[DeadMessage]:

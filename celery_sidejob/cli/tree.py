@@ -15,7 +15,7 @@ from ..model.plural import counted
 from .command import Failed, answering, job_named
 from .drawing import draw_tree
 from .options import AtLeast, job_argument
-from .output import Output, at_least, printable, status
+from .output import Output, at_least, line, status
 
 
 @click.command()
@@ -38,14 +38,14 @@ def tree(sidejob: Any, output: Output, job_id: str, depth: int, limit: int, svg:
         output.note("There are more jobs below these: raise --limit or --depth.")
 
 
-def _drawn(nodes: list[Node], path: str) -> Text:
+def _drawn(nodes: list[Node], path: str) -> str:
     """Draw the nodes into a file, and say so."""
     try:
         rows = [(node.id, node.parent, f"{node.id} {_label(node)}", node.status) for node in nodes]
         draw_tree(rows, path, title=f"{_label(nodes[0])} and below")
     except OSError as error:
         raise Failed(f"Cannot write {path}: {error.strerror}.") from error
-    return Text(f"Drew {counted(len(nodes), 'job', 'jobs')} into {printable(path)}")
+    return f"Drew {counted(len(nodes), 'job', 'jobs')} into {path}"
 
 
 def _grown(nodes: list[Node]) -> Tree:
@@ -53,16 +53,16 @@ def _grown(nodes: list[Node]) -> Tree:
     endless = {node.id for node in nodes if node.more_children}
     trees: dict[int, Tree] = {}
     for node in nodes:
-        line = Text.assemble((str(node.id), "bold"), f"  {printable(_label(node))}  ", status(node.status))
+        shown = line((str(node.id), "bold"), f"  {_label(node)}  ", status(node.status))
         if node.progress is not None:
-            line.append(f"  {printable(node.progress['shown'])}", style="bright_black")
+            shown += line((f"  {node.progress['shown']}", "bright_black"))
         # A parent comes before its children; the first node's own is not here.
         above = trees.get(node.parent) if node.parent is not None else None
-        trees[node.id] = above.add(line) if above is not None else Tree(line)
+        trees[node.id] = above.add(shown) if above is not None else Tree(shown)
     for job_id, count in left_out.items():
-        shown = len(trees[job_id].children)
+        has = len(trees[job_id].children)
         number = at_least(count, job_id in endless)
-        trees[job_id].add(Text(f"… {number} more" if shown else f"… {number} below", style="bright_black"))
+        trees[job_id].add(Text(f"… {number} more" if has else f"… {number} below", style="bright_black"))
     return trees[nodes[0].id]
 
 

@@ -16,7 +16,7 @@ from ..model.status import FINISHED, Status
 from .command import INTERRUPTED, Failed, answering, job_named
 from .looks import looks
 from .options import job_argument
-from .output import Output, printable, status
+from .output import Output, line, status
 
 
 @click.command()
@@ -56,5 +56,5 @@ def _follow(inspection: Inspection, job: Job, output: Output) -> dict[str, Any]:
 
 def _shown(found: dict[str, Any]) -> Text:
     waits = f": waits for {', '.join(found['waiting_for'])}" if found["waiting_for"] else ""
-    told = f"  {printable(found['progress']['shown'])}" if found["progress"] is not None else ""
-    return Text.assemble(status(found["status"]), waits, told)
+    told = f"  {found['progress']['shown']}" if found["progress"] is not None else ""
+    return line(status(found["status"]), waits, told)

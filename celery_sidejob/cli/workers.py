@@ -10,7 +10,7 @@ from rich.text import Text
 from ..jobs.job import Job
 from ..jobs.workers import WorkerInfo, WorkerRun
 from .command import answering
-from .output import Output, duration, job_or_task, printable, table_if_any
+from .output import Output, duration, job_or_task, line, table_if_any
 
 
 @click.command()
@@ -28,11 +28,11 @@ def workers(sidejob: Any, output: Output) -> None:
          "running": _running(one)}
         for one in found
     ]  # fmt: skip
-    output.answer(documents, shown or Text("No worker is alive."))
+    output.answer(documents, shown or "No worker is alive.")
 
 
 def _shown(run: WorkerRun) -> Text:
-    return Text(f"{job_or_task(run.of)} {printable(run.task)}, {duration(run.lasts_s)}")
+    return line(f"{job_or_task(run.of)} {run.task}, {duration(run.lasts_s)}")
 
 
 def _running(worker: WorkerInfo) -> list[dict[str, Any]]:
