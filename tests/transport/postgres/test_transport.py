@@ -431,6 +431,16 @@ def test_a_transient_message_of_a_topic_goes_to_who_listens(connect: Connect, ta
     assert tables.one("SELECT count(*) FROM broker_broadcasts") == 2, "what nobody listens to is not written"
 
 
+@pytest.mark.timeout(60)
+def test_no_pattern_of_who_listens_takes_long(connect: Connect) -> None:
+    topic, slow = Exchange("topic", type="topic"), ".".join("#" * 12) + ".end"
+    queues = [Queue(key, topic, routing_key=key, auto_delete=True, durable=False) for key in (slow, "#")]
+    listening = Consuming(connect(), *queues, no_ack=True)
+    with connect().Producer() as producer:
+        producer.publish("long", exchange=topic, routing_key=".".join("a" * 60), declare=[topic], delivery_mode=1)
+    assert listening.take(1) == ["long"]
+
+
 def test_nobody_rings_for_events_and_all_arrive(connect: Connect) -> None:
     topic = Exchange("events", type="topic")
     listening = Consuming(connect(), Queue("watch", topic, routing_key="#", auto_delete=True), no_ack=True)
