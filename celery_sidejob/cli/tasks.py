@@ -53,11 +53,5 @@ def _row(task: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _ended(task: dict[str, Any]) -> tuple[Any, ...]:
-    return (
-        task["task_id"],
-        status(task["status"]),
-        task["task"],
-        task["queue"],
-        task["ended_at"],
-        lasting(task["lasted_s"]),
-    )
+    shown, took = status(task["status"]), lasting(task["lasted_s"])
+    return task["task_id"], shown, task["task"], task["queue"], task["ended_at"], took

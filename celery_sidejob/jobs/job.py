@@ -227,10 +227,8 @@ class Job:
     @property
     def exists(self) -> bool:
         """Whether the job is still there; asks the store."""
-        unit = active()
-        if unit is not None and self.id in unit.new_jobs():
-            return True
-        return bool(jobs.find(self._runtime.connections, [self.id]))
+        _, is_new = self._pending()
+        return is_new or bool(jobs.find(self._runtime.connections, [self.id]))
 
     def refresh(self) -> Job:
         """Read the row again, and return this handle; raises JobNotFoundError if the job is gone."""
@@ -275,9 +273,7 @@ class Job:
 
         In a run they are as its unit leaves them; those that it sets itself have no id before the commit.
         """
-        unit = active()
-        changes = () if unit is None else unit.changes
-        is_new = unit is not None and self.id in unit.new_jobs()
+        changes, is_new = self._pending()
         stored = () if is_new else asks.pending_timers(self._runtime.connections, self.id)
         return self._found(timers(stored, changes, self.id))
 
@@ -350,8 +346,8 @@ class Job:
         its last run wrote to a full port, and the job runs again when there is room. `no worker`: no live worker of the
         job's queue knows its task; the job goes on by itself once one does. In a run it is as the store has it.
         """
-        unit = active()
-        if unit is not None and self.id in unit.new_jobs():
+        _, is_new = self._pending()
+        if is_new:
             return []
         found = waiting_for(self._runtime, self.id)
         if found is None:
@@ -574,10 +570,9 @@ class Job:
     @property
     def tags(self) -> list[str]:
         """The job's tags, in the order in which it got them; asks the store."""
-        unit = active()
-        is_new = unit is not None and self.id in unit.new_jobs()
+        changes, is_new = self._pending()
         found = [] if is_new else tag_rows.of(self._runtime.connections, self.id)
-        return self._found(found if unit is None else unit_view.tags(unit.changes, self.id, found))
+        return self._found(unit_view.tags(changes, self.id, found))
 
     def tag(self, *names: str) -> Job:
         """Give the job tags, after those that it has; a tag that it has keeps its place."""
@@ -605,11 +600,9 @@ class Job:
 
         The first run and the last ones are kept, as many as `sidejob_history` says, and as many entries.
         """
-        unit = active()
-        is_new = unit is not None and self.id in unit.new_jobs()
+        changes, is_new = self._pending()
         rows = () if is_new else history.read(self._runtime.connections, self.id)
         found = [entry_of(row, self._runtime.settings.redacted) for row in rows]
-        changes = () if unit is None else unit.changes
         mine = [one for one in changes if isinstance(one, Log) and one.job_id == self.id]
         return self._found(found + [pending(one) for one in mine])
 
@@ -629,10 +622,9 @@ class Job:
     @property
     def tracked(self) -> bool:
         """Whether the job is tracked; asks the store."""
-        unit = active()
-        is_new = unit is not None and self.id in unit.new_jobs()
+        changes, is_new = self._pending()
         found = not is_new and tracked_rows.is_tracked(self._runtime.connections, self.id)
-        return self._found(found if unit is None else unit_view.tracked(unit.changes, self.id, found))
+        return self._found(unit_view.tracked(changes, self.id, found))
 
     def track(self) -> Job:
         """List the job in `sidejob.tracked()`, and have its changes announced on ``/sidejob/tracked``."""
@@ -733,6 +725,12 @@ class Job:
                 raise job_not_found(self.id)
             self._row = found[0]
         return self._row
+
+    def _pending(self) -> tuple[Sequence[Change], bool]:
+        """Return the changes of the unit in progress, none outside of a run, and whether they make this job."""
+        unit = active()
+        changes = () if unit is None else unit.changes
+        return changes, self.id in unit_view.new_jobs(changes)
 
     def _found(self, found: T) -> T:
         """Return what was found of the job; if that is nothing, raise JobNotFoundError unless the job is there."""
