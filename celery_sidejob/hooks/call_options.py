@@ -15,7 +15,7 @@ from celery import Celery
 from celery.app.task import Task
 from kombu import Producer
 
-from ..model.checks import LONGEST_S, SLIP, Form, is_number, is_seconds, is_text, misfit, nearest
+from ..model.checks import LONGEST_S, SLIP, Form, is_in_calendar, is_number, is_seconds, is_text, misfit, nearest
 from ..model.errors import InvalidValueError
 from .messages.kept_message import PROPERTIES, time_of
 
@@ -47,10 +47,10 @@ def _is_near(value: Any) -> bool:
 def _is_time(value: Any) -> bool:
     if isinstance(value, str):  # as a retry has it
         try:
-            return time_of(value) is not None
+            value = time_of(value)
         except ValueError:
             return False
-    return isinstance(value, datetime)
+    return isinstance(value, datetime) and is_in_calendar(value)
 
 
 _SIGNATURES = (

@@ -6,7 +6,7 @@ They come before any statement: Postgres' own errors do not name the argument. T
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from difflib import get_close_matches
 from typing import Any, TypeGuard
 
@@ -36,6 +36,11 @@ def is_number(value: object, *, least: int = 0, most: int = MOST) -> TypeGuard[i
 def is_seconds(value: Any, *, least: float = 0.0) -> bool:
     """Tell whether `value` is a number of seconds, from `least` to `LONGEST_S`."""
     return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= LONGEST_S
+
+
+def is_in_calendar(time: datetime) -> bool:
+    """Tell whether every time zone, and the store, have a time; it may be naive."""
+    return datetime(1, 1, 3) <= time.replace(tzinfo=None) <= datetime(9999, 12, 29)
 
 
 def in_seconds(value: Any) -> Any:

@@ -25,7 +25,7 @@ from ...jobs.job import enqueue
 from ...model import values
 from ...model.call import Call
 from ...model.capacity import Admission, PoolSpec
-from ...model.checks import did_you_mean, is_number, is_seconds, is_text, shown, text_of
+from ...model.checks import did_you_mean, is_in_calendar, is_number, is_seconds, is_text, shown, text_of
 from ...model.columns import COLUMNS, OPTIONS
 from ...model.durable import Message
 from ...model.errors import InvalidValueError, UnknownTaskError
@@ -276,11 +276,9 @@ class CeleryTasks:
 
     def localize(self, eta: datetime) -> datetime:
         """Give a naive `eta` the app's time zone."""
-        try:
-            aware: datetime = make_aware(eta, self._app.timezone) if eta.tzinfo is None else eta
-            aware.astimezone(UTC)
-        except (OverflowError, ValueError):
-            raise InvalidValueError(f"{eta} is no time that every time zone has.") from None
+        if not is_in_calendar(eta):
+            raise InvalidValueError(f"{eta} is no time that every time zone has.")
+        aware: datetime = make_aware(eta, self._app.timezone) if eta.tzinfo is None else eta
         return aware
 
     def result(self, task_id: str) -> Any:
