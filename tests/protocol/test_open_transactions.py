@@ -9,8 +9,10 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from celery.app.trace import build_tracer
 
 from celery_sidejob import CapacityPool, RunningJob, StoreUnavailableError, extension
+from celery_sidejob.model.durable import DIGEST, HEADER, WORKER, Digest, digest_of
 from celery_sidejob.operations import stores
 from tests.tools.in_process import Stage
 
@@ -126,3 +128,27 @@ def test_a_job_that_waits_for_a_lock_does_not_keep_the_sweeper_from_the_others(h
         holder.rollback()
     hasty.sidejob.poll()
     assert hasty.sql("SELECT state FROM dependencies") == [("kept",)]
+
+
+@pytest.mark.parametrize("how", ["retry", "replace"])
+def test_a_task_that_cannot_go_on_for_a_lock_begins_again(hasty: Stage, how: str) -> None:
+    """It leaves a pool whose shard is locked. It has not failed, and is not in the dead set."""
+    hasty.app.conf.sidejob_queues = {"limited": {"pool": CapacityPool("mail", 1)}}
+    other = hasty.app.task(noted, name="noted", durable=True, shared=False)
+    holder = hasty.connect(autocommit=False)
+
+    def goes_on(self: Any) -> None:
+        holder.execute("SELECT FROM capacity_shards FOR UPDATE")
+        raise self.retry(countdown=0, queue="elsewhere") if how == "retry" else self.replace(other.s())
+
+    task = hasty.app.task(goes_on, name="goes_on", bind=True, durable=True, on_lost="requeue", shared=False)
+    task_id = task.apply_async(queue="limited").id
+    with holder:
+        ((content,),) = hasty.sql("SELECT body FROM messages")
+        request = {
+            "id": task_id, "delivery_info": {"routing_key": "limited"}, "is_eager": False, "retries": 0,
+            HEADER: {"v": 1, "n": 1}, DIGEST: Digest(digest_of(bytes(content))), WORKER: hasty.worker_id,
+        }  # fmt: skip
+        build_tracer(task.name, task, app=hasty.app)(task_id, (), {}, request)
+    assert hasty.sql("SELECT generation, losses, locked_by, doom FROM messages") == [(1, 0, None, None)]
+    assert len(hasty.sidejob.dead) == 0

@@ -71,6 +71,20 @@ def lose(run: Run, error: BaseException, worker: str | None) -> NoReturn:
     raise Ignore(f"task {run.key[0]}: its body left") from None
 
 
+def give_up(run: Run, error: Exception, *, repeats: bool) -> NoReturn:
+    """End a run that cannot go on as another message, as somebody has locked what it needs: no task fails for that.
+
+    It begins again without a loss if its task `repeats`; otherwise it is lost.
+    """
+    logger.warning("The run of task %s is given up: %s", run.key[0], error)
+    run.is_lost = True
+    with suppress(StoreUnavailableError):  # otherwise the worker finds what it holds and does not run
+        durable_locks.give_back(
+            run.runtime, [run.key[0]], worker_id=run.worker_id, loss=Loss(cause=str(error)), begun=not repeats
+        )
+    raise Ignore(f"task {run.key[0]} is given up") from None
+
+
 def _failed(sender: Any = None, einfo: Any = None, **_: Any) -> None:
     run = run_of(sender)
     if run is not None:

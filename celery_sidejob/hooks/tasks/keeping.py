@@ -38,7 +38,7 @@ from ..messages.carried import check_names
 from ..messages.encoding import encoded
 from ..messages.kept_message import RESERVED, as_bytes, own_priority, publication_of, time_of
 from ..patches.task_sender import DurableAMQP
-from . import chord_transaction, result_subscription, sending_in
+from . import chord_transaction, ending, result_subscription, sending_in
 from .lazy_producer import LazyProducer
 from .present_call import Call, Together, calling, present_call
 
@@ -197,7 +197,10 @@ class KeepingProducer:
         if run.key[0] == message.task_id:
             given = waiting_in(self._app, run.task, run.queue or message.queue)
             stays = Admission.stays(run.pool, given, message.admission)
-            durable_ends.go_on(run.runtime, run, message, enters_pool=not stays)
+            try:
+                durable_ends.go_on(run.runtime, run, message, enters_pool=not stays)
+            except RowsLocked as error:
+                ending.give_up(run, error, repeats=self._app.tasks[run.task].lost_policy == "requeue")
         elif _in_callbacks is not None and _in_callbacks.get():
             run.follows.append(message)  # the end of the run keeps it
         else:
