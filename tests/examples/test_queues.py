@@ -36,7 +36,7 @@ def test_the_urgent_mail_goes_first(
         "waits for pause",
         "paused: 11 wait, 0 run",
         "among the first two: the admin",  # two are sent at once, and either is done first
-        "limit 2 rate 100/s",
+        "limit 2 rate 6000/m",
     ]
     assert once.exists() == (killed_at is not None)
     assert shop.sql("SELECT count(*) FROM sidejob.messages") == [(0,)]

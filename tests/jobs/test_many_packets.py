@@ -195,7 +195,7 @@ def test_a_context_is_no_larger_than_a_value_may_be(stage: Stage, resting: Job) 
             lambda: stage.sidejob.publish("/a", 1),
             lambda: resting.publish(1),
         ):
-            with pytest.raises(InvalidValueError, match=f"^context: .* exceed the limit of {limit}"):
+            with pytest.raises(InvalidValueError, match=rf'^context\["big"\]: .* exceed the limit of {limit}'):
                 write()
     assert len(resting.input("a")) == 0
 

@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from celery_sidejob import IllegalMoveError, Job, LeaseLostError, RunningJob
+from celery_sidejob import Job, LeaseLostError, RunningJob
 from celery_sidejob.model.changes import SetState
 from celery_sidejob.model.run_end import RunEnd
 from celery_sidejob.operations import endings, recovery, runs
@@ -25,6 +25,7 @@ from celery_sidejob.operations.runs import Unit
 from celery_sidejob.store import claims
 from tests.tools.crash_points import Arm, lost
 from tests.tools.in_process import Stage
+from tests.tools.waiting import wait_until
 
 pytestmark = pytest.mark.pooled_too
 
@@ -128,8 +129,9 @@ ENDS = [completes, suspends, fails, retries]
 def ledger(stage: Stage) -> Iterator[psycopg.Connection[Any]]:
     """The user's own connection, in a transaction, with a table of his own."""
     stage.sql("CREATE TABLE public.ledger (what text)")
-    with stage.connect(autocommit=False) as own:
-        yield own
+    own = stage.connect(autocommit=False)
+    yield own
+    own.close()
     stage.sql("DROP TABLE public.ledger")
 
 
@@ -542,21 +544,19 @@ def test_a_claim_without_an_answer_is_recognised_after_further_trouble(stage: St
 def test_a_unit_still_open_when_the_run_was_lost_does_not_keep_the_rescue_waiting(
     stage: Stage, ledger: psycopg.Connection[Any]
 ) -> None:
-    """The fence is written in the user's transaction; while that is open the job is locked, and then it is settled."""
+    """The fence is written in the user's transaction, and locks the job there: the rescue ends that session."""
 
     def then(job: RunningJob) -> None:
         with job.unit(transaction=ledger):
             job.set(zombie="in the block")
         stage.declare_dead(zombie.worker_id)
-        assert stage.sidejob.poll().rescued == 0
-        with pytest.raises(IllegalMoveError, match="still open"):
-            job.set(more=True)
-        ledger.commit()
-        stage.outside(lambda: rescued(stage, zombie))
+        stage.outside(lambda: wait_until(lambda: stage.sidejob.poll().rescued == 1))
+        with pytest.raises(psycopg.OperationalError):
+            ledger.commit()
 
     zombie, _, _ = zombie_of(stage, lambda stage, zombie: None, then)
     stage.perform(zombie)
 
     job = stage.sidejob.get(zombie.job_id)
-    assert (job.status, job.get("zombie"), len(job.input("a"))) == ("queued", "in the block", 0)
+    assert (job.status, job.get("zombie"), len(job.input("a"))) == ("queued", None, 1)
     assert REFUSED in stage.ignored[zombie.job_id]

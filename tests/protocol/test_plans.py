@@ -612,7 +612,7 @@ BOUNDED: dict[str, tuple[Statement, dict[str, Any], int]] = {
     "changes of tags": (tags._ADD_UP, {"limit": 100}, 2000),
     "a run that goes on after all": (
         latecomers._TAKE_BACK,
-        {"task_id": "m7", "generation": 1, "task": "task7", "digest": "d", "age_s": None},
+        {"task_id": "m7", "generation": 1, "task": "task7", "digest": "d", "age_s": None, "entry_too": True},
         40,
     ),
     "runs that go on after all": (
