@@ -55,8 +55,8 @@ class Transport(redis.Transport):
 
     def __init__(self, client: Any, **options: Any) -> None:
         """Adds to kombu's: `broker_use_ssl=True`, which kombu ignores, means TLS."""
-        if "@" in f"{client.virtual_host}{client.hostname}":  # a part of a password; kombu has taken the URL apart
-            _check_urls(client)
+        split = "://" in (client.hostname or "")  # by kombu, which takes the URL apart; see _check_urls
+        if not split and "@" in f"{client.virtual_host}{client.hostname}":  # a part of a password
             raise SettingsError(f"broker_url cannot be read: {store_url.NOT_CLEAR}")
         client.ssl = _tls(client.ssl)
         super().__init__(client, **options)
