@@ -7,7 +7,7 @@ calls other methods, a durable task whose backend was away is in the dead set as
 (`hooks/tasks/telling.py`).
 
 A backend calls and sends all errbacks of a failure by one call of its `_call_task_errbacks(request, exc, traceback)`,
-which raises if one of them cannot be sent. If a later one does not, all others are sent again for each such errback.
+which raises if one of them cannot be sent. If a later one does not, each such one has the others told again.
 
 `celery.chord_unlock` calls `chord_error_from_stack` of the app's backend, from within the error's handler, when it can
 not read the parts of its chord. If a later one does not, a chord fails whose backend was away for a moment.

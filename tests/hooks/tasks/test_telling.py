@@ -219,7 +219,8 @@ def test_a_hook_that_leaves_its_process_changes_no_outcome(shop: Shop) -> None:
     assert shop.sql("SELECT reason, error FROM dead") == [("failed", "ValueError: for good")]
 
 
-def test_an_errback_that_cannot_be_sent_yet_has_no_other_repeated(shop: Shop) -> None:
+@pytest.mark.parametrize("of", ["a task", pytest.param("a chord", marks=CELERY_5_7)])
+def test_an_errback_that_cannot_be_sent_yet_has_no_other_repeated(shop: Shop, of: str) -> None:
     sent: list[str] = []
 
     class Away(Task):
@@ -231,12 +232,21 @@ def test_an_errback_that_cannot_be_sent_yet_has_no_other_repeated(shop: Shop) ->
     def note(task_id: str) -> None: ...
 
     plain = shop.app.task(note, base=Away, name="plain.note", shared=False)
-    result = shop.work.apply_async(link_error=[shop.errback.s(), plain.s()])
+    errbacks = [shop.errback.s(), plain.s()]
+    if of == "a task":
+        result = part = shop.work.apply_async(link_error=errbacks)
+    else:
+        body = shop.body.s()
+        for errback in errbacks:
+            body.link_error(errback)
+        result = chord([shop.work.s()], body).apply_async()
+        (part,) = result.parent.results
     shop.outcome = ValueError("for good")
 
-    shop.run(shop.work, result.id)
+    shop.run(shop.work, part.id)
 
     assert (len(sent), shop.told, shop.rows()) == (3, [result.id], [])
+    assert "for good" in str(result.result)
     assert shop.sql("SELECT reason, error FROM dead") == [("failed", "ValueError: for good")]
 
 
