@@ -129,3 +129,15 @@ def test_a_value_that_looks_like_an_envelope_of_kombu_s_is_read_as_it_is(stage: 
     noted.delay(LIKE_ENVELOPES)
     bodies = stage.sql("SELECT body FROM messages WHERE task = 'noted'")
     assert [loads(bytes(body), "application/json", "utf-8")[0] for (body,) in bodies] == [[READ]] * 2
+
+
+def test_what_the_backend_has_and_cannot_read_is_replaced(stage: Stage) -> None:
+    stage.app.conf.update(result_backend="cache+memory://")
+    job = stage.task(body, name="body").enqueue(*GIVEN)
+    result: Any = job.result
+    stage.app.backend.set(stage.app.backend.get_key_for_task(result.id), b"\x80\x04 a pickle")
+
+    run(stage, job)
+
+    assert result.state == "SUCCESS"
+    assert stage.sql("SELECT count(*) FROM askings WHERE stored_at IS NULL") == [(0,)], "the sweeper tells it again"
