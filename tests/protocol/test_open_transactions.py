@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -133,22 +134,27 @@ def test_a_job_that_waits_for_a_lock_does_not_keep_the_sweeper_from_the_others(h
 @pytest.mark.parametrize("how", ["retry", "replace"])
 def test_a_task_that_cannot_go_on_for_a_lock_begins_again(hasty: Stage, how: str) -> None:
     """It leaves a pool whose shard is locked. It has not failed, and is not in the dead set."""
-    hasty.app.conf.sidejob_queues = {"limited": {"pool": CapacityPool("mail", 1)}}
-    other = hasty.app.task(noted, name="noted", durable=True, shared=False)
-    holder = hasty.connect(autocommit=False)
+    quick = {"sidejob_lease": LEASE_S, "sidejob_heartbeat_interval": 0.2}
+    stage = Stage(hasty.database_url, sidejob_queues={"limited": {"pool": CapacityPool("mail", 1)}}, **quick)
+    other = stage.app.task(noted, name="noted", durable=True, shared=False)
 
     def goes_on(self: Any) -> None:
-        holder.execute("SELECT FROM capacity_shards FOR UPDATE")
+        if not holder.closed:
+            holder.execute("SELECT FROM capacity_shards FOR UPDATE")
         raise self.retry(countdown=0, queue="elsewhere") if how == "retry" else self.replace(other.s())
 
-    task = hasty.app.task(goes_on, name="goes_on", bind=True, durable=True, on_lost="requeue", shared=False)
+    task = stage.app.task(goes_on, name="goes_on", bind=True, durable=True, on_lost="requeue", shared=False)
     task_id = task.apply_async(queue="limited").id
-    with holder:
-        ((content,),) = hasty.sql("SELECT body FROM messages")
-        request = {
-            "id": task_id, "delivery_info": {"routing_key": "limited"}, "is_eager": False, "retries": 0,
-            HEADER: {"v": 1, "n": 1}, DIGEST: Digest(digest_of(bytes(content))), WORKER: hasty.worker_id,
-        }  # fmt: skip
-        build_tracer(task.name, task, app=hasty.app)(task_id, (), {}, request)
-    assert hasty.sql("SELECT generation, losses, locked_by, doom FROM messages") == [(1, 0, None, None)]
-    assert len(hasty.sidejob.dead) == 0
+    ((publication, content),) = stage.sql("SELECT publication, body FROM messages")
+    request = json.loads(json.loads(publication)["about"])["headers"] | {
+        "delivery_info": {"routing_key": "limited"}, "is_eager": False, HEADER: {"v": 1, "n": 1},
+        DIGEST: Digest(digest_of(bytes(content))), WORKER: stage.worker_id,
+    }  # fmt: skip
+    with stage.connect(autocommit=False) as holder:
+        build_tracer(task.name, task, app=stage.app)(task_id, (), {}, request)
+        row = "SELECT generation, losses, locked_by, doom, pool FROM messages"
+        assert stage.sql(row) == [(1, 0, None, None, "mail")]
+    assert len(stage.sidejob.dead) == 0
+    build_tracer(task.name, task, app=stage.app)(task_id, (), {}, request)
+    assert stage.sql("SELECT generation, pool FROM messages") == [(2, None)]
+    stage.close()

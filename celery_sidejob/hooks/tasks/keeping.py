@@ -30,6 +30,7 @@ from ...model.unique import Unique
 from ...operations import capacity, durable_ends, keeping
 from ...operations.durable_runs import Run
 from ...operations.unique_keys import KeyHeldError, is_replaced
+from ...store.errors import RowsLocked
 from ..admission import admission_of, admission_to, is_follower, waiting_in
 from ..apps import runtime_for
 from ..call_options import check_call
