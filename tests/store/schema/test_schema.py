@@ -23,8 +23,8 @@ SCHEMA = "sidejob"
 # What runs, asks and rescues change in a job. An index on one of these, or one that only names it in its WHERE, would
 # turn each of their updates into a row in every index of the table.
 CHANGED = {
-    "status", "run_no", "unit_no", "worker_id", "run_kind", "ended_run", "rate_opens_at", "wakes", "wakes_taken", "changes",
-    "timer_in_run", "terminate_tree", "losses", "retries", "started", "ran_at", "ended_at", "error", "inputs_memo",
+    "status", "run_no", "unit_no", "worker_id", "run_kind", "ended_run", "rate_opens_at", "wakes", "wakes_taken",
+    "changes", "timer_in_run", "terminate_tree", "losses", "retries", "started", "ran_at", "ended_at", "error", "inputs_memo",
     "blocked", "has_dependents", "failed_by",
 }  # fmt: skip
 CHANGED_OUTSIDE_RUNS = {
