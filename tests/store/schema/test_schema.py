@@ -24,8 +24,8 @@ SCHEMA = "sidejob"
 # turn each of their updates into a row in every index of the table.
 CHANGED = {
     "status", "run_no", "unit_no", "worker_id", "run_kind", "ended_run", "rate_opens_at", "wakes", "wakes_taken",
-    "changes", "timer_in_run", "terminate_tree", "losses", "retries", "started", "ran_at", "ended_at", "error", "inputs_memo",
-    "blocked", "has_dependents", "failed_by",
+    "changes", "timer_in_run", "terminate_tree", "losses", "retries", "started", "ran_at", "ended_at", "error",
+    "inputs_memo", "blocked", "has_dependents", "failed_by",
 }  # fmt: skip
 CHANGED_OUTSIDE_RUNS = {
     "parent_id", "name", "priority", "task", "queue", "args", "kwargs", "max_losses", "retention_s", "retention_keep",
