@@ -10,9 +10,11 @@ from pathlib import Path
 import click
 import psycopg
 import pytest
+from rich.text import Text
 
 from celery_sidejob import RunningJob
 from celery_sidejob.cli import sidejob as group
+from celery_sidejob.cli.output import line
 from celery_sidejob.store import served
 from tests.tools.commands import ask
 from tests.tools.in_process import Stage
@@ -93,6 +95,10 @@ def _spoil(stage: Stage) -> None:
             more = f'"{column}" || %s' if kind == "text" else f'array_append("{column}", %s)'
             with suppress(psycopg.errors.IntegrityError, psycopg.errors.DataError):  # the schema has better ideas
                 stage.sql(f'UPDATE "{table}" SET "{column}" = {more} WHERE ctid = %s', EVIL, place)
+
+
+def test_a_line_breaks_nowhere_whatever_is_shown_in_it() -> None:
+    assert not unshown(line(EVIL, (EVIL, "bold"), Text(" ")).plain, keep="")
 
 
 @KOMBU_5_7

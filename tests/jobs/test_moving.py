@@ -298,6 +298,14 @@ def test_a_job_that_comes_into_another_pool_waits_for_a_slot_there_and_leaves_it
     assert (left.used, entered.used) == (0, 0)
 
 
+def test_a_job_holds_its_slot_for_what_the_pool_covers_that_it_has_come_into(stage: Stage) -> None:
+    queued, running = (pressed(stage, each, CapacityPool(each, 1, covers=each)) for each in ("queued", "running"))
+    job = queued.enqueue()
+    for task in (running, queued):
+        job.move(task=task)
+        assert stage.sql("SELECT j.pool_runs, m.pool_runs FROM jobs j, messages m") == [(task is running,) * 2]
+
+
 def test_a_queue_s_pool_takes_who_comes_and_lets_go_who_leaves(stage: Stage) -> None:
     pool, own, named = CapacityPool("pool", 1), CapacityPool("own", 1), CapacityPool("named", 9)
     there = Stage(stage.database_url, sidejob_queues={"q": {"pool": pool}})

@@ -535,6 +535,20 @@ def test_a_run_that_was_asked_meanwhile_waits_for_no_timeout(stage: Stage) -> No
     assert (stage.drain(), job.refresh().status, job.timers) == (1, "completed", [])
 
 
+def test_a_run_that_waits_with_a_timeout_is_suspended_whatever_timers_it_has_or_had(stage: Stage) -> None:
+    has, had = (stage.job(waits, inports=["in"]) for _ in range(2))
+    has.run(countdown=7200)
+    assert stage.run(has) == "suspended"
+    assert sorted(timer.ask for timer in has.timers) == ["run", "timeout"]
+
+    hold = stage.claim(had)
+    assert hold is not None
+    had.run(countdown=7200)
+    assert had.cancel_timer(had.timers[0])
+    stage.perform(hold)
+    assert (had.refresh().status, [timer.ask for timer in had.timers]) == ("suspended", ["timeout"])
+
+
 def test_a_timeout_is_cancelled_like_any_timer_and_by_a_termination(stage: Stage) -> None:
     cancelled, terminated, rescheduled = (waiting_job(stage) for _ in range(3))
     assert cancelled.cancel_timer(cancelled.timers[0])

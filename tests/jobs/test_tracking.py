@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from celery_sidejob import Job, RunningJob
+from celery_sidejob import Job, RunningJob, job_status_changed
 from celery_sidejob.announcements.announcer import Announcer
 from celery_sidejob.store import tracked
 from tests.tools.commands import ask
@@ -121,6 +121,32 @@ def test_the_changes_of_tracked_jobs_are_announced_and_those_of_others_are_not(
         {"job": failing.id, "status": "failed", "change": 3, "run": 1},
         {"job": failing.id, "dead": entry.id, "reason": "failed"},
     ]
+
+
+def test_each_change_of_a_status_has_a_greater_number_whatever_makes_it(stage: Stage) -> None:
+    told: list[tuple[str, int]] = []
+
+    def note(after: str, change: int, **_: object) -> None:
+        told.append((after, change))
+
+    job_status_changed.connect(note, weak=False)
+    try:
+        job = stage.job(nothing)
+        stage.run(job)
+        job.run(countdown=60)
+        job.cancel_timer(job.timers[0])
+        job.run()
+        stage.run(job)
+        job.terminate()
+        stage.drain()
+    finally:
+        job_status_changed.disconnect(note)
+    assert [after for after, _ in told] == [
+        "queued", "running", "completed", "queued", "completed", "queued", "running", "completed", "terminating",
+        "terminated",
+    ]  # fmt: skip
+    numbers = [change for _, change in told]
+    assert numbers == sorted(set(numbers))
 
 
 def test_a_loss_and_a_deletion_are_announced(stage: Stage, followed: Followed) -> None:

@@ -110,6 +110,17 @@ def test_it_is_not_parked_where_a_live_worker_knows_it_and_its_message_is_sent_a
     assert is_parked(stage, job)
 
 
+def test_a_run_forgets_that_its_message_was_declined(stage: Stage) -> None:
+    announce(stage, worker=stage.worker_id)
+    job = stage.job()
+    receive(stage, job)
+    assert stage.sql("SELECT declined_at IS NOT NULL FROM messages") == [(True,)]
+    hold = stage.claim(job)
+    assert hold is not None
+    assert stage.sql("SELECT declined_at FROM messages") == [(None,)]
+    stage.perform(hold)
+
+
 @pytest.mark.parametrize("why", ["its run has begun", "the message is of an earlier run", "it is gone", "not due"])
 def test_a_stale_message_parks_nothing(stage: Stage, why: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="celery_sidejob")
@@ -606,6 +617,7 @@ def test_a_parked_task_is_revoked_and_expires(stage: Stage, reason: str) -> None
     if reason == "revoked":
         stage.app.control.revoke(task_id)
     else:
+        assert stage.sql("SELECT next_check_at = expires_at FROM messages") == [(True,)]
         stage.sql("UPDATE messages SET next_check_at = now(), expires_at = now() - interval '1 s'")
     stage.sidejob.poll()
     assert [(entry.task_id, entry.reason) for entry in stage.sidejob.dead.list()] == [(task_id, reason)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -69,3 +70,15 @@ def test_a_callers_transaction_is_as_before(stage: Stage, name: str) -> None:
         assert [lender.sql(f"SHOW {name}")[0][0] for name in ("work_mem", "lock_timeout")] == ["1234kB", "0"]
         lender.commit()
     assert len(stage.sidejob.jobs()) == 1
+
+
+def test_a_callers_own_lock_timeout_holds(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(advisory, "LONGEST_WAIT_S", 60.0)
+    began = time.monotonic()
+    with stage.connect(autocommit=False) as client:
+        client.execute("SET LOCAL lock_timeout = '100ms'")
+        with held(stage.database_url, unique_keys.LOCK_CLASS, "key"), pytest.raises(RowsLocked):
+            stage.job(unique="key", transaction=client)
+        stage.job(unique="key", transaction=client)
+        assert client.execute("SHOW lock_timeout").fetchone() == ("100ms",)
+    assert time.monotonic() - began < advisory.LONGEST_WAIT_S
