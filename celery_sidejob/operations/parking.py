@@ -41,7 +41,8 @@ def decline(runtime: Runtime, kind: Kind, key: tuple[Any, int], *, task: str, un
             row = parked.park(executor, kind, key, task=task)
             if row is not None:
                 return row, None
-        longest_s = runtime.settings.lost_after if unread is None else LONGEST_S
+        # If a worker knows the task, chance decides who gets the message: a longer wait would only make a rollout long.
+        longest_s = runtime.settings.lost_after / 6 if unread is None else LONGEST_S
         return None, parked.send_again(executor, kind, key, task=task, longest_s=longest_s)
 
     row, sent_again = runtime.connections.transact("park", work)

@@ -86,8 +86,7 @@ def send_again(executor: Transaction, kind: Kind, key: tuple[Any, int], *, task:
 
     Returns in how many seconds it is sent, and whether all have declined it for too long: (wait_s, given_up). None if
     the run is not owed now. First it is sent after a sixth of the time after which a message counts as missing,
-    then after twice as long each time, up to `longest_s`. A worker that takes all messages of a long queue so does not
-    keep the sweeper busy. A mark that this message was published comes too late (`publishing.mark_published`).
+    then after twice as long each time, up to `longest_s`. A mark that this message was published comes too late (`publishing.mark_published`).
     """
     return first(executor.run(_SEND_AGAIN[kind], key=key[0], generation=key[1], task=task, longest_s=longest_s))
 

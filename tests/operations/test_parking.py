@@ -96,10 +96,10 @@ def test_it_is_not_parked_where_a_live_worker_knows_it_and_its_message_is_sent_a
     wait = "SELECT extract(epoch FROM next_check_at - now())::float FROM messages WHERE published_at IS NULL"
     for_run = due_run(stage, job)
     mark_published(stage.runtime.connections, JOBS, [(job.id, for_run)], again=False)  # of a client, a second later
-    for seconds in (5, 10, 20, 30, 30):
-        assert seconds - 1 < stage.sql(wait)[0][0] < seconds + 1
+    for _ in range(3):
+        assert 4 < stage.sql(wait)[0][0] < 6
         assert re.search(
-            rf"Job {job.id} \(stage.idle\) is not run here: .* Nothing is lost: its message is sent again in {seconds} "
+            rf"Job {job.id} \(stage.idle\) is not run here: .* Nothing is lost: its message is sent again in 5 "
             r"seconds, .* start this worker with the code of the task",
             caplog.messages[-1],
         )
