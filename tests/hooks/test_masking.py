@@ -141,7 +141,7 @@ def said(call: Callable[[], Any]) -> str:
 @pytest.mark.parametrize("urls", [[f"{scheme}://{rest}" for rest in UNCLEAR] for scheme in SCHEMES] + [[*WHOLE]])
 def test_broker_urls_of_any_form_are_masked_or_refused(urls: list[str]) -> None:
     for url in urls:
-        app = made(broker_url=url, sidejob_database_url=URL)
+        app = made(broker_url=url, broker_read_url=url, broker_write_url=url, sidejob_database_url=URL)
 
         def stats(app: Celery = app) -> Any:
             step = DisconnectionStep.__new__(DisconnectionStep)

@@ -23,7 +23,7 @@ def test_what_is_no_message_is_dropped_and_told_of(redis_url: str, caplog: pytes
         )
         redis_read.install(connection.transport.cycle)
         consumer.consume()
-        server.lpush("q", "no JSON", "5", "{}")
+        server.lpush("q", "no JSON", "5", "{}", "[" * 100_000)
         connection.Producer().publish("good", routing_key="q")
 
         def has_come() -> bool:
@@ -32,4 +32,4 @@ def test_what_is_no_message_is_dropped_and_told_of(redis_url: str, caplog: pytes
 
         wait_until(has_come, timeout=20, message="the good one")
 
-    assert caplog.text.count("is no message, and was dropped") == 3
+    assert caplog.text.count("is no message, and was dropped") == 4
