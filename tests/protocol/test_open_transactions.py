@@ -15,6 +15,8 @@ from celery.app.trace import build_tracer
 from celery_sidejob import CapacityPool, RunningJob, StoreUnavailableError, extension
 from celery_sidejob.model.durable import DIGEST, HEADER, WORKER, Digest, digest_of
 from celery_sidejob.operations import stores
+from celery_sidejob.store import jobs
+from celery_sidejob.store.errors import RowsLocked
 from tests.tools.in_process import Stage
 
 LEASE_S = 0.6
@@ -129,6 +131,14 @@ def test_a_job_that_waits_for_a_lock_does_not_keep_the_sweeper_from_the_others(h
         holder.rollback()
     hasty.sidejob.poll()
     assert hasty.sql("SELECT state FROM dependencies") == [("kept",)]
+
+
+def test_a_locked_row_is_not_taken_for_a_silent_store(stage: Stage) -> None:
+    job = stage.job()
+    with stage.connect(autocommit=False) as transaction:
+        transaction.execute("SELECT FROM jobs WHERE id = %s FOR UPDATE", [job.id])
+        with pytest.raises(RowsLocked):
+            stage.runtime.connections.transact("lock", lambda executor: jobs.lock(executor, [job.id]), within_s=3.0)
 
 
 @pytest.mark.parametrize("how", ["retry", "replace"])
