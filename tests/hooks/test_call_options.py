@@ -9,6 +9,7 @@ import pytest
 from celery import Celery
 
 from celery_sidejob import InvalidValueError
+from celery_sidejob.model.checks import is_in_calendar
 from tests.hooks.tasks.test_durable import app, published
 
 __all__ = ["app"]
@@ -63,3 +64,9 @@ def test_send_many_says_which_of_its_signatures_is_wrong(app: Celery) -> None:
         app.sidejob.send_many([good, good.clone().set(eta="tomorrow")])
 
     assert published(app) == []
+
+
+def test_a_time_is_one_that_every_time_zone_and_the_store_have() -> None:
+    first, last = datetime(1, 1, 3), datetime(9999, 12, 29)
+    assert all(map(is_in_calendar, (first, last)))
+    assert not any(map(is_in_calendar, (first - timedelta(seconds=1), last + timedelta(seconds=1))))
