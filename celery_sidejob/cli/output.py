@@ -53,8 +53,7 @@ class Output:
         In the document times are ISO 8601, and values that JSON lacks are texts. A part that is a `str` is one line.
         """
         if self.for_program:
-            written = json.dumps(document, default=_plain, indent=2)
-            click.echo(written.replace("\x7f", "\\u007f"))  # json escapes all others that a terminal obeys
+            click.echo(json.dumps(document, default=_plain, indent=2))  # which escapes all that a terminal obeys
         else:
             self.show(*(part for part in parts if part is not None))
 

@@ -85,8 +85,9 @@ def send_again(executor: Transaction, kind: Kind, key: tuple[Any, int], *, task:
     """Have the message of a run sent again that is still owed: the worker that got it cannot run it.
 
     Returns in how many seconds it is sent, and whether all have declined it for too long: (wait_s, given_up). None if
-    the run is not owed now. First it is sent after a sixth of the time after which a message counts as missing,
-    then after twice as long each time, up to `longest_s`. A mark that this message was published comes too late (`publishing.mark_published`).
+    the run is not owed now. First it is sent after a sixth of the time after which a message counts as missing, then
+    after twice as long each time, up to `longest_s`. A mark that this message was published comes too late
+    (`publishing.mark_published`).
     """
     return first(executor.run(_SEND_AGAIN[kind], key=key[0], generation=key[1], task=task, longest_s=longest_s))
 
