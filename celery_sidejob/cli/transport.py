@@ -52,7 +52,7 @@ def release_command(app: Any, output: Output, force: bool) -> None:
 
     with _channel(app, ["redis"]) as channel:
         released = release(channel, force=force)
-    output.answer(asdict(released), _told(released))
+    output.answer(asdict(released), *_told(released))
     sys.exit(1 if released.alive else 0)
 
 
@@ -194,7 +194,7 @@ def _channel(app: Any, families: Collection[str] = ("redis", "postgres")) -> Ite
             raise Failed(f"{connection.as_uri()} does not answer: {error}") from error
 
 
-def _told(released: Released) -> str:
+def _told(released: Released) -> list[str]:
     lines = [f"Messages given back: {released.messages}. Workers that held them: {released.consumers}."]
     if released.alive:
         names = ", ".join(map(printable, released.alive))
@@ -206,4 +206,4 @@ def _told(released: Released) -> str:
     if released.dead:
         dead = counted(released.dead, "message stays", "messages stay")
         lines.append(f"{dead} in the dead list: `celery -A <app> sidejob transport dead list`.")
-    return with_app("\n".join(lines))
+    return list(map(with_app, lines))

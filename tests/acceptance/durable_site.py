@@ -67,10 +67,13 @@ class Site:
         env = {**self.env, **options.pop("env", {})}
         return self.processes.start_worker(APP, env=env, **options)
 
-    def worker_with_a_crash(self, point: str, action: str = "kill", **env: str) -> WorkerProcess:
+    def worker_with_a_crash(
+        self, point: str, action: str = "kill", *, concurrency: int | None = None, **env: str
+    ) -> WorkerProcess:
         """Start a worker in which something befalls the first process, of all such workers, that reaches a point."""
         crash = {"SIDEJOB_CRASH_POINTS": f"{point}={action}", "SIDEJOB_CRASH_ONCE": str(self._crashed)}
-        return self.worker(env={**crash, **env})
+        options = {} if concurrency is None else {"concurrency": concurrency}
+        return self.worker(env={**crash, **env}, **options)
 
     def wait_for_crash(self) -> None:
         """Wait until a process has reached that point."""

@@ -75,7 +75,7 @@ def test_the_task_that_waits_for_a_chord_runs_again_if_it_is_killed(using: With,
     site = using(results_in(database_url))
     site.app.conf.result_chord_retry_interval = 0.2
     result = chord([site.s("holder", 1), site.s("plus", 1)])(site.s("plus"))
-    site.worker_with_a_crash("durable-move:before-commit")  # it finds that a part still runs
+    site.worker_with_a_crash("durable-move:before-commit", concurrency=2)  # it finds that a part still runs
     part = site.app.AsyncResult(result.parent.results[0].id)
     site.wait_for_crash()
     site.holding(part)

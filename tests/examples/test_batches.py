@@ -29,7 +29,11 @@ def test_an_album_is_published_when_its_thumbnails_are_there(
     crash = {"SIDEJOB_CRASH_POINTS": "batch:after-commit=kill-group", "SIDEJOB_CRASH_ONCE": str(once)} if killed else {}
     for number in range(2 if killed else 1):
         processes.start_worker(
-            "thumbnails", env={**shop.env, **crash}, cwd=shop.directory, concurrency=2, name=f"worker{number}"
+            "thumbnails",
+            env={**shop.env, **crash},
+            cwd=shop.directory,
+            concurrency=1 if killed else 2,
+            name=f"worker{number}",
         )
 
     printed = shop.run("python", "thumbnails.py").splitlines()

@@ -116,7 +116,7 @@ def test_a_value_that_looks_like_an_envelope_of_kombu_s_is_read_as_it_is(stage: 
     stage.app.conf.update(result_backend="cache+memory://")
     told: list[Any] = []
 
-    @stage.app.task(name="noted", durable=True)
+    @stage.app.task(name="noted", durable=True, shared=False)
     def noted(value: Any) -> None:
         told.append(value)
 

@@ -714,6 +714,8 @@ def test_a_run_that_is_over_leaves_the_next_one_of_its_task(app: Celery, monkeyp
     first, second = (
         Run(("one", generation), "shop.mail", 1, app.sidejob.runtime, NOTHING, moved=True) for generation in (1, 2)
     )
+    for of_another_test in [*RUNS]:
+        monkeypatch.delitem(RUNS, of_another_test)
     monkeypatch.setitem(RUNS, "one", second)
 
     for run, left in ((first, {"one": second}), (second, {})):

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from kombu import Connection
 
-from celery_sidejob import CapacityPool, RunningJob, SchemaError, Suspend
+from celery_sidejob import CapacityPool, RunningJob, SchemaError
 from celery_sidejob.store.connection.opening import Opener
 from celery_sidejob.store.connection.session import NEEDED, look
 from tests.tools.brokers import in_postgres
@@ -168,7 +168,7 @@ def work(stage: Stage) -> None:
             seen.update(packets=job.input("in").read_many(10), state=job.state)
             job.set(ran=True)
             job.output("out").write(seen["packets"])
-            raise Suspend
+            job.suspend()
 
     job = stage.job(body, aliases=["NULL"], tags=TEXTS, unique="it's \\", state={"f": 0.1 + 0.2, "at": SOON})
     job.input("in").write_many(TEXTS)

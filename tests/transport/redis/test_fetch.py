@@ -29,7 +29,9 @@ from tests.transport.consuming import Consuming, publish, waiting
 
 def held(server: redis.Redis) -> dict[str, int]:
     """How many messages each consumer has."""
-    return {key.decode().rpartition(".")[2]: server.hlen(key) for key in server.scan_iter("*_sidejob.held.*")}
+    return {
+        key.decode().partition("_sidejob.held.")[2]: server.hlen(key) for key in server.scan_iter("*_sidejob.held.*")
+    }
 
 
 def consumers(server: redis.Redis, prefix: str = "") -> list[str]:
