@@ -32,7 +32,7 @@ pytestmark = pytest.mark.pooled_too
 
 
 def is_pooled(stage: Stage) -> bool:
-    """Tell whether a proxy is between: then a statement alone has a BEGIN, too, and locks its rows before its COMMIT."""
+    """Tell whether a proxy is between: a statement alone has a BEGIN then, and locks its rows before its COMMIT."""
     return direct(stage.database_url) != stage.database_url
 
 
