@@ -145,22 +145,37 @@ STILL = frozenset({"meta", "alembic_version", "workers", "served", "leases", "br
 """Tables whose times do not move: a worker that lives would seem to be dead."""
 NEVER = "9000-01-01"
 """Times beyond this one are no times: a row that is held back is due in the year 9000 (`NEVER`)."""
+MOVES = 10
+"""How often a move of the clock begins: it ends at a deadlock with workers that write the same rows."""
 
 
 def move_back(url: str, schema: str, seconds: float) -> None:
-    """Move all times of jobs, messages, results and schedules into the past."""
+    """Move all times of jobs, messages, results and schedules into the past.
+
+    It locks every row, in no order that workers know: where Postgres ends it for a deadlock, it begins again.
+    """
+    with psycopg.connect(url, autocommit=True) as connection:
+        for left in reversed(range(MOVES)):
+            try:
+                with connection.transaction():
+                    return _move_back(connection, schema, seconds)
+            except psycopg.errors.DeadlockDetected:
+                if not left:
+                    raise
+
+
+def _move_back(connection: psycopg.Connection[Any], schema: str, seconds: float) -> None:
     columns = """
         SELECT c.table_name::text, array_agg(c.column_name::text) FROM information_schema.columns c
         JOIN information_schema.tables t USING (table_schema, table_name)
         WHERE c.table_schema = %s AND c.data_type = 'timestamp with time zone' AND t.table_type = 'BASE TABLE'
         GROUP BY c.table_name"""
     one = sql.SQL("{0} = CASE WHEN {0} < {1} THEN {0} - make_interval(secs => {2}) ELSE {0} END")
-    with psycopg.connect(url, autocommit=True) as connection, connection.transaction():
-        for table, names in connection.execute(columns, [schema]).fetchall():
-            if table not in STILL:
-                moved = sql.SQL(", ").join(one.format(sql.Identifier(name), NEVER, seconds) for name in names)
-                connection.execute(sql.SQL("UPDATE {} SET {}").format(sql.Identifier(schema, table), moved))
-        _move_plans(connection, sql.Identifier(schema, "schedules"), timedelta(seconds=seconds))
+    for table, names in connection.execute(columns, [schema]).fetchall():
+        if table not in STILL:
+            moved = sql.SQL(", ").join(one.format(sql.Identifier(name), NEVER, seconds) for name in names)
+            connection.execute(sql.SQL("UPDATE {} SET {}").format(sql.Identifier(schema, table), moved))
+    _move_plans(connection, sql.Identifier(schema, "schedules"), timedelta(seconds=seconds))
 
 
 def _move_plans(connection: psycopg.Connection[Any], schedules: sql.Identifier, by: timedelta) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, timedelta
 from typing import Any
 
+import psycopg
 import pytest
+from psycopg import sql
 
 from celery_sidejob import InvalidValueError, RunningJob
 from celery_sidejob.testing import (
@@ -112,6 +115,26 @@ def test_timers_retries_and_durable_tasks_obey_the_clock(stage: Stage, mail: Any
     move_clock(600, sidejob=stage.sidejob)
     assert run_until_quiet(stage.sidejob) == 2
     assert stage.row_counts()["messages"] == 0
+
+
+def test_the_clock_moves_although_a_worker_writes_the_same_rows_in_another_order(stage: Stage) -> None:
+    """Postgres ends the move, whose wait for the second job closes a ring; the worker goes on."""
+    first, second = stage.job(lambda job: None), stage.job(lambda job: None)
+    created = stage.sql("SELECT created_at FROM jobs ORDER BY id")
+    worker = psycopg.connect(stage.sidejob.settings.require_database_url())
+    lock = sql.SQL("SELECT FROM {} WHERE id = %s FOR UPDATE").format(
+        sql.Identifier(stage.sidejob.settings.schema, "jobs")
+    )
+    with worker, ThreadPoolExecutor(1) as threads:
+        worker.execute("SET LOCAL deadlock_timeout = '60s'")
+        worker.execute(lock, [second.id])
+        moved = threads.submit(move_clock, 60, sidejob=stage.sidejob)
+        waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+        wait_until(lambda: stage.sql(waits) == [(1,)])
+        worker.execute(lock, [first.id])  # the move has written this row
+        worker.commit()
+        moved.result()
+    assert stage.sql("SELECT created_at FROM jobs ORDER BY id") == [(at - timedelta(minutes=1),) for (at,) in created]
 
 
 def test_schedules_obey_the_clock(stage: Stage) -> None:
