@@ -8,6 +8,8 @@ from typing import Any
 
 from celery import Celery
 
+REQUEUE = "requeue"
+"""The policy of tasks that may be repeated."""
 UNLOCK = "celery.chord_unlock"
 """The task by which Celery waits for the parts of a chord where the backend does not count. It may be repeated."""
 
@@ -37,7 +39,7 @@ def lost_policy(task: Any) -> str:
     """Return what becomes of a run whose worker died, as the task's options say."""
     chosen: str | None = getattr(task, "on_lost", None)
     may_repeat = (task.acks_late and task.reject_on_worker_lost) or task.name == UNLOCK
-    return chosen or ("requeue" if may_repeat else "dead")
+    return chosen or (REQUEUE if may_repeat else "dead")
 
 
 def matches(name: str, glob: str) -> bool:

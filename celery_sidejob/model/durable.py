@@ -29,6 +29,8 @@ ADOPTED = "sidejob_adopted"
 """The request's key for the whole message of a publisher without this package; the parent sets it."""
 LATE = "sidejob_late"
 """The request's key for a run that may begin without a lock; the parent sets it."""
+HELD = "sidejob_held"
+"""The request's key for a run whose row this worker holds since the fetch, a `HeldRun`; the parent sets it."""
 DIGEST = "sidejob_digest"
 """The request's key for the digest of the received body, a `Digest`; the parent sets it."""
 DEATHS = "sidejob_deaths"
@@ -43,6 +45,27 @@ MOST_GENERATIONS = 2**31 - 1
 
 Key = tuple[str, int]
 """(task id, generation)"""
+
+
+class Held(NamedTuple):
+    """A row that a worker holds since it has fetched the row's message."""
+
+    task_id: str
+    generation: int
+    worker_id: int
+    at: datetime
+    """The number of the hold: the same worker may hold the same row again, and only a hold of its own ends a run."""
+
+
+class HeldRun(NamedTuple):
+    """What the process of a run is told of a row that its worker holds."""
+
+    worker_id: int
+    queue: str
+    waited_s: float
+    """Seconds from the moment at which it was due to its fetch."""
+    stands: bool
+    """Whether it may begin so: otherwise its process gives the hold up first, and locks the row as any other."""
 
 
 class Content(NamedTuple):

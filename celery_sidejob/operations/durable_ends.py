@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from ..model.crash_points import reach
-from ..model.durable import Key, Message
+from ..model.durable import Content, Held, Key, Message
 from ..model.errors import LeaseLostError, StoreUnavailableError
 from ..model.events import TaskEndedWell
 from ..store.errors import OutcomeUnknown
@@ -128,6 +128,26 @@ def end(runtime: Runtime, run: Run) -> None:
     if not has_ended:
         logger.warning("Task %s ends later: nobody has published the body of its chord yet", run.key[0])
         _late_ends(runtime).add([run])
+
+
+def end_held(runtime: Runtime, held: Held, content: Content, *, is_unknown: bool) -> None:
+    """Remove the row of a run that ended well and that nothing follows, if its worker could not do so with others.
+
+    Either a transaction has locked the row, or the run was called lost: then it takes itself back. `is_unknown`: an
+    end whose answer was lost may have been applied.
+    """
+    key = (held.task_id, held.generation)
+
+    def work(executor: Transaction) -> str | None:
+        if end_task_runs(executor, holds.remove(key, worker_id=held.worker_id, at=held.at)):
+            return "ended"
+        return "taken back" if latecomers.take_back(executor, key, content) else None
+
+    done = runtime.connections.transact("durable-end", work, within_s=patience_s(runtime))
+    if done == "taken back":
+        tell(runtime, TaskEndedWell(held.task_id, content.task))
+    elif done is None and (not is_unknown or _is_kept(runtime, key)):
+        logger.warning("Task %s has ended well, and does not count: it was taken from its run before.", held.task_id)
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -127,6 +127,15 @@ def put_back(runtime: Runtime, run: Run) -> None:
     patiently(runtime, lambda: runtime.connections.transact("durable-unlock", unlock, single=True))
 
 
+def unhold(runtime: Runtime, task_ids: Iterable[str], *, worker_id: int) -> None:
+    """Give up rows that a worker holds since it has fetched their messages, and whose runs have not begun.
+
+    They are published again, unless their messages go back to the broker or begin otherwise before.
+    """
+    unhold = partial(end_task_runs, end=holds.unhold(task_ids, worker_id=worker_id))
+    runtime.connections.transact("durable-unlock", unhold, single=True)
+
+
 def give_back(runtime: Runtime, task_ids: Iterable[str], *, worker_id: int, loss: Loss, begun: bool = True) -> int:
     """Take back runs that this worker holds and no longer executes: they run again, or go to the dead set.
 

@@ -100,6 +100,8 @@ class Run:
     began_at: float = field(default_factory=time.monotonic)
     ended_at: float | None = None
     """When the run ended well whose row is removed later; both by the monotonic clock."""
+    is_held: bool = False
+    """The worker holds its row since it has fetched the message."""
     late: LateLock | None = None
     """The state of the lock, where it is written later."""
     stopping: Callable[[], bool] = lambda: False

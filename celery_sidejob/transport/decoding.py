@@ -32,12 +32,23 @@ def made(make: Callable[[], T]) -> T:
         raise  # a time limit, for example: this must end, and the message is still valid
 
 
+class Payload(dict[str, Any]):
+    """What kombu makes a message of, from a row of the outbox: nobody's message is one, whatever it says."""
+
+    held: Any = None
+
+
 class Message(virtual.Message):
     """kombu's, which tells when what it is to be made of is no message: its bytes are not as its encoding says, say."""
+
+    held: Any = None
+    """The hold of the row that the message is of, and what its process is to know of it, if this worker holds that."""
 
     def __init__(self, payload: Any, channel: Any = None, **options: Any) -> None:
         made(partial(super().__init__, payload, channel=channel, **options))
         made(self._check)
+        if isinstance(payload, Payload):
+            self.held = payload.held
 
     def _check(self) -> None:
         """Raise TypeError for what ends a consumer, and in Celery the worker: the next one would get the message."""

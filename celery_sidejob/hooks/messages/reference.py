@@ -11,13 +11,14 @@ from celery import Celery
 from ...model.durable import Message
 from ...model.errors import InvalidValueError
 from ...model.messages import Doorbell
+from ...transport.decoding import Payload
 from . import doorbell, kept_message
 from .carried import NewerFormatError
 
 logger = logging.getLogger("celery_sidejob")
 
 
-def delivered(app: Celery, row: Any) -> dict[str, Any] | None:
+def delivered(app: Celery, row: Any) -> Payload | None:
     """Return kombu's message for a fetched reference and what it leads to; None if nothing is owed any more.
 
     None too for a row that cannot be read here: it is sent again when it has not been heard of for a while, perhaps to
@@ -28,10 +29,11 @@ def delivered(app: Celery, row: Any) -> dict[str, Any] | None:
     except (InvalidValueError, NewerFormatError) as error:
         logger.warning("A message in queue %s is left: %s", row.queue, error)
         return None
-    if found is not None:
-        properties = found["properties"]  # kombu's transports have the priority in both places; Celery reads this one
-        properties |= {"delivery_tag": row.id, "priority": properties["delivery_info"]["priority"]}
-    return found
+    if found is None:
+        return None
+    properties = found["properties"]  # kombu's transports have the priority in both places; Celery reads this one
+    properties |= {"delivery_tag": row.id, "priority": properties["delivery_info"]["priority"]}
+    return Payload(found)
 
 
 def _delivered(app: Celery, row: Any) -> dict[str, Any] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from celery import bootsteps
@@ -11,12 +10,12 @@ from celery.concurrency.solo import TaskPool as Solo
 from ...services.loop import Loop
 from .. import events
 from ..masking import masked
-from ..messages import reference
 from ..patches import consumer_start, draining, lost_connection, redis_read, task_handler
 from ..patches.redis_client import keep_client
 from ..worker import declined, delivered
 from ..worker.appetite import Appetite
 from ..worker.fetching import fetcher_of
+from ..worker.outbox import WorkerOutbox
 
 STOPS = {bootsteps.CLOSE, bootsteps.TERMINATE}
 
@@ -43,7 +42,7 @@ class DisconnectionStep(bootsteps.StartStopStep):
         """Listen to what the broker says of a new connection's consumers; on Redis all is said by one client."""
         refers = c.app.sidejob.runtime.connections.is_broker
         if refers:
-            c.connection.transport.compose = partial(reference.delivered, c.app)
+            c.connection.transport.outbox = WorkerOutbox(c.app)
         broker, is_green = c.connection.transport.driver_type, getattr(c.pool, "is_green", False)
         if broker == "amqp":
             draining.hear_cancellations(c.connection)
@@ -87,4 +86,4 @@ class DisconnectionStep(bootsteps.StartStopStep):
             self._appetite.stop()
         for heartbeat in c.app.sidejob.heartbeats:  # none without a store
             heartbeat.runs.disconnected()
-            heartbeat.tasks.runs.disconnected()
+            heartbeat.tasks.disconnected()

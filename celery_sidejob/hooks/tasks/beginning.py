@@ -14,7 +14,21 @@ from typing import Any, NoReturn
 from celery.app.task import Context
 from celery.exceptions import Ignore, SoftTimeLimitExceeded
 
-from ...model.durable import ADOPTED, DIGEST, HEADER, LATE, WORKER, Address, Content, Digest, Key, Message, key_of
+from ...model.durable import (
+    ADOPTED,
+    DIGEST,
+    HEADER,
+    HELD,
+    LATE,
+    WORKER,
+    Address,
+    Content,
+    Digest,
+    HeldRun,
+    Key,
+    Message,
+    key_of,
+)
 from ...model.errors import StoreUnavailableError
 from ...operations import deferred_locks, durable_locks, measuring, revocation
 from ...operations.contents import as_kept, is_forged
@@ -88,6 +102,9 @@ def _begin(task: Any, request: Context) -> None:
     stores = _stores_or_leave(delivery)
     if delivery.key is not None:
         _refuse_copies_and_revoked(delivery, delivery.key, stores)
+    held: HeldRun | None = request.get(HELD)
+    if held is not None and _begin_held(delivery, held):
+        return
     if len(stores) > 1 or LATE not in request.__dict__ or not _begin_late(delivery, *stores[0]):
         _begin_locked(delivery, stores)
 
@@ -97,6 +114,20 @@ def _refuse_copies_and_revoked(delivery: Delivery, key: Key, stores: Sequence[tu
         _revoked(delivery, key, stores)
     if deferred_locks.is_here(stores[0][0], key):
         raise Copy(f"task {key[0]}: a copy of what runs, or has just ended, in this process")
+
+
+def _begin_held(delivery: Delivery, held: HeldRun) -> bool:
+    """Begin a run whose row this worker holds; False where it does not for sure, or its queue is managed by now."""
+    if held.stands:
+        run = delivery.run_in(delivery.runtime, held.worker_id)
+        run.is_held, run.queue, run.waited_s = True, held.queue, held.waited_s
+        _note_begun(delivery, run)
+        return True
+    try:
+        durable_locks.unhold(delivery.runtime, [delivery.request.id], worker_id=held.worker_id)
+    except StoreUnavailableError as error:
+        _leave(delivery, str(error))
+    return False
 
 
 def _begin_late(delivery: Delivery, there: Runtime, worker_id: int) -> bool:

@@ -7,9 +7,10 @@ heartbeat, and judged once by its row.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
+from time import monotonic
 from typing import Any
 
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
@@ -21,26 +22,34 @@ from ...model.durable import (
     ADOPTED,
     DIGEST,
     HEADER,
+    HELD,
     LATE,
     WORKER,
     Address,
     Content,
     Death,
     Digest,
+    HeldRun,
     Key,
     is_first,
     key_of,
     why_no_header,
 )
-from ...services.heartbeat.deliveries import ENDED
+from ...services.heartbeat.deliveries import ENDED, GRACE_S
+from ...services.heartbeat.quiet_ends import QuietEnd
 from ..bodies import text_of
 from ..messages.kept_message import content_of, received
 from ..worker.delivered import Delivered
 from ..worker.holders import bury, holders, revoke
+from ..worker.outbox import Fetched
+from . import held_run
 from .not_begun import Copy, Forged, Left, SentBack
 from .present_run import RUNS
 
 logger = logging.getLogger("celery_sidejob")
+
+SURE_S = GRACE_S / 2
+"""How old a fetch may be when its message is received. Behind that the heartbeat might give up what was held here."""
 
 
 def install() -> None:
@@ -70,6 +79,9 @@ class DurableRequest(Delivered):
         self._argsrepr: str = self._redacted(self._argsrepr)
         self._kwargsrepr: str = self._redacted(self._kwargsrepr)
         self._failed = False
+        self._hold: Fetched | None = getattr(self._message, "held", None)
+        self._hold_is_sure = self._hold is not None and monotonic() - self._hold.asked_at < SURE_S
+        self._is_held = False
         self._holders = holders(self._app, header)
         self._deliveries = [
             (heartbeat.tasks.runs, heartbeat.tasks.runs.received(self._key, request=self))
@@ -100,7 +112,10 @@ class DurableRequest(Delivered):
         elif given.get(HEADER) is None:
             own = (given, self._payload) if self._decoded else None
             given[ADOPTED] = received(self._app, self.task_name, self._message, own)
-        if self.task.locks_late and is_first(given) and self._content.unpack is None and not self._has_gate:
+        if self._hold is not None and self._hold.held.worker_id == given.get(WORKER):
+            self._is_held = self._hold_is_sure and not self._has_gate
+            given[HELD] = HeldRun(given[WORKER], self._hold.queue, self._hold.waited_s, self._is_held)
+        elif self.task.locks_late and is_first(given) and self._content.unpack is None and not self._has_gate:
             given[LATE] = True
             for _, delivery in self._deliveries:
                 delivery.locks_late = True
@@ -115,6 +130,17 @@ class DurableRequest(Delivered):
             heartbeat.managed is None or (queue is None and heartbeat.managed) or queue in heartbeat.managed
             for heartbeat in self._holders
         )
+
+    def traced(self, trace: Callable[..., Any]) -> Callable[..., Any]:
+        """Adds to Celery's tracer, if the run is held: its end may be left to this worker."""
+        return partial(held_run.trace, trace) if self._is_held else trace
+
+    def ended(self, outcome: Sequence[Any]) -> Sequence[Any]:
+        """Have the row of a run removed that has left nothing else to be done."""
+        if self._hold is not None and len(outcome) > 3:
+            end = QuietEnd(self._hold.held, lambda: self._content)
+            self._app.sidejob.heartbeat.tasks.ends.add(end)
+        return outcome[:3]
 
     def maybe_expire(self) -> bool:
         """Tell whether it has expired.
@@ -220,6 +246,8 @@ class DurableRequest(Delivered):
         # once, the sweeper does it in any case.
         self._plan(ENDED)
         revoke(self._holders, self._key)
+        if self._hold is not None:  # the sweeper buries what waits
+            self._app.sidejob.heartbeat.tasks.unhold([self.id])
         task_ready(self)
         self.acknowledge()
         self._already_revoked = True

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -21,9 +22,13 @@ from ...model.run_end import RunEnd
 from ...operations import burials, capacity, deferred_locks, durable_ends, durable_locks, measuring, permits
 from ...operations.durable_runs import Run, lease_lost
 from .. import bodies
+from . import held_run
 from .present_run import RUNS, run_of
 
 logger = logging.getLogger("celery_sidejob")
+
+SURELY_HELD_S = 0.25
+"""How soon after its beginning a run has ended, if nobody can have called its worker dead since."""
 
 
 def install() -> None:
@@ -35,11 +40,13 @@ def install() -> None:
 def is_awaited(task: Any, run: Run) -> bool:
     """Tell whether its end is acted upon: by tasks that follow it, or by a caller that waits for its result.
 
-    A result alone is told before a lock that is written late.
+    A result alone is told before a lock that is written late, and where nobody can have taken the row yet.
     """
     request = task.request
     if request.callbacks or request.chain or request.chord:
         return True
+    if run.is_held and time.monotonic() - run.began_at < SURELY_HELD_S:
+        return False
     if run.late is not None and not deferred_locks.of(run.runtime).is_written(run):
         return False
     return run.runtime.results.wanted(task.name, {"ignore_result": request.ignore_result})
@@ -129,6 +136,10 @@ def _end(task: Any, run: Run, state: str | None, retval: Any) -> None:
     if state == states.IGNORED or (state == states.SUCCESS and run.is_told):
         if run.late is not None and state == states.SUCCESS and not run.follows and run.untold is None:
             deferred_locks.of(runtime).end(run)
+            return
+        if run.is_held and state == states.SUCCESS and not run.follows and run.untold is None:
+            held_run.end(run.key[0])
+            measuring.task_ended(run, RunEnd.COMPLETED)
             return
         durable_ends.end(runtime, run)
         measuring.task_ended(run, RunEnd.COMPLETED)

@@ -77,6 +77,14 @@ class Delivered(Request):
         given: dict[str, Any] = self._request_dict
         return given
 
+    def traced(self, trace: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what its process runs in place of Celery's tracer."""
+        return trace
+
+    def ended(self, outcome: Sequence[Any]) -> Sequence[Any]:
+        """Note what its process tells of its end beside what Celery knows, and return only that."""
+        return outcome
+
     def send_event(self, type: str, **fields: Any) -> None:
         """Send a monitoring event, its error and traceback redacted."""
         shown = {key: self._redacted(fields[key]) for key in ("exception", "traceback") if fields.get(key)}
@@ -203,8 +211,8 @@ def _one_at_a_time(self: Delivered, execute: Callable[..., Any], pool: Any, **op
         Delivered._solo_is_busy = False
 
 
-def _then_over(self: Delivered, on_success: Callable[..., Any], *args: Any, **options: Any) -> Any:
+def _then_over(self: Delivered, on_success: Callable[..., Any], outcome: Sequence[Any], **options: Any) -> Any:
     try:
-        return on_success(self, *args, **options)
+        return on_success(self, self.ended(outcome), **options)
     finally:
         self.over()

@@ -108,7 +108,7 @@ class Deliveries(Generic[K]):
             if again:
                 self._missed.add(delivery.key)
 
-    def is_left(self, key: K, pid: int) -> bool:
+    def is_left(self, key: K, pid: int | None) -> bool:
         """Tell whether a process that holds a run in the store never began it: the lock was applied too late."""
         with self._lock:
             may_run = any(delivery.pid == pid and not delivery.idle for delivery in self._deliveries.get(key, ()))
@@ -153,6 +153,11 @@ class Deliveries(Generic[K]):
                 self._left.pop(_run_in_process(delivery), None)
         return [delivery.key for delivery in gone]
 
+    def running_in(self, pid: int) -> set[K]:
+        """Return the runs that a process has begun and not ended, as far as this worker knows."""
+        with self._lock:
+            return {one.key for one in self._all() if one.pid == pid and one.over_at is None}
+
     def unlocked(self, pid: int | None = None) -> list[K]:
         """Return the runs, of `pid` or all, that may have begun without a lock and are not ended here."""
         with self._lock:
@@ -183,10 +188,15 @@ class Deliveries(Generic[K]):
                 delivery.vouched_at = now
         return sorted({delivery.key for delivery in found})
 
-    def disconnected(self) -> None:
-        """Forget waiting deliveries: the worker drops them with its connection, and the broker delivers them again."""
+    def disconnected(self) -> list[K]:
+        """Forget waiting deliveries: the worker drops them with its connection, and the broker delivers them again.
+
+        Returns the runs that have no other delivery here.
+        """
         with self._lock:
-            self._forget([one for one in self._all() if one.pid is None and one.over_at is None])
+            gone = [one for one in self._all() if one.pid is None and one.over_at is None]
+            self._forget(gone)
+            return sorted({one.key for one in gone} - self._deliveries.keys())
 
     def own_leases(self) -> dict[Any, float]:
         """Return the runs that renew their own lease, {job id: seconds}."""

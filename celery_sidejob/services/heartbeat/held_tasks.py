@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any
 
 from ...model.crash_points import reach
 from ...model.durable import NOWHERE, Address, Content, Death, Key
 from ...model.loss import Loss, LossKind
-from ...operations import burials, durable_locks, revocation
+from ...operations import burials, durable_ends, durable_locks, revocation
+from ...store.broker import holds as quiet
 from ...store.outbox import checks, holds
 from ...store.outbox.kinds import TASKS
 from ..duty import Report
 from .deliveries import ENDED, GRACE_S, RELEASED, Deliveries
+from .quiet_ends import QuietEnd, QuietEnds
 from .worker import Worker, WorkerDuty
 
 PAGE = 1000
@@ -33,6 +36,8 @@ class HeldTasks(WorkerDuty):
         self.runs: Deliveries[Key] = Deliveries()
         self.died: dict[int, Loss] = {}
         """Processes that died and whose runs are not all given back yet, each with how its runs were lost."""
+        self.ends = QuietEnds(lambda end: worker.errands.soon(partial(self._end, end)))
+        """The ends of runs that the worker is to write with its next fetch."""
         self._missed: set[Key] = set()
         self._reconciled_at = time.monotonic()
 
@@ -46,12 +51,26 @@ class HeldTasks(WorkerDuty):
         """Have the sweeper bury a task known here to be revoked: whoever waits for its result is told once."""
         revocation.revoke(self._runtime, [key[0]])
 
+    def disconnected(self) -> None:
+        """Have given back what was fetched and not begun: the worker drops that with its connection."""
+        dropped = [key[0] for key in self.runs.disconnected()]
+        if dropped:
+            self.unhold(dropped)
+
+    def unhold(self, task_ids: Sequence[str]) -> None:
+        """Have rows given back that this worker holds since it has fetched their messages, and will not begin."""
+        worker_id = self._worker.worker_id
+        self._worker.errands.soon(partial(durable_locks.unhold, self._runtime, task_ids, worker_id=worker_id))
+
     def leave(self) -> int:
         """Give back every task held: this worker stops."""
+        self._write_ends()
         self._send_unlocked_again(self.runs.unlocked())
         return self._give_back((row, self._stopped) for row in self._held())
 
     def _do(self, report: Report) -> None:
+        if self.ends.are_late:
+            self._write_ends()
         self._send_again()
         if self.died:
             report["orphans"] += self._take_orphans()
@@ -61,9 +80,15 @@ class HeldTasks(WorkerDuty):
 
     def _take_orphans(self) -> int:
         reach("rescue:before")
-        held = [row for row in self._held() if row.pid in self.died]
-        taken = self._take((row, self.died[row.pid]) for row in held)
-        if taken < len([row for row in held if self.runs.plan_of((row.task_id, row.generation)) != ENDED]):
+        begun = {key: loss for pid, loss in self.died.items() for key in self.runs.running_in(pid)}
+        held = [
+            (row, loss)
+            for row in self._held()
+            # The row of a run that was held at the fetch does not say which process has it.
+            if (loss := self.died.get(row.pid) if row.pid else begun.get((row.task_id, row.generation)))
+        ]
+        taken = self._take(held)
+        if taken < len([row for row, _ in held if self.runs.plan_of((row.task_id, row.generation)) != ENDED]):
             return taken  # another transaction has one of the rows locked: tried again at the next look
         # Runs that began without a lock left no trace, and their messages may be acknowledged. Sent again now, they
         # lock at once. This death is therefore not counted; later ones are.
@@ -110,9 +135,18 @@ class HeldTasks(WorkerDuty):
         """Give back tasks that this worker holds and has not been running for a while."""
         self._reconciled_at = time.monotonic()
         self.runs.sweep()
-        rows = [row for row in self._held(GRACE_S) if row.old]
+        rows = [(row, (row.task_id, row.generation)) for row in self._held(GRACE_S) if row.old]
         loss = Loss(LossKind.DROPPED, self._worker.ident)
-        return self._take((row, loss) for row in rows if not self.runs.knows((row.task_id, row.generation)))
+        return self._take((row, loss) for row, key in rows if not self.runs.knows(key) and not self.ends.has(key))
+
+    def _write_ends(self) -> None:
+        with self.ends.page() as page:
+            remove = partial(quiet.remove, runs=page.runs)
+            page.over = self._connections.transact("durable-end", remove, single=True)
+
+    def _end(self, end: QuietEnd) -> None:
+        durable_ends.end_held(self._runtime, end.held, end.content(), is_unknown=end.is_unknown)
+        self.ends.written(end)
 
     def _held(self, older_than_s: float = 0) -> Sequence[Any]:
         return holds.held_by(self._connections, TASKS, self._worker.worker_id, older_than_s=older_than_s)

@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from ...model.durable import Held
 from ..connection.own_executor import OwnExecutor
 from ..statement import Reader, Statement, Transaction
+from .holds import HELD, NOBODY, OVER, UNHELD, Holder, ended
 
 HIGHEST_PRIORITY = 9
 COUNTED = 10_000
@@ -77,10 +79,13 @@ class Fetched:
     `returns` counts how often it came back after it had begun, `deaths` how often because its consumer had died. A
     reference has `task_id`, `generation` and `again`, whether it may be a copy of an earlier one. It also has what the
     row has that it leads to: `task`, for a durable task `publication`, `kept` (its body) and `expires_at`, for a job
-    `job_id` and `options`. These are None if it leads to nothing any more.
+    `job_id` and `options`. These are None if it leads to nothing any more. `held_at` and `waited_s` are not None if
+    this worker holds that row from now on.
     """
     refused: frozenset[int]
     """Messages that were to be removed, and were not this consumer's any more."""
+    over: frozenset[str]
+    """Of the runs that have ended, those whose rows were removed."""
     is_alive: bool
     """Whether the consumer is still registered."""
     due_in_s: float | None
@@ -121,6 +126,7 @@ _FETCH = Statement(
     f"""
 WITH gone AS (
   DELETE FROM {{broker_messages}} m WHERE m.id = ANY(%(done)s::bigint[]) AND m.holder = %(holder)s RETURNING m.id),
+{OVER},
 free AS MATERIALIZED ({_FREE}
   WHERE EXISTS (SELECT FROM {{broker_consumers}} c WHERE c.id = %(holder)s)
     AND (SELECT count(*) FROM gone) <= cardinality(%(done)s::bigint[]) LIMIT %(room)s),
@@ -129,34 +135,39 @@ taken AS (
   SET holder = %(holder)s, held_at = now(), returns = m.returns + (m.holder IS NOT NULL)::int,
     deaths = m.deaths + (m.holder IS NOT NULL)::int
   FROM free WHERE m.id = free.id
-  RETURNING {_TAKEN})
-SELECT {_DELIVERED}, s.gone, s.is_alive, s.due_in_s
+  RETURNING {_TAKEN}),
+{HELD}
+SELECT {_DELIVERED}, h.held_at, h.waited_s, s.gone, s.over, s.is_alive, s.due_in_s
 FROM (SELECT
     CASE WHEN (SELECT count(*) FROM gone) < cardinality(%(done)s::bigint[])
       THEN ARRAY(SELECT g.id FROM gone g) END AS gone,
+    ARRAY(SELECT o.task_id FROM over o) AS over,
     EXISTS (SELECT FROM {{broker_consumers}} c WHERE c.id = %(holder)s) AS is_alive,
     (SELECT extract(epoch FROM min(d.due_at) - now())::double precision
       FROM {{broker_messages}} d WHERE d.due_at IS NOT NULL) AS due_in_s) AS s
-LEFT JOIN taken t ON true {_KEPT} ORDER BY t.place, t.id""",
+LEFT JOIN taken t ON true {_KEPT} LEFT JOIN held h ON h.task_id = t.task_id ORDER BY t.place, t.id""",
     frequent=True,
 )
 
 
 def fetch(
-    executor: Transaction, *, holder: int, done: Sequence[int], watermarks: Sequence[Watermark], room: int, reads: bool
-) -> Fetched:
+    executor: Transaction, *, holder: int, done: Sequence[int], watermarks: Sequence[Watermark], room: int, reads: bool,
+    worker: Holder = NOBODY, over: Sequence[Held] = (),
+) -> Fetched:  # fmt: skip
     """Remove what this consumer has acknowledged, and take the next messages for it, at most `room`.
 
-    References are left to others unless it `reads` what they lead to.
+    References are left to others unless it `reads` what they lead to. Its `worker` holds from now on the rows that it
+    may. Also removes the rows of runs that are `over`.
     """
     found = executor.run(
         _FETCH, holder=holder, done=list(done), room=room, reads=reads, queues=[one.queue for one in watermarks],
-        priorities=[one.priority for one in watermarks], lows=[one.low for one in watermarks],
+        priorities=[one.priority for one in watermarks], lows=[one.low for one in watermarks], **worker.parameters,
+        **ended(over),
     )  # fmt: skip
     first = found[0]
     refused = frozenset() if first.gone is None else frozenset(done) - frozenset(first.gone)
     rows = found if first.id is not None else ()
-    return Fetched(rows, refused, first.is_alive, first.due_in_s)
+    return Fetched(rows, refused, frozenset(first.over), first.is_alive, first.due_in_s)
 
 
 _TAKE = Statement(
@@ -179,32 +190,49 @@ def take(executor: Transaction, *, watermarks: Sequence[Watermark], room: int, r
 
 
 _REMOVE = Statement(
-    """
-DELETE FROM {broker_messages} m WHERE m.id = ANY(%(done)s::bigint[]) AND m.holder = %(holder)s RETURNING m.id""",
+    f"""
+WITH gone AS (
+  DELETE FROM {{broker_messages}} m WHERE m.id = ANY(%(done)s::bigint[]) AND m.holder = %(holder)s RETURNING m.id),
+{OVER}
+SELECT ARRAY(SELECT g.id FROM gone g) AS gone, ARRAY(SELECT o.task_id FROM over o) AS over""",
     frequent=True,
 )
 
 
-def remove(executor: Transaction, *, holder: int, done: Sequence[int]) -> frozenset[int]:
-    """Remove what this consumer has acknowledged; return those that were not its own any more."""
-    found = executor.run(_REMOVE, holder=holder, done=list(done))
-    return frozenset(done).difference(row.id for row in found)
+def remove(
+    executor: Transaction, *, holder: int, done: Sequence[int], over: Sequence[Held] = ()
+) -> tuple[frozenset[int], frozenset[str]]:
+    """Remove what this consumer has acknowledged, and the rows of runs that are `over`.
+
+    Returns the messages that were not its own any more, and the runs whose rows were removed.
+    """
+    found = executor.run(_REMOVE, holder=holder, done=list(done), **ended(over))[0]
+    return frozenset(done).difference(found.gone), frozenset(found.over)
 
 
 _RELEASE = Statement(
-    """
-UPDATE {broker_messages} m
-SET holder = NULL, held_at = NULL, returns = m.returns + (m.id = ANY(%(begun)s::bigint[]))::int
-WHERE m.id = ANY(%(ids)s::bigint[]) AND m.holder = %(holder)s RETURNING m.id"""
+    f"""
+WITH free AS (
+  UPDATE {{broker_messages}} m
+  SET holder = NULL, held_at = NULL, returns = m.returns + (m.id = ANY(%(begun)s::bigint[]))::int
+  WHERE m.id = ANY(%(ids)s::bigint[]) AND m.holder = %(holder)s RETURNING m.id, m.task_id, m.generation),
+back AS (SELECT f.task_id, f.generation FROM free f WHERE f.id = ANY(%(unbegun)s::bigint[])),
+{UNHELD}
+SELECT free.id FROM free"""
 )
 
 
-def release(executor: Transaction, *, holder: int, ids: Sequence[int], begun: Sequence[int]) -> frozenset[int]:
+def release(
+    executor: Transaction, *, holder: int, ids: Sequence[int], begun: Sequence[int], unbegun: Sequence[int] = (),
+    worker: Holder = NOBODY,
+) -> frozenset[int]:  # fmt: skip
     """Give messages back to their places; return those that were not this consumer's any more.
 
-    Of those that were `begun`, the delivery counts.
+    Of those that were `begun`, the delivery counts. The `worker` no longer holds the rows of the `unbegun`.
     """
-    found = executor.run(_RELEASE, holder=holder, ids=list(ids), begun=list(begun))
+    found = executor.run(
+        _RELEASE, holder=holder, ids=list(ids), begun=list(begun), unbegun=list(unbegun), worker_id=worker.worker_id
+    )
     return frozenset(ids).difference(row.id for row in found)
 
 

@@ -7,6 +7,7 @@ it. A durable task's row decides this itself, so every change names the generati
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from ...model.durable import Content, Key, Message
@@ -93,14 +94,19 @@ def adopt(
 _REMOVE = Statement(
     """
 DELETE FROM {messages} WHERE task_id = %(task_id)s AND generation = %(generation)s AND locked_by = %(worker_id)s
+  AND (%(at)s::timestamptz IS NULL OR locked_at = %(at)s::timestamptz)
 RETURNING task_id""",
     frequent=True,
 )
 
 
-def remove(key: Key, *, worker_id: int) -> TaskEnd:
-    """Remove the row of a run that ended well; returns nothing if the run does not hold it any more."""
-    return TaskEnd(RunEnd.COMPLETED, _REMOVE, {"task_id": key[0], "generation": key[1], "worker_id": worker_id})
+def remove(key: Key, *, worker_id: int, at: datetime | None = None) -> TaskEnd:
+    """Remove the row of a run that ended well; returns nothing if the run does not hold it any more.
+
+    With `at` only if it is still this hold of the worker: see `Held`.
+    """
+    parameters = {"task_id": key[0], "generation": key[1], "worker_id": worker_id, "at": at}
+    return TaskEnd(RunEnd.COMPLETED, _REMOVE, parameters)
 
 
 _DROP = Statement("""
@@ -137,6 +143,17 @@ WHERE task_id = %(task_id)s AND generation = %(generation)s AND locked_by = %(wo
 def unlock(key: Key, *, worker_id: int) -> TaskEnd:
     """Give up a run whose message goes back to the broker."""
     return TaskEnd(RunEnd.GIVEN_BACK, _UNLOCK, {"task_id": key[0], "generation": key[1], "worker_id": worker_id})
+
+
+_UNHOLD = Statement(f"""
+UPDATE {{messages}} SET {UNLOCKED}, on_lost = NULL, max_losses = NULL, published_at = NULL, next_check_at = now()
+WHERE task_id = ANY(%(task_ids)s::text[]) AND locked_by = %(worker_id)s AND locked_pid IS NULL AND body IS NOT NULL
+RETURNING task_id""")
+
+
+def unhold(task_ids: Iterable[str], *, worker_id: int) -> TaskEnd:
+    """Give up rows that a worker holds since it has fetched their messages, and whose runs have not begun."""
+    return TaskEnd(RunEnd.GIVEN_BACK, _UNHOLD, {"task_ids": list(task_ids), "worker_id": worker_id})
 
 
 _HELD_BY = {
@@ -237,7 +254,9 @@ WITH free AS MATERIALIZED (
     json_build_object('kind', CASE WHEN l.loss = 0 THEN 'stopped' ELSE {LOSS_KIND} END, 'worker', w.ident, 'process',
       m.locked_pid, 'silent_s', CASE WHEN l.loss > 0 THEN {SILENT_S} END) AS last_loss
   FROM {{messages}} m LEFT JOIN {{workers}} w ON w.id = m.locked_by
-    CROSS JOIN LATERAL (SELECT CASE WHEN w.dead_at IS NOT NULL AND w.suspect_at IS NULL THEN 0 ELSE 1 END AS loss) l
+    CROSS JOIN LATERAL (
+      SELECT CASE WHEN w.dead_at IS NOT NULL AND w.suspect_at IS NULL OR m.locked_pid IS NULL THEN 0 ELSE 1 END AS loss
+    ) l
   WHERE m.locked_by IS NOT NULL AND m.body IS NOT NULL AND (w.id IS NULL OR w.dead_at IS NOT NULL)
   ORDER BY m.task_id LIMIT {TAKEN} FOR UPDATE OF m SKIP LOCKED)"""
     + _LOST
@@ -247,6 +266,8 @@ WITH free AS MATERIALIZED (
 def take_from_the_dead() -> TaskEnd:
     """Take a page of runs from workers that were declared dead; a run of a worker that left as planned has no `loss`.
 
+    Nor has a row that its worker held since the fetch: nobody knows whether its run had begun. Its next run is locked
+    by its process, and counts.
     Reads the runs in progress, by the index of held rows. Returns the same columns as `give_back`.
     """
     return TaskEnd(RunEnd.LOST, _TAKE_FROM_THE_DEAD, {})

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from math import inf
 from time import monotonic
 from typing import Protocol
 
 from kombu.log import get_logger
 
+from ...model.durable import Held
 from ...store.broker import messages
+from ...store.broker.holds import NOBODY
 from ..announcements import message_refused
 from .link import Link, Run
+from .outbox import Outbox, Page
 
 logger = get_logger(__name__)
 
@@ -37,8 +40,30 @@ class Holder(Protocol):
     def link(self) -> Link:
         """The connection over which statements run."""
 
+    @property
+    def outbox(self) -> Outbox | None:
+        """The rows that references lead to."""
+
     def wake(self) -> None:
         """Have it look soon."""
+
+
+class Ends:
+    """What one statement is to remove: acknowledged messages, and rows of the outbox whose runs are over."""
+
+    def __init__(self, done: list[int], page: Page | None) -> None:
+        self.done = done
+        self._page = page
+
+    @property
+    def over(self) -> Sequence[Held]:
+        """The runs that are over."""
+        return () if self._page is None else self._page.runs
+
+    def written(self, over: frozenset[str]) -> None:
+        """Note whose rows were removed, by task id."""
+        if self._page is not None:
+            self._page.over = over
 
 
 class Acknowledgements:
@@ -54,6 +79,8 @@ class Acknowledgements:
         self._back_at = 0.0
         self._begun: set[int] = set()
         """Those of `_back` that were begun, and sent back by whoever had begun them."""
+        self._unbegun: set[int] = set()
+        """Those of `_back` that have begun nowhere: their rows are no longer held, either."""
         self._references: set[int] = set()
         """The references among the messages that are not acknowledged."""
 
@@ -78,8 +105,7 @@ class Acknowledgements:
 
     def give_back(self, delivery_tag: int, *, begun: bool) -> None:
         """Have a message released soon; one that was not begun counts as never delivered."""
-        if begun:
-            self._begun.add(delivery_tag)
+        (self._begun if begun else self._unbegun).add(delivery_tag)
         if self._is_over:
             self.refuse([delivery_tag], "requeue")
             return
@@ -97,6 +123,12 @@ class Acknowledgements:
 
     def return_undelivered(self, message_ids: Iterable[int]) -> None:
         """Have messages released that were fetched and not delivered."""
+        ids = list(message_ids)
+        self._unbegun.update(ids)
+        self._back.extend(ids)
+
+    def leave(self, message_ids: Iterable[int]) -> None:
+        """Have messages released that were delivered; whoever holds the rows of references sees to these."""
         self._back.extend(message_ids)
 
     # -- carrying them out -------------------------------------------------------------------------------------------
@@ -125,22 +157,26 @@ class Acknowledgements:
         return bool(self._back) and monotonic() - self._back_at >= after_s
 
     @contextmanager
-    def removing(self) -> Iterator[list[int]]:
-        """Yield the messages to be removed; if the block raises they are to be removed still."""
-        done = list(_emptied(self._done))
+    def removing(self) -> Iterator[Ends]:
+        """Yield what one statement is to remove; if the block raises it is to be removed still."""
+        done, outbox = list(_emptied(self._done)), self._holder.outbox
         try:
-            yield done
+            with nullcontext() if outbox is None else outbox.ends() as page:
+                yield Ends(done, page)
         except BaseException:
             self._done.extendleft(reversed(done))
             raise
 
     def remove(self, run: Run) -> None:
-        """Remove what was acknowledged."""
-        with self.removing() as done:
-            if not done:
-                return
+        """Remove what was acknowledged, and the rows of runs that have ended."""
+        if not self._done:
+            return
+        with self.removing() as ends:
             holder = self._holder.consumer
-            refused = run("remove", lambda executor: messages.remove(executor, holder=holder, done=done))
+            refused, over = run(
+                "remove", lambda executor: messages.remove(executor, holder=holder, done=ends.done, over=ends.over)
+            )
+            ends.written(over)
         self.refuse(refused, "ack")
 
     def release(self, run: Run) -> bool:
@@ -148,14 +184,21 @@ class Acknowledgements:
         back = list(_emptied(self._back))
         if not back:
             return False
-        begun = [one for one in back if one in self._begun]
-        holder = self._holder.consumer
+        begun, unbegun = ([one for one in back if one in noted] for noted in (self._begun, self._unbegun))
+        holder, outbox = self._holder.consumer, self._holder.outbox
+        worker = NOBODY if outbox is None else outbox.holder
         try:
-            refused = run("release", lambda executor: messages.release(executor, holder=holder, ids=back, begun=begun))
+            refused = run(
+                "release",
+                lambda executor: messages.release(
+                    executor, holder=holder, ids=back, begun=begun, unbegun=unbegun, worker=worker
+                ),
+            )
         except BaseException:
             self._back.extendleft(reversed(back))
             raise
         self._begun.difference_update(begun)
+        self._unbegun.difference_update(unbegun)
         self.refuse(refused, "requeue")
         return True
 

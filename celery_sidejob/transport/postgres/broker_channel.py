@@ -310,7 +310,7 @@ class Channel(virtual.Channel):
         try:
             self.flush()
             self.qos._flush()
-            self.acknowledgements.return_undelivered(self.qos.unacknowledged_rows)
+            self.acknowledgements.leave(self.qos.unacknowledged_rows)
             self._release(self.link.run)
         except LOST as error:
             logger.warning(

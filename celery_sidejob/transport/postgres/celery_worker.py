@@ -62,7 +62,7 @@ def _and_waiting(scheduled: Callable[..., list[Any]]) -> Callable[..., list[Any]
             consumer = state.consumer.task_consumer
             names = [queue.name for queue in consumer.queues]
             for row in transport.link.run("scheduled", lambda executor: messages.scheduled(executor, names)):
-                is_readable = row.task_id is None or transport.compose is not None
+                is_readable = row.task_id is None or transport.outbox is not None
                 with suppress(NotAMessageError):  # whoever fetches it gives it up
                     payload = consumer.channel.payload_of(row) if is_readable else None
                     if payload is not None:

@@ -61,7 +61,9 @@ class Deliveries:
     def payload_of(self, row: Any) -> dict[str, Any] | None:
         """Return a message as kombu has it; None for a reference that leads nowhere. May raise NotAMessageError."""
         payload = (
-            self._transport.compose(row) if row.task_id is not None else made(partial(rows.payload_of, row, row.id))
+            self._transport.outbox.compose(row)
+            if row.task_id is not None
+            else made(partial(rows.payload_of, row, row.id))
         )
         return None if payload is None else rows.returned(payload, row.returns)
 
@@ -89,5 +91,5 @@ class Deliveries:
         except (NotAMessageError, *LOST):
             raise
         except Exception:  # it ends this worker, and may end each that is given it: so it counts as come back
-            self._acknowledgements.give_back(row.id, begun=True)
+            self._acknowledgements.give_back(row.id, begun=row.task_id is None)
             raise

@@ -14,6 +14,7 @@ from time import monotonic
 from typing import Any
 
 from ...store.broker import messages
+from ...store.broker.holds import NOBODY
 from ...store.broker.messages import HIGHEST_PRIORITY, Watermark
 from .acknowledgements import SOON_S, Acknowledgements
 from .qos import QoS
@@ -86,7 +87,7 @@ class Fetching:
 
     def take(self, queues: Sequence[str], room: int, *, whole: bool = False) -> Sequence[Any]:
         """Return the next messages, which nobody will acknowledge: their rows are gone."""
-        reads, run = self._transport.compose is not None, self._transport.link.run
+        reads, run = self._transport.outbox is not None, self._transport.link.run
         return self._look(
             queues,
             lambda watermarks: run(
@@ -115,16 +116,19 @@ class Fetching:
         return found
 
     def _ask(self, watermarks: Sequence[Watermark], room: int, acknowledgements: Acknowledgements) -> Sequence[Any]:
-        transport = self._transport
+        transport, outbox = self._transport, self._transport.outbox
         transport.start_heart()
-        holder, reads = transport.consumer, transport.compose is not None
-        with acknowledgements.removing() as done:
+        consumer = transport.consumer
+        worker = NOBODY if outbox is None else outbox.asks()
+        with acknowledgements.removing() as ends:
             found: messages.Fetched = transport.link.run(
                 "fetch",
                 lambda executor: messages.fetch(
-                    executor, holder=holder, done=done, watermarks=watermarks, room=room, reads=reads
+                    executor, holder=consumer, done=ends.done, watermarks=watermarks, room=room,
+                    reads=outbox is not None, worker=worker, over=ends.over,
                 ),
-            )
+            )  # fmt: skip
+            ends.written(found.over)
         acknowledgements.refuse(found.refused, "ack")
         transport.check_fetched(found)
         return found.rows

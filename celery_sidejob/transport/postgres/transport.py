@@ -8,7 +8,7 @@ in `on_tick`: what is done there with `call_soon` waits for the next poll to end
 from __future__ import annotations
 
 import select
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from math import inf
@@ -32,6 +32,7 @@ from .broker_channel import Channel as BrokerChannel
 from .celery_worker import DRIVER, introduce
 from .heart import BEATS, LATE_S, DeclaredDead, Heart
 from .link import LOST, Link, Run
+from .outbox import Outbox
 from .pipe import Pipe
 from .topology import Topology
 
@@ -61,11 +62,8 @@ class Transport(virtual.Transport):
     """kombu's transport on one Postgres database."""
 
     Channel = BrokerChannel
-    compose: Callable[[Any], dict[str, Any] | None] | None = None
-    """Returns kombu's message from a fetched row that is a reference, or None if it leads to nothing any more.
-
-    Without it the channels of this connection leave references to others.
-    """
+    outbox: Outbox | None = None
+    """What the references of this connection lead to; without it its channels leave them to others."""
     can_parse_url = True
     polling_interval = None
     driver_type = DRIVER

@@ -19,6 +19,8 @@ from celery_sidejob.hooks.messages import reference
 from celery_sidejob.model.durable import REPUBLISHED, Message, is_first
 from celery_sidejob.operations import durable_ends, durable_locks, revocation
 from celery_sidejob.operations.durable_runs import Run
+from celery_sidejob.services.heartbeat.quiet_ends import QuietEnds
+from celery_sidejob.store.broker.holds import NOBODY, Holder
 from celery_sidejob.store.outbox import references
 from tests.tools.contents import content_of
 from tests.tools.in_process import Stage
@@ -50,8 +52,21 @@ def reading(shop: Stage, connect: Callable[..., Connection]) -> Consuming:
     """A consumer that reads what references lead to, as a worker of the app does."""
     connection = connect()
     consuming = Consuming(connection, "celery", prefetch=8)
-    connection.transport.compose = partial(reference.delivered, shop.app)
+    connection.transport.outbox = Reading(shop)
     return consuming
+
+
+class Reading:
+    """The outbox of a connection that holds no rows."""
+
+    holder = NOBODY
+
+    def __init__(self, shop: Stage) -> None:
+        self.compose = partial(reference.delivered, shop.app)
+        self.ends = QuietEnds(lambda end: None).page
+
+    def asks(self) -> Holder:
+        return self.holder
 
 
 def begun(shop: Stage, task_id: str) -> Run:

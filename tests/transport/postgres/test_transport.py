@@ -257,7 +257,7 @@ def test_a_consumer_ends_no_message_that_another_holds(connect: Connect, tables:
     other.drain()
     holder, message_id = other.channel.connection.consumer, owner.messages[0].delivery_tag
     statements: dict[str, Callable[[OwnExecutor], frozenset[int]]] = {
-        "remove": lambda executor: messages.remove(executor, holder=holder, done=[message_id]),
+        "remove": lambda executor: messages.remove(executor, holder=holder, done=[message_id])[0],
         "fetch": lambda executor: (
             messages.fetch(executor, holder=holder, done=[message_id], watermarks=[], room=1, reads=False).refused
         ),

@@ -1,0 +1,68 @@
+"""The rows of the outbox as a worker's connection to the broker meets them, where the store is the broker."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+from celery import Celery
+
+from ...model.durable import Held
+from ...store.broker.holds import NOBODY, Holder
+from ...transport.decoding import Payload
+from ...transport.postgres.outbox import Page
+from ..durability import REQUEUE, is_durable, known_tasks, lost_policy
+from ..messages import reference
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """How a worker holds the row of a message that it has fetched."""
+
+    held: Held
+    queue: str
+    waited_s: float
+    """Seconds from the moment at which it was due to its fetch."""
+    asked_at: float
+    """When the fetch was begun, by the monotonic clock."""
+
+
+class WorkerOutbox:
+    """Implements the transport's `Outbox` for one connection of this worker."""
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+        most = app.sidejob.settings.max_losses
+        self._may_repeat = {
+            name: getattr(task, "max_losses", None) or most for name, task in known_tasks(app).items()
+            if is_durable(app, name) and lost_policy(task) == REQUEUE
+        }  # fmt: skip
+        self._asked, self._asked_at = NOBODY, 0.0
+
+    @property
+    def holder(self) -> Holder:
+        """The worker of this connection, as the store knows it just now; `NOBODY` if it may hold nothing."""
+        heartbeat = self._app.sidejob.heartbeat
+        if heartbeat is None or not heartbeat.may_claim:
+            return NOBODY
+        return Holder(heartbeat.worker_id, self._may_repeat)
+
+    def asks(self) -> Holder:
+        """Return in whose name the fetch that follows at once holds rows."""
+        self._asked, self._asked_at = self.holder, monotonic()
+        return self._asked
+
+    def compose(self, row: Any) -> Payload | None:
+        """Return the message that a fetched reference leads to, with the hold of its row if it was held."""
+        found = reference.delivered(self._app, row)
+        if found is not None and getattr(row, "held_at", None) is not None:
+            held = Held(row.task_id, row.generation, self._asked.worker_id, row.held_at)
+            found.held = Fetched(held, row.queue, row.waited_s, self._asked_at)
+        return found
+
+    def ends(self) -> AbstractContextManager[Page]:
+        """Yield the runs whose rows are to be removed with the next statement."""
+        ends: AbstractContextManager[Page] = self._app.sidejob.heartbeat.tasks.ends.page()
+        return ends

@@ -1,0 +1,94 @@
+"""Rows of the outbox that a fetch holds together with the references that lead to them, and their ends in pages.
+
+Who fetches the message of a task that may be repeated holds its row: the statement that fetches the reference locks the
+row for the worker, so that no process has to before the body. What such a run leaves to be done is told by its process
+and done by the worker, for many runs in one statement, mostly that of the next fetch.
+
+A row that has come back from a death is not held so: `on_lost` says that a run had it. The process that runs it locks
+it, which notes that it has begun (`tests/protocol_model/holds.py`). Rows of pools and of managed queues are not held
+either: whether they may begin is decided elsewhere. No statement here waits for a row that a transaction has locked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...model.durable import Held
+from ..statement import Statement, Transaction
+
+HELD = """
+fresh AS MATERIALIZED (
+  SELECT found.* FROM taken t CROSS JOIN LATERAL (
+    SELECT m.task_id, r.max_losses, extract(epoch FROM now() - m.due_at)::double precision AS waited_s
+    FROM {messages} m JOIN unnest(%(tasks)s::text[], %(max_losses)s::int[]) AS r(task, max_losses) ON r.task = m.task
+    WHERE m.task_id = t.task_id AND m.generation::bigint = t.generation AND m.locked_by IS NULL AND m.on_lost IS NULL
+      AND m.doom IS NULL AND m.pool IS NULL AND m.due_at <= now()
+      AND NOT EXISTS (SELECT FROM {queues} q WHERE q.name = m.queue)
+    FOR UPDATE OF m SKIP LOCKED) found
+  WHERE EXISTS (SELECT FROM {workers} w WHERE w.id = %(worker_id)s AND w.dead_at IS NULL)),
+held AS (
+  UPDATE {messages} m SET locked_by = %(worker_id)s, locked_at = now(), next_check_at = 'infinity',
+    suspected_at = NULL, declined_at = NULL, on_lost = 'requeue', max_losses = fresh.max_losses
+  FROM fresh WHERE m.task_id = fresh.task_id
+  RETURNING m.task_id, m.locked_at AS held_at, fresh.waited_s)"""
+"""The CTE `held`, behind `taken`, the references that were fetched: their rows that this worker holds from now on."""
+
+OVER = """
+ended AS MATERIALIZED (
+  SELECT found.task_id
+  FROM unnest(%(ended)s::text[], %(generations)s::int[], %(workers)s::bigint[], %(held_at)s::timestamptz[])
+    AS r(task_id, generation, worker_id, held_at)
+  CROSS JOIN LATERAL (
+    SELECT m.task_id FROM {messages} m
+    WHERE m.task_id = r.task_id AND m.generation = r.generation AND m.locked_by = r.worker_id
+      AND m.locked_at = r.held_at
+    FOR UPDATE OF m SKIP LOCKED) found),
+over AS (DELETE FROM {messages} m USING ended WHERE m.task_id = ended.task_id RETURNING m.task_id)"""
+"""The CTE `over`: the rows that were removed of runs that have ended well, if their holds stood."""
+
+UNHELD = """
+unheld AS (
+  UPDATE {messages} m SET locked_by = NULL, locked_at = NULL, on_lost = NULL, max_losses = NULL,
+    next_check_at = now() + m.check_interval
+  WHERE m.task_id = ANY(ARRAY(
+    SELECT k.task_id FROM back JOIN {messages} k ON k.task_id = back.task_id AND k.generation::bigint = back.generation
+    WHERE k.locked_by = %(worker_id)s AND k.locked_pid IS NULL FOR UPDATE OF k SKIP LOCKED)))"""
+"""The CTE `unheld`, behind `back`, the references that were given back before their runs began: so are their rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The worker that holds what a fetch finds."""
+
+    worker_id: int
+    may_repeat: Mapping[str, int]
+    """The tasks whose rows it may hold so: after how many losses each goes to the dead set."""
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The parameters of `HELD`."""
+        return {
+            "worker_id": self.worker_id, "tasks": list(self.may_repeat), "max_losses": list(self.may_repeat.values()),
+        }  # fmt: skip
+
+
+NOBODY = Holder(0, {})
+"""Holds nothing."""
+
+
+def ended(runs: Sequence[Held]) -> dict[str, Any]:
+    """Return the parameters of `OVER`."""
+    return {
+        "ended": [run.task_id for run in runs], "generations": [run.generation for run in runs],
+        "workers": [run.worker_id for run in runs], "held_at": [run.at for run in runs],
+    }  # fmt: skip
+
+
+_REMOVE = Statement(f"WITH{OVER} SELECT over.task_id FROM over", frequent=True)
+
+
+def remove(executor: Transaction, runs: Sequence[Held]) -> frozenset[str]:
+    """Remove the rows of runs that have ended well; returns the task ids of those whose holds stood."""
+    return frozenset(row.task_id for row in executor.run(_REMOVE, **ended(runs)))
