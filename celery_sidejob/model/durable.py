@@ -48,7 +48,7 @@ Key = tuple[str, int]
 
 
 class Held(NamedTuple):
-    """A row that a worker holds since it has fetched the row's message."""
+    """A row that a worker holds: since it has fetched the row's message, or since a process has locked it."""
 
     task_id: str
     generation: int
@@ -60,7 +60,7 @@ class Held(NamedTuple):
 class HeldRun(NamedTuple):
     """What the process of a run is told of a row that its worker holds."""
 
-    worker_id: int
+    held: Held
     queue: str
     waited_s: float
     """Seconds from the moment at which it was due to its fetch."""

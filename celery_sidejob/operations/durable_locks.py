@@ -43,6 +43,8 @@ def begin(  # noqa: PLR0913 - the lock's own columns
         if begun is None:
             return False
         _note_begun(run, begun)
+        if begun.pool is None and not runtime.stores.several:
+            run.held_at = begun.locked_at
         if noted:
             duplicates.note(executor, [(run.key[0], str(address.call))], kept_s=duplicates.RECENT_S)
         return True

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Literal, Protocol
 
 from ..model.durable import Content, Key, Message
@@ -102,6 +103,8 @@ class Run:
     """When the run ended well whose row is removed later; both by the monotonic clock."""
     is_held: bool = False
     """The worker holds its row since it has fetched the message."""
+    held_at: datetime | None = None
+    """The number of the hold: see `Held`. None where the end of the run has to free a slot."""
     late: LateLock | None = None
     """The state of the lock, where it is written later."""
     stopping: Callable[[], bool] = lambda: False

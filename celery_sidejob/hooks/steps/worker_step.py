@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from typing import Any
 
 from celery import bootsteps, signals
@@ -47,6 +48,7 @@ class SideJobStep(bootsteps.StartStopStep):
         self._sidejob = worker.app.sidejob
         self._loops: list[Loop] = []
         self._heartbeats: list[Heartbeat] = []
+        self._processes: list[PoolProcesses] = []
         self._bell = Bell()
         stop_flag.share()  # before the pool forks
         marking.mark(worker.app)  # tasks of modules that were imported after the app was finalized
@@ -78,7 +80,7 @@ class SideJobStep(bootsteps.StartStopStep):
         sidejob.heartbeats = self._heartbeats
         self._loops = [Loop(heartbeat, unpatched=True) for heartbeat in self._heartbeats]
         for heartbeat in self._heartbeats:
-            self._loops.append(Loop(heartbeat.errands))
+            self._loops += [Loop(heartbeat.errands), Loop(heartbeat.tasks.ends, unpatched=True)]
             if sidejob.settings.worker_services:
                 self._loops.append(Loop(Sweeper(heartbeat.runtime, heartbeat)))
         if configuration.broker_family(worker.app) == "amqp":
@@ -96,7 +98,11 @@ class SideJobStep(bootsteps.StartStopStep):
 
     def register_with_event_loop(self, worker: Any, hub: Any) -> None:
         """Have the event loop listen to the bell; called again after every reconnection."""
-        maintain_after_rings(self._bell, worker.pool, hub)
+        maintain_after_rings(self._bell, worker.pool, hub, self._pool_has_looked)
+
+    def _pool_has_looked(self) -> None:
+        for processes in self._processes:
+            processes.pool_has_looked()
 
     def terminate(self, worker: Any) -> None:
         """Leave after a cold stop, of which `worker_shutdown` does not tell; the pool has been terminated before."""
@@ -105,6 +111,7 @@ class SideJobStep(bootsteps.StartStopStep):
 
     def _heartbeat_of(self, worker: Any, runtime: Runtime, file: HeartbeatFile | None) -> Heartbeat:
         processes = PoolProcesses(lambda: pool_kind.processes(worker.pool), self._bell.ring)
+        self._processes.append(processes)
 
         def check() -> None:
             self._sidejob.check_store(runtime.store)
@@ -158,8 +165,8 @@ class SideJobStep(bootsteps.StartStopStep):
             logger.info("Gave back %d runs that this stop had cut off", released)
 
 
-def maintain_after_rings(bell: Bell, pool: Any, hub: Any) -> None:
-    """Have the worker's event loop look after its pool when the bell rings.
+def maintain_after_rings(bell: Bell, pool: Any, hub: Any, then: Callable[[], None]) -> None:
+    """Have the worker's event loop look after its pool when the bell rings, and tell when it has.
 
     Celery replaces a process that was killed at its next maintenance, up to five seconds later; until then a message
     that this worker has fetched already waits for nobody. The pool may only be touched by the loop's own thread.
@@ -168,6 +175,7 @@ def maintain_after_rings(bell: Bell, pool: Any, hub: Any) -> None:
     def maintain() -> None:
         if pool._pool is not None:  # a cold stop ends it in the midst of the loop, and so rings the bell
             pool._pool.maintain_pool()
+        then()
 
     if hasattr(getattr(pool, "_pool", None), "maintain_pool"):
         bell.register(hub, maintain)

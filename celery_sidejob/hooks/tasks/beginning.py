@@ -119,12 +119,12 @@ def _refuse_copies_and_revoked(delivery: Delivery, key: Key, stores: Sequence[tu
 def _begin_held(delivery: Delivery, held: HeldRun) -> bool:
     """Begin a run whose row this worker holds; False where it does not for sure, or its queue is managed by now."""
     if held.stands:
-        run = delivery.run_in(delivery.runtime, held.worker_id)
-        run.is_held, run.queue, run.waited_s = True, held.queue, held.waited_s
+        run = delivery.run_in(delivery.runtime, held.held.worker_id)
+        run.is_held, run.held_at, run.queue, run.waited_s = True, held.held.at, held.queue, held.waited_s
         _note_begun(delivery, run)
         return True
     try:
-        durable_locks.unhold(delivery.runtime, [delivery.request.id], worker_id=held.worker_id)
+        durable_locks.unhold(delivery.runtime, [delivery.request.id], worker_id=held.held.worker_id)
     except StoreUnavailableError as error:
         _leave(delivery, str(error))
     return False

@@ -81,7 +81,6 @@ class DurableRequest(Delivered):
         self._failed = False
         self._hold: Fetched | None = getattr(self._message, "held", None)
         self._hold_is_sure = self._hold is not None and monotonic() - self._hold.asked_at < SURE_S
-        self._is_held = False
         self._holders = holders(self._app, header)
         self._deliveries = [
             (heartbeat.tasks.runs, heartbeat.tasks.runs.received(self._key, request=self))
@@ -113,8 +112,8 @@ class DurableRequest(Delivered):
             own = (given, self._payload) if self._decoded else None
             given[ADOPTED] = received(self._app, self.task_name, self._message, own)
         if self._hold is not None and self._hold.held.worker_id == given.get(WORKER):
-            self._is_held = self._hold_is_sure and not self._has_gate
-            given[HELD] = HeldRun(given[WORKER], self._hold.queue, self._hold.waited_s, self._is_held)
+            stands = self._hold_is_sure and not self._has_gate
+            given[HELD] = HeldRun(self._hold.held, self._hold.queue, self._hold.waited_s, stands)
         elif self.task.locks_late and is_first(given) and self._content.unpack is None and not self._has_gate:
             given[LATE] = True
             for _, delivery in self._deliveries:
@@ -132,15 +131,15 @@ class DurableRequest(Delivered):
         )
 
     def traced(self, trace: Callable[..., Any]) -> Callable[..., Any]:
-        """Adds to Celery's tracer, if the run is held: its end may be left to this worker."""
-        return partial(held_run.trace, trace) if self._is_held else trace
+        """Adds to Celery's tracer: the end of the run may be left to this worker."""
+        return partial(held_run.trace, trace)
 
     def ended(self, outcome: Sequence[Any]) -> Sequence[Any]:
         """Have the row of a run removed that has left nothing else to be done."""
-        if self._hold is not None and len(outcome) > 3:
-            end = QuietEnd(self._hold.held, lambda: self._content)
-            self._app.sidejob.heartbeat.tasks.ends.add(end)
-        return outcome[:3]
+        outcome, held = outcome[:3], outcome[3:]
+        for one in held:
+            self._app.sidejob.heartbeat.tasks.ends.add(QuietEnd(one, lambda: self._content))
+        return outcome
 
     def maybe_expire(self) -> bool:
         """Tell whether it has expired.

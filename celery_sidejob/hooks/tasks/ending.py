@@ -15,7 +15,7 @@ from celery import signals, states
 from celery.app.task import Context
 from celery.exceptions import Ignore, SoftTimeLimitExceeded
 
-from ...model.durable import Death
+from ...model.durable import Death, Held
 from ...model.errors import LeaseLostError, StoreUnavailableError
 from ...model.loss import Loss
 from ...model.run_end import RunEnd
@@ -137,8 +137,7 @@ def _end(task: Any, run: Run, state: str | None, retval: Any) -> None:
         if run.late is not None and state == states.SUCCESS and not run.follows and run.untold is None:
             deferred_locks.of(runtime).end(run)
             return
-        if run.is_held and state == states.SUCCESS and not run.follows and run.untold is None:
-            held_run.end(run.key[0])
+        if state == states.SUCCESS and _is_left_to_worker(run):
             measuring.task_ended(run, RunEnd.COMPLETED)
             return
         durable_ends.end(runtime, run)
@@ -151,6 +150,13 @@ def _end(task: Any, run: Run, state: str | None, retval: Any) -> None:
         raised = run.error or (retval if isinstance(retval, BaseException) else sys.exc_info()[1])
         assert raised is not None, state
         _bury(run, request, raised, run.traceback)
+
+
+def _is_left_to_worker(run: Run) -> bool:
+    """Leave the removal of the row to the worker, if nothing else is left to be done; tells whether it was."""
+    if run.held_at is None or run.follows or run.untold is not None:
+        return False
+    return held_run.end(Held(*run.key, run.worker_id, run.held_at))
 
 
 def _bury(run: Run, request: Context, error: BaseException, trace: str | None = None) -> None:

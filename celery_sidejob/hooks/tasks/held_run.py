@@ -1,26 +1,37 @@
-"""A run in the process of a pool whose row its worker holds: it tells the worker when nothing but that row is left."""
+"""The end of a run whose process leaves to the worker what is to be done: nothing but the removal of its row."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import Any
 
-_QUIET: set[str] = set()
-"""The task ids of runs that have just ended so in this process."""
+from ...model.durable import Held
+
+_TOLD: ContextVar[list[Held] | None] = ContextVar("celery_sidejob_told", default=None)
+"""What the worker will be told of the run that is traced here: its hold, once it is over."""
 
 
-def end(task_id: str) -> None:
-    """Leave the end of a run to its worker: the body has ended well, that was told, and nothing follows it."""
-    _QUIET.add(task_id)
+def end(held: Held) -> bool:
+    """Leave the end of a run to its worker: the body has ended well, that was told, and nothing follows it.
 
-
-def trace(by: Callable[..., Any], task: str, task_id: str, *args: Any, **options: Any) -> Sequence[Any]:
-    """Run a task `by` Celery's tracer, and return what that does; one item more if its end is left to the worker.
-
-    If the process dies before the worker has that, the run was lost, and is repeated.
+    False where no worker waits for it: in a test that runs a task by itself.
     """
-    outcome: Sequence[Any] = by(task, task_id, *args, **options)
-    if task_id in _QUIET:
-        _QUIET.discard(task_id)
-        return (*outcome, True)
-    return outcome
+    told = _TOLD.get()
+    if told is None:
+        return False
+    told.append(held)
+    return True
+
+
+def trace(by: Callable[..., Any], *args: Any, **options: Any) -> Sequence[Any]:
+    """Run a task `by` Celery's tracer; return what that does, and the hold of a run whose end was left to the worker.
+
+    If the process dies before the worker has that, the run was lost.
+    """
+    told: list[Held] = []
+    token = _TOLD.set(told)
+    try:
+        return (*by(*args, **options), *told)
+    finally:
+        _TOLD.reset(token)

@@ -13,7 +13,7 @@ from ...model.durable import Held
 from ...store.broker.holds import NOBODY, Holder
 from ...transport.decoding import Payload
 from ...transport.postgres.outbox import Page
-from ..durability import REQUEUE, is_durable, known_tasks, lost_policy
+from ..durability import REQUEUE, is_durable, lost_policy
 from ..messages import reference
 
 
@@ -36,7 +36,7 @@ class WorkerOutbox:
         self._app = app
         most = app.sidejob.settings.max_losses
         self._may_repeat = {
-            name: getattr(task, "max_losses", None) or most for name, task in known_tasks(app).items()
+            name: getattr(task, "max_losses", None) or most for name, task in app.tasks.items()
             if is_durable(app, name) and lost_policy(task) == REQUEUE
         }  # fmt: skip
         self._asked, self._asked_at = NOBODY, 0.0

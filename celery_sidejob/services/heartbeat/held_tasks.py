@@ -12,7 +12,6 @@ from ...model.crash_points import reach
 from ...model.durable import NOWHERE, Address, Content, Death, Key
 from ...model.loss import Loss, LossKind
 from ...operations import burials, durable_ends, durable_locks, revocation
-from ...store.broker import holds as quiet
 from ...store.outbox import checks, holds
 from ...store.outbox.kinds import TASKS
 from ..duty import Report
@@ -36,7 +35,7 @@ class HeldTasks(WorkerDuty):
         self.runs: Deliveries[Key] = Deliveries()
         self.died: dict[int, Loss] = {}
         """Processes that died and whose runs are not all given back yet, each with how its runs were lost."""
-        self.ends = QuietEnds(lambda end: worker.errands.soon(partial(self._end, end)))
+        self.ends = QuietEnds(worker.runtime, lambda end: worker.errands.soon(partial(self._end, end)))
         """The ends of runs that the worker is to write with its next fetch."""
         self._missed: set[Key] = set()
         self._reconciled_at = time.monotonic()
@@ -64,13 +63,11 @@ class HeldTasks(WorkerDuty):
 
     def leave(self) -> int:
         """Give back every task held: this worker stops."""
-        self._write_ends()
+        self.ends.write()
         self._send_unlocked_again(self.runs.unlocked())
         return self._give_back((row, self._stopped) for row in self._held())
 
     def _do(self, report: Report) -> None:
-        if self.ends.are_late:
-            self._write_ends()
         self._send_again()
         if self.died:
             report["orphans"] += self._take_orphans()
@@ -86,6 +83,7 @@ class HeldTasks(WorkerDuty):
             for row in self._held()
             # The row of a run that was held at the fetch does not say which process has it.
             if (loss := self.died.get(row.pid) if row.pid else begun.get((row.task_id, row.generation)))
+            and not self.ends.has((row.task_id, row.generation))
         ]
         taken = self._take(held)
         if taken < len([row for row, _ in held if self.runs.plan_of((row.task_id, row.generation)) != ENDED]):
@@ -138,11 +136,6 @@ class HeldTasks(WorkerDuty):
         rows = [(row, (row.task_id, row.generation)) for row in self._held(GRACE_S) if row.old]
         loss = Loss(LossKind.DROPPED, self._worker.ident)
         return self._take((row, loss) for row, key in rows if not self.runs.knows(key) and not self.ends.has(key))
-
-    def _write_ends(self) -> None:
-        with self.ends.page() as page:
-            remove = partial(quiet.remove, runs=page.runs)
-            page.over = self._connections.transact("durable-end", remove, single=True)
 
     def _end(self, end: QuietEnd) -> None:
         durable_ends.end_held(self._runtime, end.held, end.content(), is_unknown=end.is_unknown)

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Set
+from time import monotonic
 from typing import NamedTuple, Protocol
 
 ENDS_OF_PLAN = frozenset({0, 0x9B})
 """Exit codes of a pool process that ended as planned: it was finished, or is to be replaced (billiard's EX_RECYCLE)."""
+
+
+LONGEST_S = 2.0
+"""After this time a death is told in any case: the pool's thread has something else to do."""
 
 
 class Process(Protocol):
@@ -20,15 +25,26 @@ class Process(Protocol):
 
 
 class PoolProcesses:
-    """Notices the death of child processes without reaping them, and has their pool replace them at once."""
+    """Notices the death of child processes without reaping them, and has their pool replace them at once.
+
+    A death is told when the pool has read what the process had written before: which run it had begun, and how the last
+    one has ended.
+    """
 
     def __init__(
-        self, listed: Callable[[], Iterable[Process]] = tuple, replace: Callable[[], None] = lambda: None
+        self, listed: Callable[[], Iterable[Process]] = tuple, replace: Callable[[], None] | None = None
     ) -> None:
+        """`replace` has the pool look after its processes soon; it then calls `pool_has_looked`."""
         self._listed = listed
         self._replace = replace
         self._known: dict[int, Process | None] = {}
         self._ended: set[int] = set()
+        self._looks = 0
+        self._unread: dict[int, _Unread] = {}
+
+    def pool_has_looked(self) -> None:
+        """Note that the pool has read all that its ended processes have left; by its own thread."""
+        self._looks += 1
 
     def died(self, busy: Set[int] = frozenset()) -> Mapping[int, int | None]:
         """Return the processes that died since the last look, either unexpectedly or while they were `busy`.
@@ -42,16 +58,29 @@ class PoolProcesses:
         for pid, process in listed.items():
             if pid not in self._ended and not self._known.get(pid):
                 self._known[pid] = process
-        died: dict[int, int | None] = {}
         for pid, process in sorted(self._known.items()):
             if (ended := _end_of(pid, process)) is not None:
                 del self._known[pid]
                 self._ended.add(pid)
                 if ended.status not in ENDS_OF_PLAN or pid in busy:
-                    died[pid] = ended.status
-        if died:
-            self._replace()
+                    self._unread[pid] = _Unread(ended.status, self._looks, monotonic())
+                    if self._replace is not None:
+                        self._replace()
+        died = {pid: one.status for pid, one in self._unread.items() if self._replace is None or self._was_read(one)}
+        for pid in died:
+            del self._unread[pid]
         return died
+
+    def _was_read(self, one: _Unread) -> bool:
+        return self._looks > one.looks or monotonic() - one.since > LONGEST_S
+
+
+class _Unread(NamedTuple):
+    """A death that is not told yet."""
+
+    status: int | None
+    looks: int
+    since: float
 
 
 class _Ended(NamedTuple):

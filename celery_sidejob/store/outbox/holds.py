@@ -35,7 +35,7 @@ UPDATE {{messages}} m SET {HELD}, on_lost = %(on_lost)s, max_losses = %(max_loss
 WHERE task_id = %(task_id)s AND generation = %(generation)s AND locked_by IS NULL AND doom IS NULL AND body IS NOT NULL
   AND task = %(task)s AND {DIGEST} = %(digest)s AND due_at < {AT_GATE} AND NOT EXISTS ({MANAGED})
   AND {LIVES}
-RETURNING pool, queue, {WAITED}""",
+RETURNING pool, queue, locked_at, {WAITED}""",
     frequent=True,
 )
 
@@ -43,7 +43,7 @@ RETURNING pool, queue, {WAITED}""",
 def begin(
     executor: Transaction, key: Key, content: Content, *, worker_id: int, pid: int, on_lost: str, max_losses: int
 ) -> Any | None:
-    """Lock the row for a run of its content, and return its (pool, queue, waited_s).
+    """Lock the row for a run of its content, and return its (pool, queue, locked_at, waited_s).
 
     None for a copy: the task runs, ended, moved on, or is in the dead set. Also None if the content differs from the
     row's, if the row waits for a slot of its capacity pool, or its queue is managed: then `permits.begin` decides.

@@ -63,7 +63,7 @@ class Reading:
 
     def __init__(self, shop: Stage) -> None:
         self.compose = partial(reference.delivered, shop.app)
-        self.ends = QuietEnds(lambda end: None).page
+        self.ends = QuietEnds(shop.runtime, lambda end: None).page
 
     def asks(self) -> Holder:
         return self.holder

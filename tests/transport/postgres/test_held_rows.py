@@ -1,0 +1,223 @@
+"""Which rows a worker holds with the fetch of their messages, and which ends of theirs it may write.
+
+No worker runs: the test fetches, ends and gives back as the main process of a worker does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from kombu import Connection
+
+from celery_sidejob import CapacityPool
+from celery_sidejob.hooks.worker.outbox import Fetched, WorkerOutbox
+from celery_sidejob.model.durable import Held
+from celery_sidejob.operations import durable_ends, durable_locks
+from celery_sidejob.operations.durable_runs import Run
+from celery_sidejob.services.heartbeat.heartbeat import Heartbeat
+from celery_sidejob.services.heartbeat.quiet_ends import QuietEnd
+from celery_sidejob.testing.databases import declare_dead
+from tests.tools.contents import content_of
+from tests.tools.in_process import Stage
+from tests.transport.consuming import Consuming
+
+
+def nothing() -> None:
+    """A body."""
+
+
+LOCKED = "SELECT task_id FROM messages WHERE locked_by IS NOT NULL ORDER BY task_id"
+ROWS = "SELECT task_id FROM messages ORDER BY task_id"
+
+
+@pytest.fixture
+def shop(database_url: str) -> Iterator[Stage]:
+    """An app whose broker is its store, with a task that may be repeated and one that may not."""
+    made = Stage(database_url, broker="sidejobpg://", task_ignore_result=True)
+    for name, on_lost in (("again", "requeue"), ("once", "dead"), ("elsewhere", "requeue")):
+        made.app.task(name=name, shared=False, durable=True, on_lost=on_lost, max_losses=3)(nothing)
+    pool = CapacityPool("pool", 5)
+    made.app.task(name="pooled", shared=False, durable=True, on_lost="requeue", capacity=pool)(nothing)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def worker(shop: Stage) -> Iterator[Heartbeat]:
+    """A worker's heart, which beats when the test says so."""
+    heart = Heartbeat(shop.runtime)
+    heart.register()
+    shop.sidejob.heartbeats = [heart]
+    yield heart
+    heart.close()
+
+
+@pytest.fixture
+def consuming(shop: Stage, worker: Heartbeat, connect: Callable[..., Connection]) -> Consuming:
+    """A consumer of that worker, which does not know the task `elsewhere`."""
+    connection = connect()
+    known = Consuming(connection, "celery", "managed", prefetch=20)
+    outbox = WorkerOutbox(shop.app)
+    outbox._may_repeat.pop("elsewhere")
+    connection.transport.outbox = outbox
+    return known
+
+
+def fetched(consuming: Consuming, count: int = 1) -> dict[str, Fetched | None]:
+    """Take messages, and return how their rows are held, by task id."""
+    consuming.take(count)
+    return {message.headers["id"]: message.held for message in consuming.messages[-count:]}
+
+
+def held(consuming: Consuming, task_id: str) -> Held:
+    """Fetch the only message, and return how its row is held."""
+    found = fetched(consuming)[task_id]
+    assert found is not None
+    return found.held
+
+
+def ends(worker: Heartbeat, shop: Stage, *runs: Held) -> None:
+    """Have these runs end well."""
+    for run in runs:
+        worker.tasks.ends.add(QuietEnd(run, lambda run=run: content_of(shop.runtime, run.task_id)))  # type: ignore[misc]
+
+
+def test_a_fetch_holds_what_may_be_repeated_and_nothing_else(shop: Stage, consuming: Consuming) -> None:
+    shop.sidejob.queue("managed").configure(limit=5)
+    for task_id, task, options in [
+        ("fresh", "again", {}), ("dead", "once", {}), ("unknown", "elsewhere", {}),
+        ("gated", "again", {"queue": "managed"}), ("doomed", "again", {}), ("came back", "again", {}),
+        ("in a pool", "pooled", {}),
+    ]:  # fmt: skip
+        shop.app.send_task(task, task_id=task_id, **options)
+    shop.sql("UPDATE messages SET doom = 'revoked' WHERE task_id = 'doomed'")
+    shop.sql("UPDATE messages SET on_lost = 'requeue' WHERE task_id = 'came back'")
+
+    found = fetched(consuming, 7)
+
+    assert {task_id for task_id, hold in found.items() if hold is not None} == {"fresh"}
+    assert shop.sql(LOCKED) == [("fresh",)]
+    assert shop.sql("SELECT on_lost, max_losses, locked_pid FROM messages WHERE locked_by IS NOT NULL") == [
+        ("requeue", 3, None)
+    ]
+
+
+def test_a_worker_that_was_declared_dead_holds_nothing(
+    shop: Stage, worker: Heartbeat, consuming: Consuming, database_url: str
+) -> None:
+    declare_dead(shop.database_url, shop.sidejob.settings.schema, worker.worker_id)
+    shop.app.send_task("again", task_id="one")
+    assert fetched(consuming) == {"one": None}
+    assert shop.sql(LOCKED) == []
+
+
+@pytest.mark.parametrize("by", ["fetch", "remove", "worker"])
+def test_an_end_goes_with_the_next_statement(shop: Stage, worker: Heartbeat, consuming: Consuming, by: str) -> None:
+    shop.app.send_task("again", task_id="one")
+    hold = held(consuming, "one")
+    ends(worker, shop, hold)
+    if by == "fetch":
+        shop.app.send_task("again", task_id="two")
+        consuming.take(1)
+    elif by == "remove":
+        consuming.messages[0].ack()
+        consuming.channel.flush()
+    else:
+        worker.tasks.ends.write()
+    assert ("one",) not in shop.sql(ROWS)
+    assert not worker.tasks.ends.has(("one", 1))
+
+
+def test_only_its_own_end_ends_a_hold(shop: Stage, worker: Heartbeat, consuming: Consuming) -> None:
+    """The row is held by the same worker again, of the same generation: it was given back in between."""
+    shop.app.send_task("again", task_id="one")
+    first = held(consuming, "one")
+    consuming.channel.give_back(consuming.messages[0].delivery_tag)
+    consuming.channel._release(consuming.channel.link.run)
+    second = held(consuming, "one")
+
+    ends(worker, shop, first)
+    worker.tasks.ends.write()
+    worker.errands.run_once()
+
+    assert shop.sql(LOCKED) == [("one",)]
+    ends(worker, shop, second)
+    worker.tasks.ends.write()
+    assert shop.sql(ROWS) == []
+
+
+def test_what_did_not_begin_is_given_back_and_what_has_begun_is_not(shop: Stage, consuming: Consuming) -> None:
+    for task_id in ("back", "runs"):
+        shop.app.send_task("again", task_id=task_id)
+    assert None not in fetched(consuming, 2).values()
+    (back,) = [one for one in consuming.messages if one.headers["id"] == "back"]
+
+    consuming.channel.give_back(back.delivery_tag)
+    consuming.close()
+
+    assert shop.sql(LOCKED) == [("runs",)]
+    assert shop.sql("SELECT task_id, holder FROM broker_messages ORDER BY task_id") == [("back", None), ("runs", None)]
+
+
+def locking(shop: Stage) -> psycopg.Connection[Any]:
+    """A user's transaction that has locked every row."""
+    user = psycopg.connect(shop.database_url)
+    user.execute(f"SELECT FROM {shop.sidejob.settings.schema}.messages FOR UPDATE")
+    return user
+
+
+def test_no_statement_waits_for_a_row_that_a_transaction_has_locked(
+    shop: Stage, worker: Heartbeat, consuming: Consuming
+) -> None:
+    shop.app.send_task("again", task_id="ends")
+    hold = held(consuming, "ends")
+    shop.app.send_task("again", task_id="begins")
+    with locking(shop):
+        ends(worker, shop, hold)
+        assert fetched(consuming) == {"begins": None}
+        shop.app.send_task("again", task_id="goes on")
+        assert set(fetched(consuming)) == {"goes on"}
+        assert worker.errands.waiting, "the end waits for the row where nobody waits for it"
+        assert worker.tasks.ends.has(("ends", 1))
+    worker.errands.run_once()
+    assert ("ends",) not in shop.sql(ROWS)
+    assert not worker.tasks.ends.has(("ends", 1))
+
+
+def test_a_run_that_was_called_lost_takes_itself_back(shop: Stage, worker: Heartbeat, consuming: Consuming) -> None:
+    shop.app.send_task("again", task_id="one")
+    hold = held(consuming, "one")
+    declare_dead(shop.database_url, shop.sidejob.settings.schema, worker.worker_id)
+    assert durable_locks.take_from_the_dead(shop.runtime) == 1
+    assert shop.sql("SELECT losses, on_lost FROM messages") == [(0, "requeue")], "nobody knows whether it had begun"
+
+    durable_ends.end_held(shop.runtime, hold, content_of(shop.runtime, "one"), is_unknown=False)
+
+    assert shop.sql(ROWS) == []
+
+
+def begin(shop: Stage, worker: Heartbeat, task_id: str) -> bool:
+    """Lock a row for a run, as the process of a pool does."""
+    run = Run((task_id, 1), "again", worker.worker_id, shop.runtime, content_of(shop.runtime, task_id))
+    return durable_locks.begin(shop.runtime, run, pid=1, on_lost="requeue", max_losses=3, is_here=False)
+
+
+def test_a_hold_that_is_not_sure_is_given_up_before_the_row_is_locked(
+    shop: Stage, worker: Heartbeat, consuming: Consuming
+) -> None:
+    shop.app.send_task("again", task_id="one")
+    held(consuming, "one")
+    assert not begin(shop, worker, "one")
+    durable_locks.unhold(shop.runtime, ["one"], worker_id=worker.worker_id)
+    assert begin(shop, worker, "one")
+    durable_locks.unhold(shop.runtime, ["one"], worker_id=worker.worker_id)
+    assert shop.sql(LOCKED) == [("one",)], "its run has begun"
+
+
+def test_nobody_looks_for_what_is_held(shop: Stage, consuming: Consuming) -> None:
+    shop.app.send_task("again", task_id="one")
+    held(consuming, "one")
+    assert shop.sql("SELECT next_check_at = 'infinity' FROM messages") == [(True,)]
