@@ -18,20 +18,25 @@ from typing import Any
 from ...model.durable import Held
 from ..statement import Statement, Transaction
 
-HELD = """
+IS_FRESH = """m.locked_by IS NULL AND m.on_lost IS NULL AND m.doom IS NULL AND m.pool IS NULL
+      AND NOT EXISTS (SELECT FROM {queues} q WHERE q.name = m.queue)"""
+"""The condition that a row `m` may be held before its run begins, as SQL."""
+
+HOLDS = """
+  UPDATE {messages} m SET locked_by = %(worker_id)s, locked_at = now(), next_check_at = 'infinity',
+    suspected_at = NULL, declined_at = NULL, on_lost = 'requeue', max_losses = fresh.max_losses
+  FROM fresh WHERE m.task_id = fresh.task_id"""
+"""The UPDATE that holds the rows of `fresh`."""
+
+HELD = f"""
 fresh AS MATERIALIZED (
   SELECT found.* FROM taken t CROSS JOIN LATERAL (
     SELECT m.task_id, r.max_losses, extract(epoch FROM now() - m.due_at)::double precision AS waited_s
-    FROM {messages} m JOIN unnest(%(tasks)s::text[], %(max_losses)s::int[]) AS r(task, max_losses) ON r.task = m.task
-    WHERE m.task_id = t.task_id AND m.generation::bigint = t.generation AND m.locked_by IS NULL AND m.on_lost IS NULL
-      AND m.doom IS NULL AND m.pool IS NULL AND m.due_at <= now()
-      AND NOT EXISTS (SELECT FROM {queues} q WHERE q.name = m.queue)
+    FROM {{messages}} m JOIN unnest(%(tasks)s::text[], %(max_losses)s::int[]) AS r(task, max_losses) ON r.task = m.task
+    WHERE m.task_id = t.task_id AND m.generation::bigint = t.generation AND m.due_at <= now() AND {IS_FRESH}
     FOR UPDATE OF m SKIP LOCKED) found
-  WHERE EXISTS (SELECT FROM {workers} w WHERE w.id = %(worker_id)s AND w.dead_at IS NULL)),
-held AS (
-  UPDATE {messages} m SET locked_by = %(worker_id)s, locked_at = now(), next_check_at = 'infinity',
-    suspected_at = NULL, declined_at = NULL, on_lost = 'requeue', max_losses = fresh.max_losses
-  FROM fresh WHERE m.task_id = fresh.task_id
+  WHERE EXISTS (SELECT FROM {{workers}} w WHERE w.id = %(worker_id)s AND w.dead_at IS NULL)),
+held AS ({HOLDS}
   RETURNING m.task_id, m.locked_at AS held_at, fresh.waited_s)"""
 """The CTE `held`, behind `taken`, the references that were fetched: their rows that this worker holds from now on."""
 
@@ -86,7 +91,7 @@ def ended(runs: Sequence[Held]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-_REMOVE = Statement(f"WITH{OVER} SELECT over.task_id FROM over", frequent=True)
+_REMOVE = Statement(f"WITH {OVER} SELECT over.task_id FROM over", frequent=True)
 
 
 def remove(executor: Transaction, runs: Sequence[Held]) -> frozenset[str]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
-from ...model.durable import Content, Key, Message
+from ...model.durable import Content, Held, Key, Message
 from ...model.loss import Loss
 from ...model.run_end import RunEnd
+from ..broker.holds import HOLDS, IS_FRESH, OVER, ended
 from ..statement import Autocommit, Reader, Statement, Transaction, first
 from ..task_end import UNLOCKED, TaskEnd
 from ..workers import LOSS_KIND, SILENT_S
@@ -145,15 +146,64 @@ def unlock(key: Key, *, worker_id: int) -> TaskEnd:
     return TaskEnd(RunEnd.GIVEN_BACK, _UNLOCK, {"task_id": key[0], "generation": key[1], "worker_id": worker_id})
 
 
+_HOLD = Statement(
+    f"""
+WITH {OVER},
+fresh AS MATERIALIZED (
+  SELECT found.task_id, r.max_losses, found.waited_s
+  FROM unnest(%(task_ids)s::text[], %(fresh)s::int[], %(tasks)s::text[], %(digests)s::text[], %(max_losses)s::int[])
+    AS r(task_id, generation, task, digest, max_losses)
+  CROSS JOIN LATERAL (
+    SELECT m.task_id, {WAITED} FROM {{messages}} m
+    WHERE m.task_id = r.task_id AND m.generation = r.generation AND m.task = r.task AND {DIGEST} = r.digest
+      AND m.due_at <= now() AND {IS_FRESH}
+    FOR UPDATE OF m SKIP LOCKED) found
+  WHERE {LIVES}),
+held AS ({HOLDS} RETURNING m.task_id, m.queue, m.locked_at AS held_at, fresh.waited_s)
+SELECT h.task_id, h.queue, h.held_at, h.waited_s, s.over
+FROM (SELECT ARRAY(SELECT o.task_id FROM over o) AS over) s LEFT JOIN held h ON true""",
+    frequent=True,
+)
+
+
+class Fresh(NamedTuple):
+    """What a worker has received, whose row it may hold."""
+
+    key: Key
+    content: Content
+    max_losses: int
+
+
+def hold(
+    executor: Transaction, received: Sequence[Fresh], *, worker_id: int, over: Sequence[Held]
+) -> tuple[dict[str, Any], frozenset[str]]:
+    """Hold the rows of tasks that may be repeated, and remove those of runs that are `over`.
+
+    Returns the (queue, held_at, waited_s) of each row that is held now, by task id, and the runs whose rows were
+    removed. Waits for no row that a transaction has locked.
+    """
+    found = executor.run(
+        _HOLD, task_ids=[one.key[0] for one in received], fresh=[one.key[1] for one in received],
+        tasks=[one.content.task for one in received], digests=[one.content.digest for one in received],
+        max_losses=[one.max_losses for one in received], worker_id=worker_id, **ended(over),
+    )  # fmt: skip
+    return {row.task_id: row for row in found if row.task_id is not None}, frozenset(found[0].over)
+
+
 _UNHOLD = Statement(f"""
-UPDATE {{messages}} SET {UNLOCKED}, on_lost = NULL, max_losses = NULL, published_at = NULL, next_check_at = now()
-WHERE task_id = ANY(%(task_ids)s::text[]) AND locked_by = %(worker_id)s AND locked_pid IS NULL AND body IS NOT NULL
-RETURNING task_id""")
+UPDATE {{messages}} m SET {UNLOCKED}, on_lost = NULL, max_losses = NULL, published_at = NULL, next_check_at = now()
+FROM unnest(%(task_ids)s::text[]) AS r(task_id)
+WHERE m.task_id = r.task_id AND m.locked_by = %(worker_id)s AND m.locked_pid IS NULL AND m.body IS NOT NULL
+  AND (%(at)s::timestamptz IS NULL OR m.locked_at = %(at)s::timestamptz)
+RETURNING m.task_id""")
 
 
-def unhold(task_ids: Iterable[str], *, worker_id: int) -> TaskEnd:
-    """Give up rows that a worker holds since it has fetched their messages, and whose runs have not begun."""
-    return TaskEnd(RunEnd.GIVEN_BACK, _UNHOLD, {"task_ids": list(task_ids), "worker_id": worker_id})
+def unhold(task_ids: Iterable[str], *, worker_id: int, at: datetime | None = None) -> TaskEnd:
+    """Give up rows that a worker holds since it has fetched their messages, and whose runs have not begun.
+
+    With `at` only if it is still that hold: see `Held`.
+    """
+    return TaskEnd(RunEnd.GIVEN_BACK, _UNHOLD, {"task_ids": list(task_ids), "worker_id": worker_id, "at": at})
 
 
 _HELD_BY = {

@@ -36,19 +36,19 @@ def test_the_loop_looks_after_its_pool_when_the_bell_rings(hub: Any) -> None:
     looks: list[str] = []
     pool = SimpleNamespace(_pool=SimpleNamespace(maintain_pool=lambda: looks.append("look")))
     bell = Bell()
-    maintain_after_rings(bell, pool, hub)
+    maintain_after_rings(bell, pool, hub, lambda: looks.append("told"))
 
     bell.ring()
     hub.run_once()
 
-    assert looks == ["look"]
+    assert looks == ["look", "told"]
 
 
 def test_a_bell_that_rings_when_the_pool_has_ended_does_no_harm(hub: Any) -> None:
     """A cold stop ends the pool in the midst of the loop; that its processes are gone is what rings the bell."""
     pool = SimpleNamespace(_pool=SimpleNamespace(maintain_pool=pytest.fail))
     bell = Bell()
-    maintain_after_rings(bell, pool, hub)
+    maintain_after_rings(bell, pool, hub, lambda: None)
 
     pool._pool = None
     bell.ring()
