@@ -824,8 +824,6 @@ ELSEWHERE: dict[str, Case] = {
     "a durable task is called with `task_protocol = 1`": protocol_one,
     "a durable task's `on_lost` is not valid": lambda s: durable(s, on_lost="retry"),
     "a durable task's `max_losses` is not a number": lambda s: durable(s, max_losses=0),
-    "a durable task's `locks_late` is not a bool": lambda s: durable(s, locks_late="sometimes"),
-    "a task with `locks_late` must not be repeated": lambda s: durable(s, locks_late=True),
     "a durable task has a `Request` class of its own": lambda s: durable(s, Request="my.own:Request"),
     "a store's URL is not a URL, or libpq would misread it": misread,
     "kombu or libpq would misread the broker's URL, and could show its password": lambda s: make_app(

@@ -12,7 +12,7 @@ from celery_sidejob.services.sweep.prune import Prune
 from celery_sidejob.services.sweep.sweep import Sweep
 from celery_sidejob.services.sweep.sweeper import Sweeper
 from celery_sidejob.store import workers
-from celery_sidejob.store.outbox import burials, checks, holds, latecomers, tasks
+from celery_sidejob.store.outbox import burials, checks, holds, tasks
 from celery_sidejob.store.outbox.kinds import JOBS, TASKS
 from celery_sidejob.store.outbox.publishing import mark_published
 from celery_sidejob.store.outbox.tasks import Waits
@@ -125,12 +125,8 @@ class Workers:
         burial = burials.bury(lost, Death("lost", "Lost: x"), by="run", worker_id=worker_id)
         entries = connections.transact("bury", lambda e: end_task_runs(e, burial))
         burials.buried(connections, lost)
-        connections.transact("back", lambda e: latecomers.take_back(e, lost, CONTENT))
-        connections.transact("back", lambda e: latecomers.take_back(e, ("never-was", 1), CONTENT))
-        connections.transact(
-            "back",
-            lambda e: latecomers.take_back_late(e, [latecomers.LateRun(f"no-{n}", CONTENT, 1.0, 3) for n in range(9)]),
-        )
+        connections.transact("back", lambda e: burials.take_back(e, lost, CONTENT))
+        connections.transact("back", lambda e: burials.take_back(e, ("never-was", 1), CONTENT))
         assert entries
         connections.transact("poison", lambda e: burials.poison(e, retried))
 

@@ -18,7 +18,6 @@ from ..model.durable import ON_LOST
 from ..model.errors import SettingsError
 from ..model.port import parse_ports
 from ..model.rate import FORM, ON_RUN_RATE, parse_rate
-from .durability import lost_policy
 
 _FLAG = ("True or False", lambda value: value in (True, False))
 FORMS: Mapping[str, Form] = {
@@ -27,7 +26,6 @@ FORMS: Mapping[str, Form] = {
     "lease": ("a number of seconds above 0", lambda value: is_seconds(value) and value > 0),
     "on_lost": ("'requeue' or 'dead'", lambda value: value in ON_LOST),
     "max_losses": ("a number of runs, at least 1", lambda value: is_number(value, least=1)),
-    "locks_late": _FLAG,
     "run_rate": (FORM, lambda value: parse_rate(value) is not None),
     "on_run_rate": ("'delay' or 'terminate'", lambda value: value in ON_RUN_RATE),
     "publish_status": _FLAG,
@@ -36,12 +34,12 @@ FORMS: Mapping[str, Form] = {
 }
 """The values that each option may have; ports are parsed instead."""
 
-OF_OTHERS = frozenset({"durable", "locks_late"})
+OF_OTHERS = frozenset({"durable"})
 """Options of ours that are for ordinary tasks."""
 
 OWN_OPTIONS = frozenset(FORMS).union(("inports", "outports"))
 
-OF_ORDINARY_TASKS = frozenset({"durable", "on_lost", "max_losses", "locks_late", "capacity"})
+OF_ORDINARY_TASKS = frozenset({"durable", "on_lost", "max_losses", "capacity"})
 
 PLAIN_WORDS = frozenset({"lease", "retention", "capacity"})
 """Options of ours that a project may well have as attributes of its ordinary tasks, with a meaning of its own."""
@@ -75,12 +73,6 @@ def check_durable(task: Any) -> None:
     wrong = misfit({name: getattr(task, name, None) for name in OF_ORDINARY_TASKS}, FORMS)
     if wrong is not None:
         raise SettingsError(f"{wrong} ({task.name}).")
-    if getattr(task, "locks_late", None) and lost_policy(task) != "requeue":
-        raise SettingsError(
-            f"locks_late is for tasks that may be repeated, and {task.name} must not be (on_lost is 'dead'): a run "
-            "that dies before its lock is written leaves no trace, so the task begins again. Say on_lost='requeue' if "
-            "it may be repeated, or leave locks_late out."
-        )
 
 
 def check_capacity(task: Any) -> None:

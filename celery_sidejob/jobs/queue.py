@@ -57,7 +57,8 @@ class Queue:
         """Begin no further run of this queue, on any worker, whatever they have fetched; runs in progress go on.
 
         It lasts until `resume()`, over restarts of everything. A pause of a paused queue changes only the reason. If
-        the queue was not managed before, tasks that lock late still begin for up to `sidejob_heartbeat_interval`.
+        the queue was not managed before, a durable task that may be repeated and that a worker has fetched may still
+        begin for up to `sidejob_heartbeat_interval`.
         """
         check_texts(reason=reason)
         queues.pause(self._runtime, self.name, reason)

@@ -27,8 +27,6 @@ WORKER = "sidejob_worker"
 """The request's key for the identity under which the worker claims; the parent sets it for each delivery."""
 ADOPTED = "sidejob_adopted"
 """The request's key for the whole message of a publisher without this package; the parent sets it."""
-LATE = "sidejob_late"
-"""The request's key for a run that may begin without a lock; the parent sets it."""
 HELD = "sidejob_held"
 """The request's key for a run whose row this worker holds since the fetch, a `HeldRun`; the parent sets it."""
 DIGEST = "sidejob_digest"
@@ -234,26 +232,6 @@ def key_of(task_id: str, header: Any) -> Key | None:
     if header is None or why_no_header(header) is not None or is_newer(header):
         return None
     return task_id, int(header["n"])
-
-
-_KEYS_OF_A_FIRST = {"v", "n", "s"}
-
-
-def is_first(request: Mapping[str, Any]) -> bool:
-    """Tell whether a delivery is plainly the first of its message, and its row unchanged since it was kept.
-
-    Not a retry, not a message that has waited for an eta, was published or delivered again, or may have a copy in
-    another store. If it only looks like the first, as from a restored broker, it finds its row gone.
-    """
-    header = request.get(HEADER)
-    if not isinstance(header, Mapping) or header.get("n") != 1 or not header.keys() <= _KEYS_OF_A_FIRST:
-        return False
-    if request.get("retries") or request.get("eta") or request.get(REPUBLISHED) or request.get("redelivered"):
-        return False
-    properties = request.get("properties") or {}
-    if request.get("x-delivery-count") or properties.get("delivery_count"):
-        return False
-    return not (request.get("delivery_info") or {}).get("redelivered")
 
 
 def call_of(publication: str) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +16,6 @@ def end(runtime: Runtime, batch_id: int, prepare: Callable[[Any], list[Works]]) 
 
     If the process dies before the commit, nothing was made, and another sweeper does it.
     """
-    since = time.monotonic()
 
     def work(executor: Transaction) -> list[tuple[Works, Written]] | None:
         row = batches.lock_if_done(executor, batch_id)
@@ -30,5 +28,5 @@ def end(runtime: Runtime, batch_id: int, prepare: Callable[[Any], list[Works]]) 
 
     done = runtime.connections.transact("batch", work)
     for works, written in done or ():
-        follow_works(runtime, works, written, since=since)
+        follow_works(runtime, works, written)
     return done is not None

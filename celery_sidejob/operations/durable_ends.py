@@ -13,13 +13,12 @@ from ..model.durable import Content, Held, Key, Message
 from ..model.errors import LeaseLostError, StoreUnavailableError
 from ..model.events import TaskEndedWell
 from ..store.errors import OutcomeUnknown
-from ..store.outbox import burials, holds, latecomers, tasks
+from ..store.outbox import burials, holds, tasks
 from ..store.outbox.tasks import Kept
 from ..store.statement import Transaction
 from ..store.write_behind import WriteBehind
-from . import capacity, deferred_locks
+from . import capacity
 from .after_commit import tell
-from .durable_locks import has_lock, have_lock
 from .durable_runs import Run, lease_lost
 from .keeping import waits_of
 from .publishing import publish_kept
@@ -43,9 +42,7 @@ def go_on(runtime: Runtime, run: Run, message: Message, *, enters_pool: bool = F
     Tries for a lease if the store is unavailable, because Celery takes a retry that cannot be sent for a failure.
     Raises LeaseLostError if the row was taken from this run.
     """
-    have_lock(runtime, run)
     is_unknown = False
-    began = time.monotonic()
 
     def work(executor: Transaction) -> Kept | None:
         end = tasks.move(message, run.key, waits_of(runtime), worker_id=run.worker_id, enters_pool=enters_pool)
@@ -69,7 +66,7 @@ def go_on(runtime: Runtime, run: Run, message: Message, *, enters_pool: bool = F
         raise lease_lost(run)
     run.moved = True
     if not kept.waits:
-        publish_kept(runtime, [replace(message, generation=kept.generation)], since=began)
+        publish_kept(runtime, [replace(message, generation=kept.generation)])
     if enters_pool and message.admission is not None:
         capacity.ring(runtime, [message.admission.pool.name])
 
@@ -85,20 +82,16 @@ def counts(runtime: Runtime, run: Run, *, ended_well: bool) -> bool:
         return False
 
     def keep_from_others(executor: Transaction) -> bool:
-        return latecomers.keep_from_others(
-            executor, run.key, run.content, age_s=_age_s(run), for_s=runtime.settings.lease,
-            entry_too=not run.is_counted,
-        )  # fmt: skip
+        return burials.keep_from_others(
+            executor, run.key, run.content, for_s=runtime.settings.lease, entry_too=not run.is_counted
+        )
 
     def ask(name: str, work: Callable[[Transaction], bool]) -> bool:
         return runtime.connections.transact(name, work, single=True, within_s=patience_s(runtime))
 
     def once() -> bool:
-        is_locked = run.late is None or deferred_locks.of(runtime).take(run)
         hold = partial(holds.holds, key=run.key, worker_id=run.worker_id)
-        return (is_locked and ask("durable-holds", hold)) or (
-            ended_well and ask("durable-keep-from-others", keep_from_others)
-        )
+        return ask("durable-holds", hold) or (ended_well and ask("durable-keep-from-others", keep_from_others))
 
     try:
         return patiently(runtime, once)
@@ -141,7 +134,7 @@ def end_held(runtime: Runtime, held: Held, content: Content, *, is_unknown: bool
     def work(executor: Transaction) -> str | None:
         if end_task_runs(executor, holds.remove(key, worker_id=held.worker_id, at=held.at)):
             return "ended"
-        return "taken back" if latecomers.take_back(executor, key, content) else None
+        return "taken back" if burials.take_back(executor, key, content) else None
 
     done = runtime.connections.transact("durable-end", work, within_s=patience_s(runtime))
     if done == "taken back":
@@ -159,11 +152,6 @@ def _is_kept(runtime: Runtime, key: Key) -> bool:
     The follow-ups of this run are not kept then, and the backend must not forget a chord whose body is one of them.
     """
     return tasks.read(runtime.connections, key[0]) is not None or burials.buried(runtime.connections, key) is not None
-
-
-def _age_s(run: Run) -> float | None:
-    """Return the seconds since a run began that has no lock from its beginning; None for any other."""
-    return None if run.late is None else time.monotonic() - run.late.began_at
 
 
 def _late_ends(runtime: Runtime) -> WriteBehind[Run]:
@@ -234,21 +222,16 @@ def _has_claim(run: Run) -> bool:
 def _end(runtime: Runtime, run: Run, *, patient: bool) -> bool:  # noqa: PLR0915 - its inner functions count too
     """End a run; False while another process may publish its chord. With `patient` both cases are tried for a lease."""
     due: list[Message] = []
-    since = 0.0
 
     def remove(executor: Transaction) -> bool:
         ended = end_task_runs(executor, holds.remove(run.key, worker_id=run.worker_id))
         return finish(executor, bool(ended))
 
     def take_back(executor: Transaction) -> bool:
-        entry_too = not run.is_counted
-        ended = latecomers.take_back(executor, run.key, run.content, age_s=_age_s(run), entry_too=entry_too)
-        return finish(executor, ended)
+        return finish(executor, burials.take_back(executor, run.key, run.content, entry_too=not run.is_counted))
 
     def finish(executor: Transaction, ended: bool) -> bool:
-        nonlocal since
         due.clear()
-        since = time.monotonic()
         if not ended:
             return False
         for message in run.follows:
@@ -272,8 +255,7 @@ def _end(runtime: Runtime, run: Run, *, patient: bool) -> bool:  # noqa: PLR0915
         return patiently(runtime, lambda: once(work)) if patient else once(work)
 
     reach("durable-end:before")
-    # If a run without a lock was refused, another run of the same worker may hold the row.
-    ended = has_lock(runtime, run) and try_(remove)
+    ended = try_(remove)
     if ended is False and not run.is_revoked:
         ended = try_(take_back)
         if ended:
@@ -285,5 +267,5 @@ def _end(runtime: Runtime, run: Run, *, patient: bool) -> bool:  # noqa: PLR0915
     reach("durable-end:after")
     if run.claim is not None:
         run.claim.settle()
-    publish_kept(runtime, due, since=since)
+    publish_kept(runtime, due)
     return True

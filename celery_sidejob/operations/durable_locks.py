@@ -15,7 +15,7 @@ from ..store.errors import NoAnswer, OutcomeUnknown, repeat
 from ..store.outbox import holds, tasks
 from ..store.statement import Transaction
 from ..store.task_end import TaskEnd
-from . import deferred_locks, permits
+from . import permits
 from .after_commit import tell
 from .contents import is_forged
 from .durable_runs import Run, current, lease_lost
@@ -65,20 +65,6 @@ def begin(  # noqa: PLR0913 - the lock's own columns
     return begun and _counts(runtime, run, address)
 
 
-def have_lock(runtime: Runtime, run: Run) -> None:
-    """Lock a run that began without a lock, before it ends in any other way; LeaseLostError if it cannot have the row.
-
-    Tries for a lease if the store is unavailable. For any other run it does nothing.
-    """
-    if not has_lock(runtime, run):
-        raise lease_lost(run)
-
-
-def has_lock(runtime: Runtime, run: Run) -> bool:
-    """Do the same, and tell whether the run is locked; False once it was refused."""
-    return run.late is None or patiently(runtime, lambda: deferred_locks.of(runtime).take(run))
-
-
 def adopt(runtime: Runtime, run: Run, message: Message, *, pid: int, on_lost: str, max_losses: int) -> bool:
     """Keep a message that came without a row, locked for its run; False if it has a row, or another delivery made one.
 
@@ -115,8 +101,6 @@ def check_hold() -> bool:
     run = current()
     if run is None or run == "inline" or run.moved:
         return run is not None
-    if run.late is not None and not deferred_locks.of(run.runtime).take(run):
-        raise lease_lost(run)
     row = tasks.read(run.runtime.connections, run.key[0])
     if row is None or (row.generation, row.locked_by) != (run.key[1], run.worker_id):
         raise lease_lost(run)

@@ -18,9 +18,6 @@ from ..model.durable import Content, Key, Message
 from ..model.errors import LeaseLostError
 from .runtime import Runtime
 
-WAITS, WRITING, HELD, REFUSED, ENDED, OVER = "waits", "writing", "held", "refused", "ended", "over"
-"""The states of a lock that is written later: see `LateLock`."""
-
 
 class Claim(Protocol):
     """The right to publish the body of a chord. The result backend gives it to one process at a time, for a while."""
@@ -99,35 +96,13 @@ class Run:
     waited_s: float | None = None
     """Seconds from the moment at which it was due to its beginning; None until that is known."""
     began_at: float = field(default_factory=time.monotonic)
-    ended_at: float | None = None
-    """When the run ended well whose row is removed later; both by the monotonic clock."""
+    """By the monotonic clock."""
     is_held: bool = False
     """The worker holds its row since it has fetched the message."""
     held_at: datetime | None = None
     """The number of the hold: see `Held`. None where the end of the run has to free a slot."""
-    late: LateLock | None = None
-    """The state of the lock, where it is written later."""
     stopping: Callable[[], bool] = lambda: False
     """Whether the worker wants to stop, or has ended this run."""
-
-
-@dataclass(eq=False, slots=True)
-class LateLock:
-    """The state of one run's lock."""
-
-    run: Run
-    max_losses: int
-    began_at: float
-    state: str = WAITS
-    """The state of the row's lock, or of the run's end.
-
-    WAITS: not written yet. WRITING: being written. HELD: locked. REFUSED: another run has the row, or it is gone or
-    doomed. ENDED: the run ended well, and its row must be removed. OVER: there is nothing more to write.
-    """
-    then: str | None = None
-    """The run's state, ended or over, if that was decided while its lock was being written."""
-    is_unknown: bool = False
-    """An end whose answer was lost may have been applied."""
 
 
 _BODY: ContextVar[Run | Literal["inline"] | None] = ContextVar("celery_sidejob_durable", default=None)

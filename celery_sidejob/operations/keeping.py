@@ -5,7 +5,6 @@ The broker is then given the messages (`publishing.py`). If the process dies in 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -49,11 +48,10 @@ def keep(runtime: Runtime, message: Message) -> None:
     publication, the sweeper publishes.
     """
     batches.check_takes_tasks(runtime)
-    began = time.monotonic()
     encoded: list[Encoded | None] = []
     there, tried, kept = in_the_first(runtime, lambda there, tried: _keep(there, message, tried, encoded))
     if not kept.waits:
-        publish_kept(there, [replace(message, tried=tried) if tried else message], since=began, encoded=encoded[0])
+        publish_kept(there, [replace(message, tried=tried) if tried else message], encoded=encoded[0])
     capacity.ring(there, _pools([message]))
 
 
@@ -74,10 +72,9 @@ def keep_again(runtime: Runtime, message: Message) -> None:
             within_s=patience_s(runtime),
         )  # fmt: skip
 
-    began = time.monotonic()
     kept = patiently(runtime, lambda: repeat(once))
     if kept is not None and not kept.waits:
-        publish_kept(runtime, [message], since=began)
+        publish_kept(runtime, [message])
     if message.admission is not None:
         capacity.ring(runtime, [message.admission.pool.name])
 
@@ -89,7 +86,6 @@ def lend(runtime: Runtime, message: Message, transaction: Any) -> None:
     """
     batches.check_takes_tasks(runtime)
     borrowed: Borrowed = runtime.connections.borrow(transaction)
-    began = time.monotonic()
     capacity.prepare(runtime, [message.admission], lent=True)
     with capacity.refusing(runtime), borrowed.atomic():
         admitted = _admitted_alone(borrowed, message)
@@ -99,12 +95,10 @@ def lend(runtime: Runtime, message: Message, transaction: Any) -> None:
             admitted = admitted or _admitted_alone(borrowed, message)
         batches.join_tasks(borrowed, [message.task_id])
 
-    _publish_after_commit(runtime, borrowed, [[admitted]], began)
+    _publish_after_commit(runtime, borrowed, [[admitted]])
 
 
-def _publish_after_commit(
-    runtime: Runtime, borrowed: Borrowed, pages: Sequence[Sequence[Message]], began: float
-) -> None:
+def _publish_after_commit(runtime: Runtime, borrowed: Borrowed, pages: Sequence[Sequence[Message]]) -> None:
     """Have what was lent published after the caller's commit, and what has got slots by it.
 
     The savepoint of a message may have been rolled back, and the sweeper may have been faster. For a message that the
@@ -112,14 +106,14 @@ def _publish_after_commit(
     """
 
     def committed() -> None:
-        for number, page in enumerate(pages):
+        for page in pages:
             admitted = [message for message in page if message.admission is None or message.slot is not None]
             unsent = [message.task_id for message in admitted if not runtime.sends(message)]
             there = unsent and tasks.unpublished(
                 runtime.connections, unsent, horizon_s=runtime.settings.timer_horizon
             )  # fmt: skip
             due = [message for message in admitted if message.task_id in there or runtime.sends(message)]
-            publish_kept(runtime, due, since=began + number * PAGE_TAKES_S)
+            publish_kept(runtime, due)
         lent = [message for page in pages for message in page]
         capacity.ring(runtime, [one.admission.pool.name for one in lent if one.admission and one.slot is None])
 
@@ -154,16 +148,14 @@ def keep_many(runtime: Runtime, messages: Sequence[Message], *, of_run: bool = F
     def keep(there: Runtime, tried: tuple[str, ...]) -> set[str] | None:
         return _keep_all(there, pages, tried, encoded, repeated=of_run)
 
-    began = time.monotonic()
     there, tried, waiting = (runtime, (), keep(runtime, ())) if of_run else in_the_first(runtime, keep)
     if waiting is None:
         return  # all are kept, and the sweeper publishes them
-    for number, (page, made) in enumerate(zip(pages, encoded, strict=True)):
+    for page, made in zip(pages, encoded, strict=True):
         due = [message for message in page if message.task_id not in waiting]
         if tried:
             due = [replace(message, tried=tried) for message in due]
-        since = began + number * PAGE_TAKES_S
-        sent = publish_kept(there, due, since=since, encoded=made if len(due) == len(page) else None)
+        sent = publish_kept(there, due, encoded=made if len(due) == len(page) else None)
         if due and not sent and not runtime.broker.ready:
             return  # the sweeper publishes the rest
     capacity.ring(there, _pools(messages))
@@ -175,14 +167,13 @@ def lend_many(runtime: Runtime, messages: Sequence[Message], transaction: Any) -
     batches.check_takes_tasks(runtime)
     pages = list(_pages(messages))
     borrowed: Borrowed = runtime.connections.borrow(transaction)
-    began = time.monotonic()
     capacity.prepare(runtime, [message.admission for message in messages], lent=True)
     with capacity.refusing(runtime), borrowed.atomic():
         pages = _admitted(borrowed, pages)
         _keep_pages([borrowed.run] * len(pages), pages, waits_of(runtime), repeated=False)
         batches.join_tasks(borrowed, [message.task_id for message in messages])
 
-    _publish_after_commit(runtime, borrowed, pages, began)
+    _publish_after_commit(runtime, borrowed, pages)
 
 
 def keep_in(runtime: Runtime, executor: Transaction, messages: Sequence[Message]) -> Sequence[Message]:

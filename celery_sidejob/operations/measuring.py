@@ -7,7 +7,6 @@ stored is missing from the statistics.
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from ..model.events import Measured, TaskFinished
 from ..model.run_end import RunEnd
@@ -49,18 +48,11 @@ def task_begun(run: Run) -> None:
         run.runtime.observer.tell(Measured(run.queue, run.task, Measure.WAIT, run.waited_s))
 
 
-def row_found(run: Run, row: Any) -> None:
-    """Count how long a run has waited that began without a lock, once its row tells it: (pool, queue, waited_s)."""
-    if run.queue is None:
-        run.pool, run.queue, run.waited_s = row.pool, row.queue, row.waited_s
-        task_begun(run)
-
-
 def task_ended(run: Run, how: RunEnd) -> None:
     """Count the end of a durable task's run, if it is known in which queue the task was."""
     if run.queue is None:
         return
-    observer, lasted_s = run.runtime.observer, (run.ended_at or time.monotonic()) - run.began_at
+    observer, lasted_s = run.runtime.observer, time.monotonic() - run.began_at
     observer.tell(Measured(run.queue, run.task, Measure.RUN, lasted_s))
     if how in COUNTED:
         observer.tell(Measured(run.queue, run.task, COUNTED[how]))

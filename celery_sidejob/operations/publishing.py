@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,7 +12,6 @@ from ..model.encoded import Encoded
 from ..model.errors import StoreUnavailableError
 from ..model.protocols import Refused
 from ..store.outbox import references
-from ..store.outbox.arming import FIRST_CHECK_S
 from ..store.outbox.kinds import TASKS
 from ..store.outbox.publishing import mark_published
 from ..store.write_behind import WriteBehind
@@ -22,17 +20,13 @@ from .runtime import Runtime
 
 logger = logging.getLogger("celery_sidejob")
 
-ALONE_S = FIRST_CHECK_S / 2
-"""Seconds after it began to keep a message for which its publisher is sure that no other process has published it."""
 
-
-def publish_kept(runtime: Runtime, messages: Sequence[Message], *, since: float, encoded: Encoded | None = None) -> int:
-    """Publish messages kept at `since`; returns how many the broker was given. A broker that is down costs some time.
+def publish_kept(runtime: Runtime, messages: Sequence[Message], *, encoded: Encoded | None = None) -> int:
+    """Publish kept messages; returns how many the broker was given. A broker that is down costs some time.
 
     The sweeper checks such rows only after `FIRST_CHECK_S`, and skips those that a run has begun by then. The mark of
     publication may therefore wait: one statement writes the marks of a second, and most rows are gone by then. A death
-    before the mark costs one more copy. A publisher that is later than the sweeper says in the message that it may be a
-    copy: nothing else tells a worker that another copy was run and done before it (`deferred_locks.py`).
+    before the mark costs one more copy, as a publisher does that is later than the sweeper.
 
     Where the store is the broker, the rows were kept with references, and workers are only woken.
     """
@@ -42,8 +36,6 @@ def publish_kept(runtime: Runtime, messages: Sequence[Message], *, since: float,
         messages, encoded = [message for message in messages if not runtime.sends(message)], None
     if not messages:
         return len(in_store)  # all, or none: as after most runs
-    if time.monotonic() - since > ALONE_S:
-        messages, encoded = [replace(message, again=True) for message in messages], None
     published = _give_to_broker(runtime, messages, encoded=encoded)
     marks = runtime.connections.write_behind(
         "marks",

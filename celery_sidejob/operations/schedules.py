@@ -6,7 +6,6 @@ the commit, nothing was made, and another sweeper makes it; after the commit, no
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -39,7 +38,6 @@ def make(runtime: Runtime, row: Row, plan: Plan, works: ScheduledWorks, *, wait:
     Returns the id of the last job, 0 for messages; None if nothing was made. With `wait` it waits for whoever has
     locked the row.
     """
-    since = time.monotonic()
 
     def work(executor: Transaction) -> Written | None:
         if schedules.lock_at(executor, row.name, row.revision, wait=wait) is None:
@@ -54,7 +52,7 @@ def make(runtime: Runtime, row: Row, plan: Plan, works: ScheduledWorks, *, wait:
     written = runtime.connections.transact("schedule", work)
     if written is None:
         return None
-    follow_works(runtime, works, written, since=since)
+    follow_works(runtime, works, written)
     return written.last_id
 
 

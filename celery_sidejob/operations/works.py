@@ -52,9 +52,9 @@ def write(runtime: Runtime, executor: Transaction, works: Works) -> Written:
     return Written(last_id, after_commit, to_send)
 
 
-def follow_works(runtime: Runtime, works: Works, written: Written, *, since: float) -> None:
-    """Do what follows the commit of works, which was begun at `since` by the clock of `time.monotonic`."""
+def follow_works(runtime: Runtime, works: Works, written: Written) -> None:
+    """Do what follows the commit of works."""
     follow_up(runtime, written.after_commit)
     if written.to_send:
-        publish_kept(runtime, written.to_send, since=since)
+        publish_kept(runtime, written.to_send)
     works.tell()

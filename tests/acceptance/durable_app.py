@@ -25,7 +25,7 @@ from celery_sidejob import (
     task_recovered,
 )
 from celery_sidejob.hooks.tasks import chords
-from celery_sidejob.operations import deferred_locks, stores
+from celery_sidejob.operations import stores
 from tests.tools.brokers import Broker
 from tests.tools.recorder import Record
 from tests.tools.waiting import wait_until
@@ -55,8 +55,6 @@ if "STORE_PAUSE_S" in os.environ:  # however long a process leaves a store alone
 if "CHORD_CLAIM_S" in os.environ:  # however long others wait for who has died with it
     chords.CLAIM_S = int(os.environ["CHORD_CLAIM_S"])
     chords.FRESH_S = chords.CLAIM_S / 3
-if "LATE_EVERY_S" in os.environ:
-    deferred_locks.EVERY_S = float(os.environ["LATE_EVERY_S"])
 SideJob(app)
 REPEATABLE = {"durable": True, "acks_late": True, "reject_on_worker_lost": True}
 
@@ -258,35 +256,13 @@ def replaced_by_plain(self: Any, value: int) -> Any:
 @app.task(bind=True, **REPEATABLE)
 def step(self: Any, value: Any) -> Any:
     """May be repeated, and says that it was."""
-    note(self, value=value)
-    return value
-
-
-@app.task(bind=True, locks_late=True, **REPEATABLE)
-def late(self: Any, value: Any = None) -> Any:
-    """Begins without a lock, and is over at once."""
     note(self, value=value, again=bool(self.request.get("sidejob_republished")))
     return value
 
 
-@app.task(bind=True, locks_late=True, **REPEATABLE)
-def late_holder(self: Any, value: Any = None) -> Any:
-    """Begins without a lock, and holds on."""
-    return held(self, value)
-
-
-@app.task(bind=True, locks_late=True, **REPEATABLE)
-def late_suicide(self: Any, times: int) -> Any:
-    """Kills its process at once the first `times` times."""
-    note(self)
-    if len(Record.from_env().of("ran", id=self.request.id)) <= times:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return "alive"
-
-
-@app.task(bind=True, locks_late=True, max_retries=1, default_retry_delay=0, **REPEATABLE)
-def late_ending(self: Any, how: str) -> Any:
-    """Ends otherwise than well, before its lock."""
+@app.task(bind=True, max_retries=1, default_retry_delay=0, **REPEATABLE)
+def ending(self: Any, how: str) -> Any:
+    """May be repeated, and ends otherwise than well."""
     note(self)
     if how == "ignore":
         raise Ignore()

@@ -366,12 +366,6 @@ def timed_task(number: int, seconds: float = 0.0) -> None:
     Record.from_env().note("ended", number=number)
 
 
-@app.task(name="acceptance.late_task", durable=True, on_lost="requeue", locks_late=True)
-def late_task(number: int, seconds: float = 0.0) -> None:
-    """Do the same, and begin without a lock."""
-    timed_task.run(number, seconds)
-
-
 @app.task(name="acceptance.failing_task", durable=True)
 def failing_task() -> None:
     """Fail."""

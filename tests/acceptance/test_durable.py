@@ -76,6 +76,26 @@ def test_a_publisher_that_dies_once_its_row_is_kept_has_lost_nothing(site: Site,
     assert (len(site.record.of("ran")), site.dead()) == (2, [])
 
 
+@pytest.mark.brokers("redis", only=APART, reason="has a message with the commit that keeps it")
+def test_what_its_publisher_sends_after_a_copy_of_it_has_run_does_not_run(site: Site) -> None:
+    """The publisher stands still between its commit and the broker, for longer than the sweeper leaves it alone."""
+    worker = site.worker()
+    client = site.processes.start_python(
+        f"from {APP} import step; step.apply_async((1,), task_id='one')",
+        env={**site.env, "SIDEJOB_CRASH_POINTS": "durable-keep:after-commit=stop"},
+    )
+    (line,) = site.record.wait_for("ran", timeout=TIMEOUT_S, id="one")
+    assert line["again"], "that of the sweeper"
+    site.wait_quiet()
+
+    client.cont()
+
+    assert client.wait(TIMEOUT_S) == 0
+    assert site.call("step", 2).get(timeout=TIMEOUT_S) == 2, "which comes after it"
+    assert worker.log().count("[one] received") == 2
+    assert len(site.record.of("ran", id="one")) == 1
+
+
 def test_a_row_that_is_not_known_to_be_kept_is_told_of(site: Site) -> None:
     """Its task id is taken, or the answer is lost and it is there all the same."""
     source = f"""
@@ -161,8 +181,9 @@ def test_a_copy_of_what_was_finished_does_not_run(site: Site) -> None:
 
 @pytest.mark.brokers("redis", only=APART, reason="is the store: tests/transport/postgres makes copies of references")
 @SEVERAL
-def test_a_copy_of_what_runs_does_not_run(site: Site) -> None:
-    result = site.call("holder", 1)
+@pytest.mark.parametrize("task", ["holder", "repeatable"])
+def test_a_copy_of_what_runs_does_not_run(site: Site, task: str) -> None:
+    result = site.call(task, 1)
     put = site.broker.take("durable")
     put()
     site.worker(concurrency=2)
@@ -461,11 +482,12 @@ def test_ignored_and_rejected_tasks(site: Site) -> None:
 
 
 @pytest.mark.pools("prefork", "threads", "gevent", reason="hears nothing while it runs a body")
-def test_a_revoked_task_does_not_run_and_a_running_one_is_ended(site: Site) -> None:
+@pytest.mark.parametrize(("long", "short"), [("holder", "noted"), ("repeatable", "step")])
+def test_a_revoked_task_does_not_run_and_a_running_one_is_ended(site: Site, long: str, short: str) -> None:
     worker = site.worker()
-    running = site.call("holder")
+    running = site.call(long)
     site.holding(running)
-    waiting = site.call("noted")
+    waiting = site.call(short, 1)
     site.app.control.revoke(waiting.id)
     worker.wait_for_log(waiting.id, TIMEOUT_S)
     site.app.control.revoke(running.id, terminate=True, signal="SIGKILL")
@@ -820,6 +842,42 @@ def test_other_pools(site: Site, pool: str) -> None:
     site.go(held)
     site.wait_quiet()
     assert len(site.dead()) == 1
+
+
+ENDS = {"ignore": 1, "reject": 2, "retry": 2, "fail": 1, "heartbeat": 1}
+"""How often a task runs that ends so."""
+
+
+@pytest.mark.parametrize("pool", ["prefork", "solo", "gevent"])
+def test_each_way_to_end_of_what_may_be_repeated(site: Site, pool: str) -> None:
+    worker = site.worker(pool=pool)
+    many = [site.call("step", number) for number in range(50)]
+    ends = {how: site.call("ending", how) for how in ENDS}
+    linked = site.call("step", 7, link=site.s("plus"))
+
+    assert [result.get(timeout=TIMEOUT_S) for result in (*many, linked)] == [*range(50), 7]
+    assert [ends[how].get(timeout=TIMEOUT_S) for how in ("retry", "heartbeat")] == ["retry", [True, True]]
+    site.wait_quiet()
+    assert [(entry.task_id, entry.reason) for entry in site.dead()] == [(ends["fail"].id, "failed")]
+    assert {how: len(site.ran(result)) for how, result in ends.items()} == ENDS
+    assert [len(site.ran(result)) for result in many] == [1] * 50
+    assert len(site.record.of("ran", task=f"{APP}.plus")) == 1
+    assert worker.alive
+    assert "does not count" not in worker.log()
+
+
+@pytest.mark.parametrize("pool", ["prefork", "solo"])
+def test_a_stop_writes_all_ends_of_what_may_be_repeated(site: Site, pool: str) -> None:
+    """Also where a process of the pool has run as many tasks as it may. What was not written would run again."""
+    worker = site.worker(env={"SIDEJOB_LOST_AFTER": "600"}, pool=pool, concurrency=1, extra=["--max-tasks-per-child=3"])
+    results = [site.call("step", number) for number in range(4)]
+    assert [result.get(timeout=TIMEOUT_S) for result in results] == [0, 1, 2, 3]
+
+    worker.terminate()
+
+    assert worker.wait(TIMEOUT_S) == 0
+    assert (site.rows(), site.dead()) == ([], [])
+    assert [len(site.ran(result)) for result in results] == [1] * 4
 
 
 @pytest.mark.parametrize("pool", ["threads", "gevent"])

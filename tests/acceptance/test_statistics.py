@@ -22,19 +22,18 @@ def statistics(scene: Scene, task: str) -> Statistics:
 
 
 def test_workers_count_what_their_runs_have_taken(scene: Scene) -> None:
-    """Jobs, durable tasks, and tasks that begin without a lock; on two workers, with failures and retries."""
+    """Jobs and durable tasks; on two workers, with failures and retries."""
     for _ in range(2):
         scene.worker(concurrency=2)
     for number in range(MANY):
         scene.enqueue("timed", (number, SLOW_S if number % 10 == 0 else 0.0))
         scene.app.send_task("acceptance.timed_task", (1000 + number, SLOW_S if number % 10 == 0 else 0.0))
-        scene.app.send_task("acceptance.late_task", (2000 + number, SLOW_S if number % 10 == 0 else 0.0))
     scene.enqueue("retried", (3000, 0.0))
     scene.app.send_task("acceptance.retried_task", (3001, 0.0))
     scene.app.send_task("acceptance.failing_task")
-    wait_until(lambda: len(scene.record.of("ended")) == 3 * MANY + 2, timeout=60, message="all runs")
+    wait_until(lambda: len(scene.record.of("ended")) == 2 * MANY + 2, timeout=60, message="all runs")
 
-    runs = {"timed": MANY, "timed_task": MANY, "late_task": MANY, "retried": 3, "retried_task": 3, "failing_task": 1}
+    runs = {"timed": MANY, "timed_task": MANY, "retried": 3, "retried_task": 3, "failing_task": 1}
 
     def counted() -> bool:
         found = {task: statistics(scene, task) for task in runs}
@@ -42,7 +41,7 @@ def test_workers_count_what_their_runs_have_taken(scene: Scene) -> None:
         return taken == {task: (count, count) for task, count in runs.items()}
 
     wait_until(counted, timeout=30, message="the statistics of all runs")
-    for task in ("timed", "timed_task", "late_task"):
+    for task in ("timed", "timed_task"):
         found = statistics(scene, task)
         slow = sum(count for bound, count in found.runs.histogram if bound > 0.25)
         assert slow >= MANY // 10

@@ -34,7 +34,7 @@ def test_of_a_sidejob_task(option: str, meant: str) -> None:
 
 @pytest.mark.parametrize(
     ("option", "meant"),
-    [("durabel", "durable"), ("on_lots", "on_lost"), ("max_loses", "max_losses"), ("lock_late", "locks_late")],
+    [("durabel", "durable"), ("on_lots", "on_lost"), ("max_loses", "max_losses")],
 )
 def test_of_an_ordinary_task_at_each_use_of_the_app(option: str, meant: str) -> None:
     app = app_with(**{option: True})
@@ -87,7 +87,7 @@ def test_which_tasks_are_durable_and_which_only_look_so(caplog: pytest.LogCaptur
     assert counted.found == "7: kept.a, kept.b, kept.c, kept.d, kept.e and 2 more"
     assert (str(idle.level), idle.found) == (
         "warning",
-        "not durable, though on_lost, max_losses or locks_late is given: loose",
+        "not durable, though on_lost or max_losses is given: loose",
     )
 
     task_check.warn(app)
@@ -104,3 +104,18 @@ def test_a_pattern_that_matches_no_task_is_named() -> None:
     (counted,) = task_check.findings(app)
 
     assert (str(counted.level), counted.found) == ("ok", "1: shop.mail; no task known here matches shpo.*")
+
+
+def test_an_option_that_is_not_needed_any_more_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    """Where the task is made, or by an annotation; whatever its value, and whether the task may be repeated."""
+    app = app_with(durable=True, locks_late=True)
+    app.task(ordinary, name="shop.once", shared=False, durable=True, on_lost="dead")
+    app.task(ordinary, name="shop.other", shared=False, durable=True)
+    app.conf.task_annotations = {"shop.once": {"locks_late": "sometimes"}}
+
+    task_check.warn(app)
+
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert warning.startswith(
+        "durable tasks: locks_late is given, and has no effect any more: shop.mail, shop.once. It is not needed"
+    )

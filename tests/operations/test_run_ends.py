@@ -87,8 +87,8 @@ def test_what_clears_the_lock_of_a_durable_tasks_run_is_given_to_one_module() ->
     assert ends == {
         f"{STORE}.outbox.{name}"
         for name in (
-            "burials.bury", "holds.drop", "holds.give_back", "holds.remove", "holds.take_from_the_dead", "holds.unlock",
-            "latecomers.remove_late", "tasks.move",
+            "burials.bury", "holds.drop", "holds.give_back", "holds.remove", "holds.take_from_the_dead", "holds.unhold",
+            "holds.unlock", "tasks.move",
         )
     }  # fmt: skip
     # The caller's SQLAlchemy has statements of its own.

@@ -54,7 +54,6 @@ from celery_sidejob.store.outbox import (
     continuations,
     doorbells,
     holds,
-    latecomers,
     publishing,
     revocation,
     tasks,
@@ -68,7 +67,7 @@ pytestmark = pytest.mark.first  # filling its stores takes a while
 
 MODULES = (
     aliases, arming, askings, asks, batches, burials, checks, claims, continuations, counters, dead, dependencies,
-    depths, doorbells, holds, job_lists, jobs, kept, latecomers, packets, ports, progress, publishing, revocation, room,
+    depths, doorbells, holds, job_lists, jobs, kept, packets, ports, progress, publishing, revocation, room,
     served, state, stats, tasks, trees, tree_deletions, tree_terminations, duplicates, messages, queues, tags,
     tracked, history, tallies, task_history,
 )  # fmt: skip
@@ -611,19 +610,8 @@ BOUNDED: dict[str, tuple[Statement, dict[str, Any], int]] = {
     "tracked jobs": (tracked._LIST, {"limit": 100}, 2000),
     "changes of tags": (tags._ADD_UP, {"limit": 100}, 2000),
     "a run that goes on after all": (
-        latecomers._TAKE_BACK,
-        {"task_id": "m7", "generation": 1, "task": "task7", "digest": "d", "age_s": None, "entry_too": True},
-        40,
-    ),
-    "runs that go on after all": (
-        latecomers._TAKE_BACK_LATE,
-        {
-            "task_ids": ["m7", "m8"],
-            "tasks": ["task7", "task8"],
-            "digests": ["d", "d"],
-            "ages": [1.0, 1.0],
-            "max_losses": [3, 3],
-        },
+        burials._TAKE_BACK,
+        {"task_id": "m7", "generation": 1, "task": "task7", "digest": "d", "entry_too": True},
         40,
     ),
     "old jobs": (

@@ -14,7 +14,7 @@ from celery.worker.state import active_requests
 from ...jobs import scheduling
 from ...model.errors import SideJobError, StoreUnavailableError
 from ...model.settings import Settings
-from ...operations import deferred_locks, queues
+from ...operations import queues
 from ...operations.runtime import Runtime
 from ...services import stop_flag
 from ...services.heartbeat.heartbeat import Heartbeat
@@ -156,8 +156,6 @@ class SideJobStep(bootsteps.StartStopStep):
             return
         for loop in self._loops[len(heartbeats) :]:
             loop.stop()
-        for heartbeat in heartbeats:  # else what has ended well would be given back with the rest
-            deferred_locks.write_now(heartbeat.runtime)
         released = sum(heartbeat.leave() for heartbeat in heartbeats)
         for loop in self._loops[: len(heartbeats)]:
             loop.stop()

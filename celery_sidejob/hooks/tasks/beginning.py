@@ -19,7 +19,6 @@ from ...model.durable import (
     DIGEST,
     HEADER,
     HELD,
-    LATE,
     WORKER,
     Address,
     Content,
@@ -30,7 +29,7 @@ from ...model.durable import (
     key_of,
 )
 from ...model.errors import StoreUnavailableError
-from ...operations import deferred_locks, durable_locks, measuring, revocation
+from ...operations import durable_locks, measuring, revocation
 from ...operations.contents import as_kept, is_forged
 from ...operations.durable_runs import Run
 from ...operations.permits import AtGateError
@@ -100,20 +99,12 @@ def _begin(task: Any, request: Context) -> None:
     recording.begin(task.app)
     delivery = Delivery.of(task, request)
     stores = _stores_or_leave(delivery)
-    if delivery.key is not None:
-        _refuse_copies_and_revoked(delivery, delivery.key, stores)
+    if delivery.key is not None and own_process.is_revoked(task.app, delivery.key[0]):
+        _revoked(delivery, delivery.key, stores)
     held: HeldRun | None = request.get(HELD)
     if held is not None and _begin_held(delivery, held):
         return
-    if len(stores) > 1 or LATE not in request.__dict__ or not _begin_late(delivery, *stores[0]):
-        _begin_locked(delivery, stores)
-
-
-def _refuse_copies_and_revoked(delivery: Delivery, key: Key, stores: Sequence[tuple[Runtime, int]]) -> None:
-    if own_process.is_revoked(delivery.task.app, key[0]):
-        _revoked(delivery, key, stores)
-    if deferred_locks.is_here(stores[0][0], key):
-        raise Copy(f"task {key[0]}: a copy of what runs, or has just ended, in this process")
+    _begin_locked(delivery, stores)
 
 
 def _begin_held(delivery: Delivery, held: HeldRun) -> bool:
@@ -128,22 +119,6 @@ def _begin_held(delivery: Delivery, held: HeldRun) -> bool:
     except StoreUnavailableError as error:
         _leave(delivery, str(error))
     return False
-
-
-def _begin_late(delivery: Delivery, there: Runtime, worker_id: int) -> bool:
-    """Begin a run whose lock is written later; False where the run has to lock first."""
-    if delivery.key is None:
-        return False
-    run = delivery.run_in(there, worker_id)
-    try:
-        begun = deferred_locks.of(there).begin(run, max_losses=delivery.policy["max_losses"])
-        if begun:
-            _note_begun(delivery, run)
-    except BaseException:  # a time limit strikes
-        if run_of(delivery.task) is None and run.late is not None:
-            deferred_locks.of(there).drop(run)  # or the next delivery is taken for a copy of it
-        raise
-    return begun
 
 
 def _begin_locked(delivery: Delivery, stores: Sequence[tuple[Runtime, int]]) -> None:

@@ -23,7 +23,6 @@ from ...model.durable import (
     DIGEST,
     HEADER,
     HELD,
-    LATE,
     WORKER,
     Address,
     Content,
@@ -31,7 +30,6 @@ from ...model.durable import (
     Digest,
     HeldRun,
     Key,
-    is_first,
     key_of,
     why_no_header,
 )
@@ -114,10 +112,6 @@ class DurableRequest(Delivered):
         if self._hold is not None and self._hold.held.worker_id == given.get(WORKER):
             stands = self._hold_is_sure and not self._has_gate
             given[HELD] = HeldRun(self._hold.held, self._hold.queue, self._hold.waited_s, stands)
-        elif self.task.locks_late and is_first(given) and self._content.unpack is None and not self._has_gate:
-            given[LATE] = True
-            for _, delivery in self._deliveries:
-                delivery.locks_late = True
         return given
 
     @property

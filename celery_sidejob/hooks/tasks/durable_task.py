@@ -29,15 +29,13 @@ class DurableTask(OnCommit):
     The class that is built from it is (marker, the task's own class). `on_lost`: what becomes of a run whose worker
     died, ``"requeue"`` or ``"dead"``; by default the first only for tasks that are `acks_late` with
     `reject_on_worker_lost`, whose author so has called them repeatable. `max_losses`: runs that may be lost.
-    `locks_late`: its first run begins before it is locked; only for what is to run again when it is lost. `capacity`:
-    the pool in which each message takes a slot.
+    `capacity`: the pool in which each message takes a slot.
     """
 
     abstract = True
     durable: bool | None = True
     on_lost: str | None = None
     max_losses: int | None = None
-    locks_late: bool | None = None
     capacity: CapacityPool | None = None
     Request = "celery_sidejob.hooks.tasks.durable_request:DurableRequest"
 

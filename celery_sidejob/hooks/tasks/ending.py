@@ -19,7 +19,7 @@ from ...model.durable import Death, Held
 from ...model.errors import LeaseLostError, StoreUnavailableError
 from ...model.loss import Loss
 from ...model.run_end import RunEnd
-from ...operations import burials, capacity, deferred_locks, durable_ends, durable_locks, measuring, permits
+from ...operations import burials, capacity, durable_ends, durable_locks, measuring, permits
 from ...operations.durable_runs import Run, lease_lost
 from .. import bodies
 from . import held_run
@@ -40,14 +40,12 @@ def install() -> None:
 def is_awaited(task: Any, run: Run) -> bool:
     """Tell whether its end is acted upon: by tasks that follow it, or by a caller that waits for its result.
 
-    A result alone is told before a lock that is written late, and where nobody can have taken the row yet.
+    A result alone is told at once where nobody can have taken the row yet.
     """
     request = task.request
     if request.callbacks or request.chain or request.chord:
         return True
     if run.is_held and time.monotonic() - run.began_at < SURELY_HELD_S:
-        return False
-    if run.late is not None and not deferred_locks.of(run.runtime).is_written(run):
         return False
     return run.runtime.results.wanted(task.name, {"ignore_result": request.ignore_result})
 
@@ -73,8 +71,7 @@ def lose(run: Run, error: BaseException, worker: str | None) -> NoReturn:
     logger.error("The run of task %s is lost: %s", run.key[0], loss.redacted(run.runtime.settings.redacted).why)
     run.is_lost = True
     with suppress(StoreUnavailableError):  # otherwise the worker finds what it holds and does not run
-        if durable_locks.has_lock(run.runtime, run):
-            durable_locks.give_back(run.runtime, [run.key[0]], worker_id=run.worker_id, loss=loss)
+        durable_locks.give_back(run.runtime, [run.key[0]], worker_id=run.worker_id, loss=loss)
     raise Ignore(f"task {run.key[0]}: its body left") from None
 
 
@@ -120,8 +117,6 @@ def _over(sender: Any = None, retval: Any = None, state: str | None = None, **_:
     finally:
         if RUNS.get(run.key[0]) is run:  # the next try may have begun in another thread
             del RUNS[run.key[0]]
-        if run.late is not None:
-            deferred_locks.of(run.runtime).drop(run)
         permits.freed(run.runtime, run.slot_in)
         followers = [message.admission.pool.name for message in run.follows if message.admission is not None]
         capacity.ring(run.runtime, [run.pool, *followers])
@@ -134,16 +129,12 @@ def _end(task: Any, run: Run, state: str | None, retval: Any) -> None:
     if run.moved or run.is_lost or _is_cut_off(run, state):
         return  # it goes on as another message; or this process is about to end, and the worker sees to it
     if state == states.IGNORED or (state == states.SUCCESS and run.is_told):
-        if run.late is not None and state == states.SUCCESS and not run.follows and run.untold is None:
-            deferred_locks.of(runtime).end(run)
-            return
         if state == states.SUCCESS and _is_left_to_worker(run):
             measuring.task_ended(run, RunEnd.COMPLETED)
             return
         durable_ends.end(runtime, run)
         measuring.task_ended(run, RunEnd.COMPLETED)
         return
-    durable_locks.have_lock(runtime, run)
     if state == states.REJECTED and getattr(retval, "requeue", False):
         durable_locks.put_back(runtime, run)
     else:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from celery.app.task import Context
 
-from ...model.durable import is_first
+from ...model.durable import HEADER, REPUBLISHED
 from ...model.errors import StoreUnavailableError
 from ...operations.runtime import Runtime
 from ...store.outbox import tasks
@@ -21,6 +22,8 @@ logger = logging.getLogger("celery_sidejob")
 
 PAUSE_S = 60.0
 """How long this process logs no further warning, of whichever task."""
+
+_KEYS_OF_A_FIRST = {"v", "n", "s"}
 
 _told: set[str] = set()
 """Tasks already warned about."""
@@ -47,3 +50,20 @@ def warn(task: str, request: Context, stores: Sequence[Runtime]) -> None:
         "sidejob_schema or sidejob_database_url. This is logged once for each task.",
         task, request.id, stores[0].settings.schema,
     )  # fmt: skip
+
+
+def is_first(request: Mapping[str, Any]) -> bool:
+    """Tell whether a delivery is plainly the first of its message, and its row unchanged since it was kept.
+
+    Not a retry, not a message that has waited for an eta, was published or delivered again, or may have a copy in
+    another store. A copy that only looks like the first, as from a restored broker, is warned of in vain.
+    """
+    header = request.get(HEADER)
+    if not isinstance(header, Mapping) or header.get("n") != 1 or not header.keys() <= _KEYS_OF_A_FIRST:
+        return False
+    if request.get("retries") or request.get("eta") or request.get(REPUBLISHED) or request.get("redelivered"):
+        return False
+    properties = request.get("properties") or {}
+    if request.get("x-delivery-count") or properties.get("delivery_count"):
+        return False
+    return not (request.get("delivery_info") or {}).get("redelivered")

@@ -8,11 +8,11 @@ from typing import Any
 from celery.exceptions import InvalidTaskError
 
 from ...model.checks import is_number
-from ...model.durable import ADOPTED, CALL, DIGEST, HELD, LATE, WORKER
+from ...model.durable import ADOPTED, CALL, DIGEST, HELD, WORKER
 from ...model.names import why_not_name, why_not_storable
 from ..messages.carried import CELERYS
 
-OF_THE_PARENT = (WORKER, ADOPTED, HELD, LATE, DIGEST)
+OF_THE_PARENT = (WORKER, ADOPTED, HELD, DIGEST)
 """Keys by which the worker's parent process tells the pool's something; headers of a message may have such names."""
 TEXTS = (
     "shadow",

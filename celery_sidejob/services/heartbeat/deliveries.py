@@ -41,8 +41,6 @@ class Delivery(Generic[K]):
     received_at: float = field(default_factory=time.monotonic)
     request: Callable[[], object] | None = None
     """Return the request, or None if it is gone: Celery drops some requests without telling anyone."""
-    locks_late: bool = False
-    """The run may begin without a lock. Until it has its lock, this worker vouches for its message."""
     vouched_at: float | None = None
     """When the store was last told that the delivery waits here."""
 
@@ -158,18 +156,8 @@ class Deliveries(Generic[K]):
         with self._lock:
             return {one.key for one in self._all() if one.pid == pid and one.over_at is None}
 
-    def unlocked(self, pid: int | None = None) -> list[K]:
-        """Return the runs, of `pid` or all, that may have begun without a lock and are not ended here."""
-        with self._lock:
-            found = [
-                delivery
-                for delivery in self._all()
-                if delivery.locks_late and delivery.over_at is None and delivery.pid and delivery.plan != ENDED
-            ]
-        return sorted({delivery.key for delivery in found if pid is None or delivery.pid == pid})
-
     def waiting(self, *, for_s: float, every_s: float) -> list[K]:
-        """Return the runs whose delivery waits here for a process or a lock, and note that they are vouched for now.
+        """Return the runs whose delivery waits here for a process, and note that they are vouched for now.
 
         A run is returned if it has waited for `for_s` seconds and was not returned in the last `every_s`.
         """
@@ -178,7 +166,7 @@ class Deliveries(Generic[K]):
             found = [
                 delivery
                 for delivery in self._all()
-                if (delivery.pid is None or delivery.locks_late)
+                if delivery.pid is None
                 and delivery.over_at is None
                 and (delivery.request is None or delivery.request() is not None)
                 and now - delivery.received_at >= for_s

@@ -64,7 +64,6 @@ class HeldTasks(WorkerDuty):
     def leave(self) -> int:
         """Give back every task held: this worker stops."""
         self.ends.write()
-        self._send_unlocked_again(self.runs.unlocked())
         return self._give_back((row, self._stopped) for row in self._held())
 
     def _do(self, report: Report) -> None:
@@ -88,9 +87,6 @@ class HeldTasks(WorkerDuty):
         taken = self._take(held)
         if taken < len([row for row, _ in held if self.runs.plan_of((row.task_id, row.generation)) != ENDED]):
             return taken  # another transaction has one of the rows locked: tried again at the next look
-        # Runs that began without a lock left no trace, and their messages may be acknowledged. Sent again now, they
-        # lock at once. This death is therefore not counted; later ones are.
-        self._send_unlocked_again([key for pid in self.died for key in self.runs.unlocked(pid)])
         for pid in self.died:
             self.runs.of_process(pid)
         self.died.clear()
@@ -102,10 +98,6 @@ class HeldTasks(WorkerDuty):
             page = list(islice(self._missed, PAGE))
             checks.hasten(self._connections, TASKS, page)
             self._missed.difference_update(page)
-
-    def _send_unlocked_again(self, keys: Sequence[Key]) -> None:
-        if keys:
-            checks.hasten(self._connections, TASKS, keys, begun=True)
 
     def _take(self, rows: Iterable[tuple[Any, Loss]]) -> int:
         plans = ((row, loss, self.runs.plan_of((row.task_id, row.generation))) for row, loss in rows)

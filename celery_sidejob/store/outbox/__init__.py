@@ -7,6 +7,6 @@ things in which they differ. One file for each step:
 - armed for a job's run (`arming.py`, read by `doorbells.py`), kept for a task (`tasks.py`) or a `continuations.py`
 - published and marked, or reserved by a sweeper that publishes it (`publishing.py`)
 - checked while its message waits: postponed, vouched for, hastened, published again (`checks.py`)
-- held by a run, and given back or dropped at its end (`holds.py`; `latecomers.py` where the store hears of it late)
+- held by a run, and given back or dropped at its end (`holds.py`)
 - doomed and moved to the dead set (`revocation.py`, `burials.py`)
 """

@@ -1,4 +1,7 @@
-"""Messages of ordinary tasks on their way into the dead set, and their entries on the way out."""
+"""Messages of ordinary tasks on their way into the dead set, and their entries on the way out.
+
+A run that was called lost and ended well takes its row back, or its entry.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ WITH gone AS (
   RETURNING *)/*!,{withdrawn("gone m")}*/
 INSERT INTO {{dead}} (task_id, task, queue, reason, error, traceback, retries, given_group, payload, body)
 SELECT task_id, task, queue, %(reason)s, %(error)s, %(traceback)s, %(retries)s, %(given_group)s,
-  json_build_object('v', 2, 'publication', publication, 'generation', generation, 'losses', losses, 'due_at', due_at,
+  json_build_object('v', 2, 'publication', publication, 'generation', generation, 'losses', losses,
     'loss', last_loss, 'slots', CASE WHEN pool IS NOT NULL THEN
       json_build_object('pool', pool, 'weight', pool_weight, 'rank', pool_rank, 'runs', pool_runs) END),
   body
@@ -79,6 +82,59 @@ def poison(executor: Transaction, key: Key) -> Any:
     another message is left alone: then only `is_kept` is true.
     """
     return executor.run(_POISON, task_id=key[0], generation=key[1])[0]
+
+
+_FREE = f"body IS NOT NULL AND locked_by IS NULL AND task = %(task)s AND {DIGEST} = %(digest)s"
+_ENTRY = f"""
+    SELECT d.id FROM {{dead}} d
+    WHERE d.task_id = %(task_id)s AND d.body IS NOT NULL AND d.reason IN ('lost', 'revoked', 'expired')
+      AND (d.payload->>'generation')::int = %(generation)s AND d.task = %(task)s AND {DIGEST} = %(digest)s
+    ORDER BY d.id DESC LIMIT 1"""
+
+_TAKE_BACK = Statement(
+    f"""
+WITH row AS (
+  DELETE FROM {{messages}} WHERE task_id = %(task_id)s AND generation = %(generation)s AND {_FREE} RETURNING task_id),
+ entry AS (DELETE FROM {{dead}} WHERE %(entry_too)s AND id = ({_ENTRY}) RETURNING task_id)
+SELECT task_id FROM row UNION ALL SELECT task_id FROM entry"""
+)
+
+
+def take_back(executor: Transaction, key: Key, content: Content, *, entry_too: bool = True) -> bool:
+    """Remove the row or entry of a run that was called lost and ended well after all; False if it is too late.
+
+    That is its row, if no other run holds it, or with `entry_too` its entry in the dead set, as lost or for the reason
+    that kept it from running again. The entry of a run that ended otherwise stays.
+    """
+    return bool(
+        executor.run(
+            _TAKE_BACK, task_id=key[0], generation=key[1], task=content.task, digest=content.digest, entry_too=entry_too
+        )
+    )
+
+
+_KEEP_FROM_OTHERS = Statement(
+    f"""
+WITH row AS (
+  UPDATE {{messages}} SET doom = coalesce(doom, 'lost'), published_at = NULL, suspected_at = NULL,
+    next_check_at = now() + make_interval(secs => %(for_s)s)
+  WHERE task_id = %(task_id)s AND generation = %(generation)s AND {_FREE} RETURNING task_id)
+SELECT task_id FROM row UNION ALL SELECT d.task_id FROM {{dead}} d WHERE %(entry_too)s AND d.id = ({_ENTRY})"""
+)
+
+
+def keep_from_others(executor: Transaction, key: Key, content: Content, *, for_s: float, entry_too: bool) -> bool:
+    """Doom the row or entry of a run that was called lost and ended well after all: no other run begins.
+
+    `take_back` removes it afterwards. If that never comes, the sweeper buries it after `for_s` seconds. False if
+    `take_back` would come too late, or without `entry_too` if the dead set has it.
+    """
+    return bool(
+        executor.run(
+            _KEEP_FROM_OTHERS, task_id=key[0], generation=key[1], task=content.task, digest=content.digest, for_s=for_s,
+            entry_too=entry_too,
+        )
+    )  # fmt: skip
 
 
 _REVIVE = Statement(f"""

@@ -174,30 +174,22 @@ def vouch(connections: Autocommit, kind: Kind, received: Iterable[tuple[str | in
 
 # -- rows that are published again at once ---------------------------------------------------------------------------
 
-# The publisher of a durable task relies on being alone for `FIRST_CHECK_S`: an unmarked row is left to it, unless a run
-# had begun.
+# The publisher of a durable task relies on being alone for `FIRST_CHECK_S`: an unmarked row is left to it.
 _HASTEN = {
     kind: Statement(f"""
-UPDATE {{messages}} m SET published_at = NULL, next_check_at = now(),
-  suspected_at = CASE WHEN %(begun)s::boolean THEN now() ELSE m.suspected_at END
+UPDATE {{messages}} m SET published_at = NULL, next_check_at = now()
 FROM {kind.given}
 WHERE {kind.is_given} AND m.locked_by IS NULL AND m.doom IS NULL AND m.due_at <= now(){unless_unpublished}""")
     for kind, unless_unpublished in {
         JOBS: "",
-        TASKS: " AND (m.published_at IS NOT NULL OR %(begun)s::boolean)",
+        TASKS: " AND m.published_at IS NOT NULL",
     }.items()
 }
 
 
-def hasten(
-    connections: Autocommit, kind: Kind, received: Iterable[tuple[str | int, int]], *, begun: bool = False
-) -> None:
-    """Have messages published again now: the process that had received them will not begin them.
-
-    `begun`: runs of durable tasks had begun without a lock there. Their messages count as missing even if they were not
-    marked as published yet, and are not marked later.
-    """
-    connections.run(_HASTEN[kind], **parameters(received), begun=begun)
+def hasten(connections: Autocommit, kind: Kind, received: Iterable[tuple[str | int, int]]) -> None:
+    """Have messages published again now: the process that had received them will not begin them."""
+    connections.run(_HASTEN[kind], **parameters(received))
 
 
 # Rows due by now are checked anyway. But the message of a due and unmarked row may have been in the broker.

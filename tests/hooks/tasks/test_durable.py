@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import redis
 from celery import Celery, signals
-from celery.exceptions import Reject, SoftTimeLimitExceeded
 from kombu import Exchange, Queue
 from kombu.serialization import register, unregister
 
@@ -29,13 +28,13 @@ from celery_sidejob import (
     task_buried,
 )
 from celery_sidejob.hooks.durability import is_durable
-from celery_sidejob.hooks.tasks import chords, ending
+from celery_sidejob.hooks.tasks import ending
 from celery_sidejob.hooks.tasks.marking import mark
-from celery_sidejob.hooks.tasks.present_run import RUNS, run_of
+from celery_sidejob.hooks.tasks.present_run import RUNS
 from celery_sidejob.inspection import Inspection
-from celery_sidejob.model.durable import LATE, WORKER, Death
+from celery_sidejob.model.durable import Death
 from celery_sidejob.model.loss import Loss
-from celery_sidejob.operations import burials, deferred_locks
+from celery_sidejob.operations import burials
 from celery_sidejob.operations.durable_runs import Run
 from celery_sidejob.store.statement import Statement
 from tests.tools.apps import make_app
@@ -299,28 +298,6 @@ def test_what_becomes_of_a_lost_run(app: Celery, options: dict[str, Any], policy
 
     app.finalize()
     assert app.tasks["shop.lost"].lost_policy == policy
-
-
-def test_a_task_is_told_to_lock_late_where_it_is_made_or_by_an_annotation(app: Celery) -> None:
-    """And refused as late as it becomes known that it must not be repeated."""
-    app.conf.task_annotations = {"shop.slow": {"locks_late": True}, "shop.once": {"locks_late": True}}
-
-    @app.task(name="shop.fast", shared=False, on_lost="requeue", locks_late=True)
-    def fast() -> None:
-        pass
-
-    @app.task(name="shop.slow", shared=False, acks_late=True, reject_on_worker_lost=True)
-    def slow() -> None:
-        pass
-
-    app.finalize()
-    assert [app.tasks[name].locks_late for name in ("shop.fast", "shop.slow")] == [True, True]
-
-    with pytest.raises(SettingsError, match=r"shop\.once must not be"):
-
-        @app.task(name="shop.once", shared=False)
-        def once() -> None:
-            pass
 
 
 def test_which_tasks_are_durable(app: Celery) -> None:
@@ -721,43 +698,6 @@ def test_a_run_that_is_over_leaves_the_next_one_of_its_task(app: Celery, monkeyp
     for run, left in ((first, {"one": second}), (second, {})):
         ending._over(SimpleNamespace(request=SimpleNamespace(sidejob_run=run)), state="RETRY")
         assert left == RUNS
-
-
-def test_a_time_limit_that_strikes_before_a_late_run_has_begun_leaves_nothing_of_it(
-    app: Celery, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else the message, which goes back to the broker, would be a copy of what runs in this process."""
-
-    @app.task(name="shop.late", locks_late=True, on_lost="requeue", shared=False)
-    def late() -> None:
-        pass
-
-    app.finalize()
-    task = app.tasks["shop.late"]
-    task.apply_async(task_id="one")
-    (message,) = published(app)
-    known = {**message["headers"], WORKER: 1, LATE: True, "chord": {"task": "shop.body"}, "called_directly": False}
-
-    def strike(*_: Any) -> None:
-        raise SoftTimeLimitExceeded
-
-    with monkeypatch.context() as limited:
-        limited.setattr(chords, "install", strike)
-        task.push_request(**known)
-        with pytest.raises(Reject, match="time limit"):
-            task.before_start("one", (), {})
-        task.pop_request()
-    assert not deferred_locks.is_here(app.sidejob.runtime, ("one", 1))
-    assert "one" not in RUNS
-
-    task.push_request(**known)
-    task.before_start("one", (), {})
-    run = run_of(task)
-    task.pop_request()
-    assert run is not None
-    assert deferred_locks.is_here(app.sidejob.runtime, ("one", 1))
-    deferred_locks.of(app.sidejob.runtime).drop(run)
-    del RUNS["one"]
 
 
 @pytest.mark.parametrize("how", ["alone", "together", "by name"])

@@ -15,8 +15,8 @@ from celery.app.trace import build_tracer
 
 from celery_sidejob import InvalidValueError
 from celery_sidejob.hooks.tasks.present_run import RUNS
-from celery_sidejob.model.durable import DIGEST, HEADER, LATE, WORKER, Address, Death, Digest, digest_of
-from celery_sidejob.operations import burials, deferred_locks, durable_locks
+from celery_sidejob.model.durable import DIGEST, HEADER, WORKER, Address, Death, Digest, digest_of
+from celery_sidejob.operations import burials, durable_locks
 from celery_sidejob.operations.durable_runs import Run
 from celery_sidejob.store import workers
 from tests.tools.apps import make_app
@@ -68,12 +68,11 @@ class Shop:
 
         self.work = self.app.task(body(), name="stale.work", **REPEATABLE)
         self.once = self.app.task(body(), name="stale.once", shared=False)
-        self.late = self.app.task(body(), name="stale.late", locks_late=True, **REPEATABLE)
         self.body = self.app.task(body(), name="stale.body", shared=False)
         self.errback = self.app.task(errback, name="stale.errback", shared=False)
         self.runtime = self.app.sidejob.runtime
 
-    def run(self, task: Any, task_id: str, *, late: bool = False) -> None:
+    def run(self, task: Any, task_id: str) -> None:
         """Deliver the first message of a task to a new worker, and have it run here."""
         ((publication, content),) = self.sql("SELECT publication, body FROM messages WHERE task_id = %s", task_id)
         args, kwargs, embedded = json.loads(bytes(content))
@@ -81,8 +80,6 @@ class Shop:
         request.update(embedded, headers=dict(request), delivery_info={}, is_eager=False)
         request.update({HEADER: {"v": 1, "n": 1}, DIGEST: Digest(digest_of(bytes(content)))})
         request[WORKER] = workers.register(self.runtime.connections, f"test:{uuid.uuid4()}")
-        if late:
-            request[LATE] = True
         build_tracer(task.name, self.app.tasks[task.name], app=self.app)(task_id, args, kwargs, request)
 
     def lose(self) -> None:
@@ -116,8 +113,7 @@ class Shop:
 
 
 @pytest.fixture(name="shop")
-def shop_fixture(database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
-    monkeypatch.setattr(deferred_locks, "EVERY_S", 3600)  # the tests say when late locks are written
+def shop_fixture(database_url: str, redis_url: str) -> Iterator[Shop]:
     made = Shop(database_url, redis_url)
     yield made
     made.app.sidejob.close()
@@ -216,49 +212,6 @@ def test_what_is_in_the_dead_set_leaves_it_if_it_has_ended_well(
 
     assert (result.state, shop.told) == (state, [])
     assert (shop.rows(), shop.buried()) == ([], buried)
-
-
-@pytest.mark.parametrize("outcome", [7, ValueError])
-def test_a_late_lock_that_was_refused_is_of_a_run_that_does_not_count(shop: Shop, outcome: Any) -> None:
-    result = shop.late.apply_async(link_error=shop.errback.s())
-
-    def meanwhile() -> None:
-        assert shop.begin_elsewhere(result.id)
-        deferred_locks.write_now(shop.runtime)
-
-    shop.outcome, shop.meanwhile = outcome, meanwhile
-    shop.run(shop.late, result.id, late=True)
-
-    assert (result.state, shop.told) == (states.PENDING, [])
-    assert (shop.rows(), shop.buried()) == ([(True, None)], [])
-
-
-def test_a_run_without_a_lock_takes_back_nothing_of_an_earlier_call_of_its_id(shop: Shop) -> None:
-    """An old message has come once more, when what it asked for was long in the dead set."""
-    result = shop.late.apply_async()
-
-    def meanwhile() -> None:
-        assert shop.begin_elsewhere(result.id)
-        deferred_locks.write_now(shop.runtime)
-        shop.lose()
-        shop.sql("UPDATE messages SET doom = 'lost'")
-        shop.bury(result.id)
-        shop.sql("UPDATE dead SET died_at = now() - interval '1 day'")
-
-    shop.outcome, shop.meanwhile = 7, meanwhile
-    shop.run(shop.late, result.id, late=True)
-
-    assert (result.state, shop.buried()) == (states.PENDING, ["lost"])
-
-
-def test_a_late_lock_with_something_to_follow_is_asked_first(shop: Shop) -> None:
-    result = shop.late.apply_async(link=shop.body.s())
-    shop.outcome, shop.meanwhile = 7, lambda: shop.begin_elsewhere(result.id)
-
-    shop.run(shop.late, result.id, late=True)
-
-    assert result.state == states.PENDING
-    assert shop.rows() == [(True, None)]
 
 
 def test_what_was_revoked_in_its_thread_is_no_success(shop: Shop) -> None:

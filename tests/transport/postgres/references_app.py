@@ -39,9 +39,9 @@ def once(event: str, hold: str | None = None) -> None:
     _note(event, hold)
 
 
-@app.task(name="repeatable", durable=True, on_lost="requeue", locks_late=True)
+@app.task(name="repeatable", durable=True, on_lost="requeue")
 def repeatable(event: str, hold: str | None = None) -> None:
-    """A durable task that locks its row late."""
+    """A durable task whose row is held since the fetch of its message."""
     _note(event, hold)
 
 

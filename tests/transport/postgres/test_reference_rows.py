@@ -16,7 +16,8 @@ import sqlalchemy
 from kombu import Connection
 
 from celery_sidejob.hooks.messages import reference
-from celery_sidejob.model.durable import REPUBLISHED, Message, is_first
+from celery_sidejob.hooks.tasks.missing_row_warning import is_first
+from celery_sidejob.model.durable import REPUBLISHED, Message
 from celery_sidejob.operations import durable_ends, durable_locks, revocation
 from celery_sidejob.operations.durable_runs import Run
 from celery_sidejob.services.heartbeat.quiet_ends import QuietEnds
@@ -168,7 +169,7 @@ def test_what_runs_is_doomed_or_of_a_later_generation_is_not_sent_again(shop: St
     assert shop.sql(SENT) == [("waits", 1, 0, True, True)]
 
 
-def test_a_run_may_begin_late_only_for_what_is_plainly_the_first(shop: Stage, reading: Consuming) -> None:
+def test_what_is_plainly_the_first(shop: Stage, reading: Consuming) -> None:
     """Not for what has waited for its time, was sent again, or came back from a worker."""
     for task_id in ("again", "came back", "first"):
         shop.app.send_task("once", task_id=task_id)

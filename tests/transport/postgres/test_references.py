@@ -118,12 +118,12 @@ def test_a_worker_that_waits_is_woken_after_the_commit(
 def test_a_worker_killed_before_it_locks_a_row_leaves_its_message_to_others(
     processes: Processes, shop: Any, env: Mapping[str, str], record: Record, tables: Tables, tmp_path: Path, name: str
 ) -> None:
-    points = "durable-begin:before-commit=stop,claim:before-commit=stop,durable-late-lock:before-commit=stop"
+    points = "durable-begin:before-commit=stop,claim:before-commit=stop"
     gate = tmp_path / "gate"
     killed = processes.start_worker(APP, env={**env, "SIDEJOB_CRASH_POINTS": points})
     ask(shop, name, "free", str(gate))
     if name == "repeatable":
-        record.wait_for("began")  # without a lock
+        record.wait_for("began")  # it is held since the fetch
     wait_until(lambda: tables.held == 1, message="it to be fetched")
     killed.wait_for_log("received")
 

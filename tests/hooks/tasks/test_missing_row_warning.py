@@ -1,4 +1,4 @@
-"""Only what is plainly the first delivery of a message may begin without a lock."""
+"""Only what is plainly the first delivery of a message is warned of where its row is missing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from celery_sidejob.model.durable import is_first
+from celery_sidejob.hooks.tasks.missing_row_warning import is_first
 
 FIRST: dict[str, Any] = {
     "sidejob_durable": {"v": 1, "n": 1}, "retries": 0, "eta": None, "properties": {"priority": 0},
