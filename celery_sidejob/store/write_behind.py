@@ -12,7 +12,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from ..model import native
 from ..model.errors import StoreUnavailableError
@@ -26,16 +26,6 @@ PAGE = 100
 RETRY_S = 0.2
 LINGER_S = 5.0
 """Seconds that the writing thread waits for more before it ends."""
-
-
-class Deferred(Protocol):
-    """Writes that may wait."""
-
-    def forget(self) -> None:
-        """After a fork: the pending writes belong to the parent."""
-
-    def write_now(self) -> None:
-        """Write everything that is pending; never raises for the store."""
 
 
 class WriteBehind(Generic[T]):
@@ -52,7 +42,7 @@ class WriteBehind(Generic[T]):
         self._write = write
         self._within_s = within_s
         self._patience_s = patience_s
-        register(self)
+        _all.add(self)
         self.forget()
 
     def forget(self) -> None:
@@ -155,21 +145,13 @@ class WriteBehind(Generic[T]):
                 time.sleep(RETRY_S)
 
 
-_all: weakref.WeakSet[Deferred] = weakref.WeakSet()
-
-
-def register(one: Deferred) -> None:
-    """Have the pending writes made when this process ends."""
-    _all.add(one)
+_all: weakref.WeakSet[WriteBehind[Any]] = weakref.WeakSet()
 
 
 def write_all_now() -> None:
     """Make the pending writes of this process: it ends."""
     for one in list(_all):
-        try:
-            one.write_now()
-        except Exception:  # it must not hold up the rest
-            logger.exception("Deferred writes are not made")
+        one.write_now()
 
 
 atexit.register(write_all_now)

@@ -129,18 +129,13 @@ def test_who_asks_for_more_may_find_that_another_has_taken_it() -> None:
 
 
 def test_all_is_written_at_the_end_though_one_of_them_raises(caplog: pytest.LogCaptureFixture) -> None:
-    class Raises:
-        def forget(self) -> None:
-            """It has nothing."""
-
-        def write_now(self) -> None:
-            raise RuntimeError("broken")
+    def fail(things: list[int]) -> None:
+        raise RuntimeError("broken")
 
     written = Written()
-    first, made, last = Raises(), WriteBehind("things", written, within_s=NEVER_S), Raises()
-    made.add([1])
-    for one in (first, last):
-        write_behind.register(one)
+    for name, write in (("first", fail), ("things", written), ("last", fail)):
+        made = WriteBehind(name, write, within_s=NEVER_S)
+        made.add([1])
 
     write_behind.write_all_now()
 

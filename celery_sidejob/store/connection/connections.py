@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from math import inf
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg import errors as pg
@@ -34,7 +34,7 @@ from ..errors import (
 )
 from ..identity import Database, cluster, look
 from ..statement import Autocommit, Statement
-from ..write_behind import Deferred
+from ..write_behind import WriteBehind
 from . import fork
 from .idle import Idle
 from .opening import Opener
@@ -42,7 +42,6 @@ from .own_executor import OwnExecutor
 from .turns import LONGEST_TURN_S, Turns, takes_turns
 
 T = TypeVar("T")
-L = TypeVar("L", bound=Deferred)
 
 REPEATED = (pg.DeadlockDetected, pg.SerializationFailure, pg.ForeignKeyViolation)
 """The errors after which a transaction is repeated."""
@@ -96,7 +95,7 @@ class Connections(Autocommit):
         self._database: Database | None = None
         self._seen: set[Address] = set()
         self._pid = os.getpid()
-        self._deferred: dict[str, Deferred] = {}
+        self._deferred: dict[str, WriteBehind[Any]] = {}
         fork.register(self)
 
     def transact(
@@ -205,19 +204,15 @@ class Connections(Autocommit):
         finally:
             thread.over, thread.within_s = before
 
-    def write_behind(self, name: str, make: Callable[[], L]) -> L:
+    def write_behind(self, name: str, make: Callable[[], WriteBehind[T]]) -> WriteBehind[T]:
         """Return this process's write-behind of one kind for this store; it is made at the first use."""
         found = self._deferred.get(name)
-        return cast("L", found if found is not None else self._deferred.setdefault(name, make()))
+        return found if found is not None else self._deferred.setdefault(name, make())
 
     @property
     def may_write_behind(self) -> bool:
         """Whether this thread runs users' calls and bodies. A service uses only its own connection."""
         return self._thread.over is None and not takes_turns()
-
-    def if_write_behind(self, name: str) -> Deferred | None:
-        """Return the write-behind of a kind; None if this process has never deferred such a write."""
-        return self._deferred.get(name)
 
     def write_behind_now(self) -> None:
         """Make all deferred writes."""
