@@ -3,11 +3,12 @@
     pip install procrastinate 'pgqueuer[asyncpg]'
     python -m benchmarks peers [--rounds 6] [--tasks 1000]
 
-Plain Celery on `redis://`, the unit; plain Celery on `sidejobpg://`; durable tasks with `locks_late` where that broker
-is the store; procrastinate and pgqueuer, each in a database of its own of the same durable Postgres. All send from one
-thread. Those of Celery run in prefork with two processes. A worker of a peer is one process that runs coroutines,
-procrastinate's two at a time and pgqueuer's up to 20, the least that it allows; its other settings are as they come.
-The trivial body awaits nothing, so that no two coroutines of a process run it at once. The rest is as in `transport`.
+Plain Celery on `redis://`, the unit; plain Celery on `sidejobpg://`; durable tasks that may be repeated where that
+broker is the store; procrastinate and pgqueuer, each in a database of its own of the same durable Postgres. All send
+from one thread. Those of Celery run in prefork with two processes. A worker of a peer is one process that runs
+coroutines, procrastinate's two at a time and pgqueuer's up to 20, the least that it allows; its other settings are as
+they come. The trivial body awaits nothing, so that no two coroutines of a process run it at once. The rest is as in
+`transport`.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def main(arguments: list[str]) -> int | None:
         print(f"{missing.name} is not installed: pip install procrastinate 'pgqueuer[asyncpg]'", file=sys.stderr)
         return 2
     peers: dict[str, Callable[[str, Path], Stamped]] = {name: partial(Peer, name) for name in PEERS}
-    with Bench.opened(["stock", "postgres", "pg_late"], peers=peers, bounds={}) as bench:
+    with Bench.opened(["stock", "postgres", "pg_requeue"], peers=peers, bounds={}) as bench:
         print(versions)
         print("Celery: two processes of prefork. The others: one process with coroutines; procrastinate two at a time,")
         print("fetched one by one, as it comes; pgqueuer up to 20, the least at its batch size of 10, as it comes.")

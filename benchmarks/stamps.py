@@ -1,9 +1,10 @@
 """A task that says when its body ran: eight bytes in a file, the same with and without us.
 
 For `durable.py` and `transport.py`. With DATABASE_URL the app is one of ours, with its store in SCHEMA: the task is
-durable, there is a job that does the same, and in the schema of that name the task locks late. Without a database it is
-plain Celery, and nothing of this package is imported but the transport, if the broker's URL says so; with ONE_CLIENT it
-is plain but for the one Redis client that workers of ours keep. TRANSPORT_OPTIONS are those of its broker, as JSON.
+durable, there is a job that does the same, and in the schema of that name the task may be repeated. Without a database
+it is plain Celery, and nothing of this package is imported but the transport, if the broker's URL says so; with
+ONE_CLIENT it is plain but for the one Redis client that workers of ours keep. TRANSPORT_OPTIONS are those of its
+broker, as JSON.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from celery import Celery, bootsteps
 from benchmarks.note import note
 
 SCHEMA = "sidejob"
-LATE_SCHEMA = "late"
+REQUEUE_SCHEMA = "requeue"
 JOBS_SCHEMA = "jobs"
-"""Where durable tasks are that lock as they come, those that lock late, and jobs."""
+"""Where durable tasks are as they come, those that may be repeated, and jobs."""
 
 
 def app_of_environment() -> Celery:
@@ -65,9 +66,9 @@ def make_app(
     elif broker_url.startswith("sidejob"):
         import celery_sidejob.transport  # noqa: F401  # makes sidejob:// known
 
-    late = {"locks_late": True, "on_lost": "requeue"} if schema == LATE_SCHEMA else {}
+    options = {"on_lost": "requeue"} if schema == REQUEUE_SCHEMA else {}
 
-    @app.task(name="stamp", shared=False, **({} if database_url is None else {"durable": True, **late}))
+    @app.task(name="stamp", shared=False, **({} if database_url is None else {"durable": True, **options}))
     def stamp() -> None:
         """Note the instant."""
         note()
