@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 
@@ -37,6 +38,23 @@ def lock() -> Any:
 def poll() -> Any:
     """Return an object that waits for files, like `select.poll`."""
     return _original("select", "poll")()
+
+
+class Bell:
+    """A signal that a real thread may wait for again and again; each ring wakes it once."""
+
+    def __init__(self) -> None:
+        self._gate = _original("_thread", "allocate_lock")()
+        self._gate.acquire()
+
+    def ring(self) -> None:
+        """Wake the waiting thread, or the next one to wait; ringing again before that adds nothing."""
+        with suppress(RuntimeError):
+            self._gate.release()
+
+    def wait(self, timeout: float, /) -> bool:
+        """Wait until it rings, for at most this many seconds, and tell whether it has."""
+        return bool(self._gate.acquire(timeout=timeout))
 
 
 class Event:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from datetime import datetime
 from functools import partial
 from typing import Any
 
-from ..model.durable import NOWHERE, Address, Message
+from ..model.durable import NOWHERE, Address, Held, Message
 from ..model.events import Measured, TaskLost, TaskRescued
 from ..model.loss import Loss
 from ..model.statistics import Measure
@@ -113,12 +114,21 @@ def put_back(runtime: Runtime, run: Run) -> None:
     patiently(runtime, lambda: runtime.connections.transact("durable-unlock", unlock, single=True))
 
 
-def unhold(runtime: Runtime, task_ids: Iterable[str], *, worker_id: int) -> None:
+def hold(
+    runtime: Runtime, received: Sequence[holds.Fresh], *, worker_id: int, over: Sequence[Held]
+) -> tuple[dict[str, Any], frozenset[str]]:
+    """Hold the rows of tasks that may be repeated, and remove those of runs that are `over`; see `holds.hold`."""
+    hold = partial(holds.hold, received=received, worker_id=worker_id, over=over)
+    return runtime.connections.transact("durable-hold", hold, single=True, within_s=patience_s(runtime))
+
+
+def unhold(runtime: Runtime, task_ids: Iterable[str], *, worker_id: int, at: datetime | None = None) -> None:
     """Give up rows that a worker holds since it has fetched their messages, and whose runs have not begun.
 
-    They are published again, unless their messages go back to the broker or begin otherwise before.
+    They are published again, unless their messages go back to the broker or begin otherwise before. With `at` only if
+    it is still that hold.
     """
-    unhold = partial(end_task_runs, end=holds.unhold(task_ids, worker_id=worker_id))
+    unhold = partial(end_task_runs, end=holds.unhold(task_ids, worker_id=worker_id, at=at))
     runtime.connections.transact("durable-unlock", unhold, single=True)
 
 

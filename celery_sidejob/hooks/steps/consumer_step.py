@@ -59,7 +59,7 @@ class DisconnectionStep(bootsteps.StartStopStep):
         # reference were gone before its row is locked, a kill in between would leave a message that nobody fetches.
         delivered.Delivered.acks_at_end = refers or (broker == "amqp" and isinstance(c.pool, Solo))
         if self._appetite is not None:
-            self._appetite.start(fetcher_of(c, self._appetite))
+            self._appetite.start(fetcher_of(c, self._appetite), holds=not refers)
             if is_green:
                 self._looks = Loop(self._appetite)  # a greenlet
                 self._looks.start()
@@ -81,6 +81,8 @@ class DisconnectionStep(bootsteps.StartStopStep):
         if self._looks is not None:
             self._looks.stop()
             self._looks = None
+        if self._appetite is not None:
+            self._appetite.holding.disconnected()
         # Celery before 5.7 leaves a connection that broke where it was.
         if self._appetite is not None and c.connection is not None and c.blueprint.state in STOPS:
             self._appetite.stop()

@@ -35,7 +35,9 @@ from ...model.durable import (
 )
 from ...services.heartbeat.deliveries import ENDED, GRACE_S
 from ...services.heartbeat.quiet_ends import QuietEnd
+from ...store.outbox.holds import Fresh
 from ..bodies import text_of
+from ..durability import REQUEUE
 from ..messages.kept_message import content_of, received
 from ..worker.delivered import Delivered
 from ..worker.holders import bury, holders, revoke
@@ -77,8 +79,10 @@ class DurableRequest(Delivered):
         self._argsrepr: str = self._redacted(self._argsrepr)
         self._kwargsrepr: str = self._redacted(self._kwargsrepr)
         self._failed = False
-        self._hold: Fetched | None = getattr(self._message, "held", None)
-        self._hold_is_sure = self._hold is not None and monotonic() - self._hold.asked_at < SURE_S
+        self.held: Fetched | None = None
+        self._hold_is_sure = False
+        if (fetched := getattr(self._message, "held", None)) is not None:
+            self.hold(fetched, is_sure=True)
         self._holders = holders(self._app, header)
         self._deliveries = [
             (heartbeat.tasks.runs, heartbeat.tasks.runs.received(self._key, request=self))
@@ -109,9 +113,9 @@ class DurableRequest(Delivered):
         elif given.get(HEADER) is None:
             own = (given, self._payload) if self._decoded else None
             given[ADOPTED] = received(self._app, self.task_name, self._message, own)
-        if self._hold is not None and self._hold.held.worker_id == given.get(WORKER):
+        if self.held is not None and self.held.held.worker_id == given.get(WORKER):
             stands = self._hold_is_sure and not self._has_gate
-            given[HELD] = HeldRun(self._hold.held, self._hold.queue, self._hold.waited_s, stands)
+            given[HELD] = HeldRun(self.held.held, self.held.queue, self.held.waited_s, stands)
         return given
 
     @property
@@ -123,6 +127,27 @@ class DurableRequest(Delivered):
             heartbeat.managed is None or (queue is None and heartbeat.managed) or queue in heartbeat.managed
             for heartbeat in self._holders
         )
+
+    def hold(self, held: Fetched, *, is_sure: bool) -> None:
+        """Note that this worker holds its row, or may hold it; it does not for sure if that took long."""
+        self.held, self._hold_is_sure = held, is_sure and monotonic() - held.asked_at < SURE_S
+
+    @property
+    def fresh(self) -> Fresh | None:
+        """What is to be held for it before it waits for the pool; None if its process locks the row."""
+        if self.held is not None or self._kept is None or self.task.lost_policy != REQUEUE:
+            return None
+        if self._content.unpack is not None or self._has_gate or len(self._holders) != 1:
+            return None
+        most = self.task.max_losses or self._app.sidejob.settings.max_losses
+        return Fresh(self._kept, self._content, most) if self._holders[0].may_claim else None
+
+    def give_back(self) -> bool:
+        """Adds to giving back the message: the row is not held any more, where the message did not come from it."""
+        given = super().give_back()
+        if given and self.held is not None and getattr(self._message, "held", None) is None:
+            self._app.sidejob.heartbeat.tasks.unhold([self.id], self.held.held.at)
+        return given
 
     def traced(self, trace: Callable[..., Any]) -> Callable[..., Any]:
         """Adds to Celery's tracer: the end of the run may be left to this worker."""
@@ -239,8 +264,8 @@ class DurableRequest(Delivered):
         # once, the sweeper does it in any case.
         self._plan(ENDED)
         revoke(self._holders, self._key)
-        if self._hold is not None:  # the sweeper buries what waits
-            self._app.sidejob.heartbeat.tasks.unhold([self.id])
+        if self.held is not None:  # the sweeper buries what waits
+            self._app.sidejob.heartbeat.tasks.unhold([self.id], self.held.held.at)
         task_ready(self)
         self.acknowledge()
         self._already_revoked = True

@@ -25,6 +25,7 @@ from ..patches import task_request
 from . import pool_kind
 from .bell import Bell
 from .delivered import Delivered
+from .holding import Holding
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -75,6 +76,8 @@ class Appetite:
         self._ended = deque([(monotonic(), _ended())])
         self._looks_at_idle = 0
         self._bell = Bell()
+        self.holding = Holding(c.app)
+        self._holds = False
         self._fetcher = Fetcher()
         self._stops = False
         self.tell: Callable[[], object] = self._bell.ring
@@ -117,7 +120,7 @@ class Appetite:
             if self._fetcher.may_return(request):
                 self._waiting[request] = monotonic()
         self._fetcher.before(request)
-        process(request)
+        self.holding.hand_over(process, request)
 
     def run_once(self) -> None:
         """Give back what has waited for too long; in the thread that fetches, or a greenlet beside it."""
@@ -168,8 +171,12 @@ class Appetite:
 
     # -- one connection --------------------------------------------------------------------------------------------
 
-    def start(self, fetcher: Fetcher) -> None:
-        """Fetch over a new connection: what had waited is gone with the old one, what runs runs on."""
+    def start(self, fetcher: Fetcher, *, holds: bool) -> None:
+        """Fetch over a new connection: what had waited is gone with the old one, what runs runs on.
+
+        `holds`: whether rows are to be held before their messages wait for the pool.
+        """
+        self._holds = holds
         self._fetcher = fetcher
         self._waiting.clear()
         Delivered.over_here = self.over
@@ -180,6 +187,8 @@ class Appetite:
     def register(self, hub: Any) -> None:
         """Look again and again in this event loop, and after each of its rounds whether there is room."""
         self._bell.register(hub, self._adjust)
+        if self._holds:
+            self.holding.register(hub)
         hub.on_tick.add(self._adjust)
         hub.call_repeatedly(LOOK_S, self._look)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -56,10 +57,13 @@ class HeldTasks(WorkerDuty):
         if dropped:
             self.unhold(dropped)
 
-    def unhold(self, task_ids: Sequence[str]) -> None:
-        """Have rows given back that this worker holds since it has fetched their messages, and will not begin."""
-        worker_id = self._worker.worker_id
-        self._worker.errands.soon(partial(durable_locks.unhold, self._runtime, task_ids, worker_id=worker_id))
+    def unhold(self, task_ids: Sequence[str], at: datetime | None = None) -> None:
+        """Have rows given back that this worker holds since it has fetched their messages, and will not begin.
+
+        With `at` only if it is still that hold.
+        """
+        unhold = partial(durable_locks.unhold, self._runtime, task_ids, worker_id=self._worker.worker_id, at=at)
+        self._worker.errands.soon(unhold)
 
     def leave(self) -> int:
         """Give back every task held: this worker stops."""

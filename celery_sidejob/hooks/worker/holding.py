@@ -1,0 +1,136 @@
+"""Holds rows before their messages wait for the pool, for a worker whose broker is not the store.
+
+What has arrived since the last statement is one page of the next, which runs beside the worker's event loop: a slow
+store keeps no other task from running. It also writes the ends of runs (`quiet_ends.py`). A message whose row is not
+held goes on all the same, and its process locks the row, or finds that it is a copy.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import Any, Protocol
+
+from celery import Celery
+
+from ...model import native
+from ...model.durable import Held
+from ...operations import durable_locks
+from ...services.loop import Loop
+from ...store.outbox.holds import Fresh
+from .bell import Bell
+from .outbox import Fetched
+
+PAGE = 64
+"""Messages whose rows one statement holds at most."""
+REST_S = 1.0
+
+
+class Holdable(Protocol):
+    """A request whose row may be held."""
+
+    id: str
+
+    @property
+    def fresh(self) -> Fresh | None:
+        """What is to be held for it; None if its process is to lock the row."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether it was neither begun nor given back."""
+
+    @property
+    def held(self) -> Fetched | None:
+        """How its row is held, if it is."""
+
+    def hold(self, held: Fetched, *, is_sure: bool) -> None:
+        """Note that its row is held, or may be."""
+
+
+class Holding:
+    """Holds the rows of one worker's messages, in a thread of its own."""
+
+    name = "holding"
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+        self._connection = 0
+        self._is_on = False
+        self._loop: Loop | None = None
+        self._asked: deque[tuple[int, Holdable, Callable[[Any], Any]]] = deque()
+        self._answered: deque[tuple[int, Holdable, Callable[[Any], Any]]] = deque()
+        self._wakes = native.Bell()
+        self._bell = Bell()
+
+    # -- in the event loop -------------------------------------------------------------------------------------------
+
+    def register(self, hub: Any) -> None:
+        """Have this event loop hand over what is held; without a loop nothing is held here."""
+        self._bell.register(hub, self._hand_over)
+        self._is_on = True
+        if self._loop is None:
+            self._loop = Loop(self)
+            self._loop.start()
+
+    def hand_over(self, process: Callable[[Any], Any], request: Any) -> None:
+        """Hand a request to the pool once its row is held, or at once if it is not to be."""
+        if not self._is_on or getattr(request, "fresh", None) is None:
+            process(request)
+            return
+        self._asked.append((self._connection, request, process))
+        self._wakes.ring()
+
+    def disconnected(self) -> None:
+        """Drop what the worker has dropped with its connection; what is being held just now is given up later."""
+        self._connection += 1
+        self._is_on = False
+
+    def _hand_over(self) -> None:
+        while self._answered:
+            connection, request, process = self._answered.popleft()
+            if connection == self._connection and request.waits:
+                process(request)
+            elif request.held is not None:
+                self._app.sidejob.heartbeat.tasks.unhold([request.id], request.held.held.at)
+
+    # -- in the thread -----------------------------------------------------------------------------------------------
+
+    def run_once(self) -> int:
+        """Hold the rows of what has arrived; returns how many messages that were."""
+        page = [self._asked.popleft() for _ in range(min(PAGE, len(self._asked)))]
+        if page:
+            try:
+                self._hold([request for _, request, _ in page])
+            finally:
+                self._answered.extend(page)
+                self._bell.ring()
+        return len(page)
+
+    def wait_s(self) -> float:
+        """Wait for a message."""
+        if not self._asked:
+            self._wakes.wait(REST_S)
+        return 0.0
+
+    def close(self) -> None:
+        """Nothing is open: what is held is given back with all that the worker holds."""
+
+    def _hold(self, requests: Sequence[Holdable]) -> None:
+        heartbeat, asked_at = self._app.sidejob.heartbeat, monotonic()
+        fresh = [(request, one) for request in requests if (one := request.fresh) is not None]
+        page, worker_id = {one.key[0]: one for _, one in fresh}, heartbeat.worker_id
+        try:
+            with heartbeat.tasks.ends.page() as ends:
+                found, ends.over = durable_locks.hold(
+                    heartbeat.runtime, list(page.values()), worker_id=worker_id, over=ends.runs
+                )
+        except BaseException:  # nobody knows what is held: each process gives its hold up before it locks the row
+            for request, one in fresh:
+                request.hold(Fetched(Held(*one.key, worker_id, None), "", 0.0, asked_at), is_sure=False)
+            raise
+        for request, one in fresh:
+            row = found.pop(request.id, None)  # of two messages of one row, the first gets it
+            if row is not None:
+                held = Held(*one.key, worker_id, row.held_at)
+                request.hold(Fetched(held, row.queue, row.waited_s, asked_at), is_sure=True)
