@@ -45,7 +45,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
 def worker_of(concurrency: int) -> Any:
     """What Celery's consumer shows of its worker."""
     controller = SimpleNamespace(max_concurrency=None, semaphore=LaxBoundedSemaphore(concurrency), _process_task=None)
-    return SimpleNamespace(pool=SimpleNamespace(num_processes=concurrency), controller=controller, on_task_request=None)
+    pool = SimpleNamespace(num_processes=concurrency)
+    return SimpleNamespace(app=None, pool=pool, controller=controller, on_task_request=None)
 
 
 def end(runs: int) -> None:
