@@ -17,7 +17,7 @@ from tests.tools.brokers import Broker
 from tests.tools.databases import prepare_template
 from tests.tools.proxy import TcpProxy
 from tests.tools.recorder import Record
-from tests.tools.waiting import wait_until
+from tests.tools.waiting import patient, wait_until
 from tests.tools.workers import Processes
 
 MANY = int(os.environ.get("SIDEJOB_TEST_MANY", "1000"))
@@ -94,6 +94,7 @@ def test_a_client_tries_a_broken_broker_once_and_then_leaves_it_alone(
     failure: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """docs/durable.md: the call waits a second at most, once for each pause."""
     monkeypatch.setattr(connection, "PAUSE_S", (600.0, 600.0))  # longer than 40 calls take on a slow machine
     with TcpProxy.to(broker.url) as proxy:
         with site_of(
@@ -112,8 +113,10 @@ def test_a_client_tries_a_broken_broker_once_and_then_leaves_it_alone(
             first_s = time.monotonic() - began
             tried = proxy.connections
             jobs += [site.sidejob.enqueue("outage.note") for _ in range(40)]
+            others_s = time.monotonic() - began - first_s
 
-            assert first_s < 20 * ATTEMPT_S
+            assert first_s < patient(2.5 * ATTEMPT_S)
+            assert others_s < 40 * ATTEMPT_S, "as long as if each had waited"
             assert proxy.connections == tried <= before[0] + 2
             assert proxy.bytes_up == before[1]
 

@@ -1,5 +1,5 @@
 """Waiting for a fact, never for time."""
 
-from celery_sidejob.testing.waiting import wait_until
+from celery_sidejob.testing.waiting import patient, wait_until
 
-__all__ = ["wait_until"]
+__all__ = ["patient", "wait_until"]
