@@ -91,11 +91,14 @@ def test_a_slot_is_freed_once_whichever_side_of_the_commit_the_owner_dies_on(
     scene: Scene, tmp_path: Any, killed_at: str
 ) -> None:
     once = tmp_path / "killed"
-    scene.worker(
+    scene.sidejob.task(timed, name="acceptance.timed")
+    jobs = [POOL.apply_async("acceptance.timed", (number,)).job for number in range(LIMIT)]
+    with pytest.raises(Overloaded):
+        POOL.cast("acceptance.timed", (LIMIT,))
+    waiting = POOL.apply_async("acceptance.timed", (LIMIT,), on_full="wait").job
+    scene.worker(  # only now, or it could free a slot before the pool is full
         concurrency=1, SIDEJOB_CRASH_POINTS=f"{killed_at}=kill", SIDEJOB_CRASH_ONCE=str(once), **QUICK
     )  # fmt: skip
-    jobs = [POOL.apply_async("acceptance.timed", (number,)).job for number in range(LIMIT)]
-    waiting = POOL.apply_async("acceptance.timed", (LIMIT,), on_full="wait").job
     wait_until(lambda: all(job.refresh().status == "completed" for job in [*jobs, waiting]), timeout=60,
                message="the jobs to complete")  # fmt: skip
     assert once.exists()
