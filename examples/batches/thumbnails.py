@@ -29,7 +29,7 @@ def shrink(job: RunningJob, picture: str) -> None:
         raise ValueError(f"{picture} is no picture")
 
 
-@app.task(durable=True)  # type: ignore[untyped-decorator]
+@app.task(durable=True, on_lost="requeue")  # type: ignore[untyped-decorator]
 def count(album: str) -> int:
     """Count the pictures."""
     return 1

@@ -18,7 +18,10 @@ pytestmark = [pytest.mark.timeout(180), KOMBU_5_7]
 def test_an_album_is_published_when_its_thumbnails_are_there(
     tmp_path: Path, processes: Processes, empty_database_url: str, killed: bool
 ) -> None:
-    """Also if the worker dies right after it has noted how some have ended: another one makes what follows, once."""
+    """Also if the worker dies right after it has noted how some have ended: another one makes what follows, once.
+
+    It may die in the middle of runs. They run again, which the durable task's `on_lost` allows.
+    """
 
     class Thumbnails(Shop):
         celery_app = "thumbnails"
@@ -28,13 +31,7 @@ def test_an_album_is_published_when_its_thumbnails_are_there(
     once = shop.directory / "killed"
     crash = {"SIDEJOB_CRASH_POINTS": "batch:after-commit=kill-group", "SIDEJOB_CRASH_ONCE": str(once)} if killed else {}
     for number in range(2 if killed else 1):
-        processes.start_worker(
-            "thumbnails",
-            env={**shop.env, **crash},
-            cwd=shop.directory,
-            concurrency=1 if killed else 2,
-            name=f"worker{number}",
-        )
+        shop.worker(f"worker{number}", **crash)
 
     printed = shop.run("python", "thumbnails.py").splitlines()
 
