@@ -544,7 +544,10 @@ def test_a_claim_without_an_answer_is_recognised_after_further_trouble(stage: St
 def test_a_unit_still_open_when_the_run_was_lost_does_not_keep_the_rescue_waiting(
     stage: Stage, ledger: psycopg.Connection[Any]
 ) -> None:
-    """The fence is written in the user's transaction, and locks the job there: the rescue ends that session."""
+    """The fence is written in the user's transaction, and locks the job there: the rescue ends that session.
+
+    Waiting for that transaction could take for ever, since its process may be frozen (docs/reference.md).
+    """
 
     def then(job: RunningJob) -> None:
         with job.unit(transaction=ledger):
