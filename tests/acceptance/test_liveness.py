@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from celery_sidejob import Job
@@ -178,9 +179,10 @@ def test_a_run_frozen_before_the_commit_of_its_block_is_rescued(scene: Scene, tm
     """It has locked its job through the body's own connection, which ends with its worker."""
     frozen = tmp_path / "frozen"
     scene.worker(pool="solo", SIDEJOB_CRASH_POINTS="unit:before-commit=stop", SIDEJOB_CRASH_ONCE=str(frozen), **SOON)
-    job = scene.enqueue("adder")
-    job.input("a").write(1)
-    job.input("b").write(2)
+    with psycopg.connect(scene.database_url) as connection:  # or a worker may run the job before its packets are there
+        job = scene.enqueue("adder", transaction=connection)
+        job.input("a").write(1, transaction=connection)
+        job.input("b").write(2, transaction=connection)
     wait_until(frozen.exists, timeout=30, message="the run to stop before its commit")
     scene.worker(**SOON)
     job.wait("completed", timeout=40)
