@@ -13,6 +13,7 @@ from celery_sidejob.store import served
 from celery_sidejob.store.outbox.kinds import JOBS
 from tests.tools.commands import ask
 from tests.tools.in_process import Stage
+from tests.tools.waiting import wait_until
 
 
 def suspend(job: RunningJob) -> None:
@@ -56,7 +57,8 @@ def test_the_time_is_up(stage: Stage) -> None:
     assert (said.code, said.lines) == (
         1, ["The time is up. Not finished: a (1 queued, 1 running), b (1 queued, 0 running)."],
     )  # fmt: skip
-    assert said.err == "Not finished: a (1 queued, 1 running), b (1 queued, 0 running).\n"
+    noted = wait_until(lambda: ask(stage.app, "drain", "--timeout", 0.2).err, message="a look before the time is up")
+    assert noted == "Not finished: a (1 queued, 1 running), b (1 queued, 0 running).\n"
     assert ask(stage.app, "drain", "--timeout", 0, "--json").document["queues"] == {
         "a": {"queued": 1, "running": 1}, "b": {"queued": 1, "running": 0},
     }  # fmt: skip

@@ -52,6 +52,16 @@ def forked() -> Iterator[None]:
         os.waitpid(child, 0)
 
 
+def wait_for_its_bell(consuming: Consuming) -> None:
+    """Return once it has found nothing, and waits for the next message."""
+
+    def waits() -> bool:
+        consuming.drain_once(0.05)
+        return consuming.channel._asked is Asked.WAIT
+
+    wait_until(waits, message="a fetch that finds nothing")
+
+
 def test_queues_are_added_after_pool_processes_were_killed(
     processes: Processes, broker_url: str, record: Record, client: Celery
 ) -> None:
@@ -68,7 +78,7 @@ def test_queues_are_added_after_pool_processes_were_killed(
 
 def test_a_socket_that_a_forked_process_keeps_open_is_polled_no_more(connect: Connect) -> None:
     consuming = Consuming(connect(), "queue", prefetch=1)
-    consuming.drain(0.05)
+    wait_for_its_bell(consuming)
     poller = consuming.channel.connection.cycle.poller
     with forked():
         Consuming(consuming.connection, "of another channel", prefetch=1).close()
@@ -78,7 +88,7 @@ def test_a_socket_that_a_forked_process_keeps_open_is_polled_no_more(connect: Co
 
 def test_a_forked_process_that_hangs_up_takes_nothing_out_of_our_poll(connect: Connect) -> None:
     consuming = Consuming(connect(), "queue", prefetch=1)
-    consuming.drain(0.05)
+    wait_for_its_bell(consuming)
     child = os.fork()
     if not child:
         try:
@@ -93,9 +103,8 @@ def test_a_forked_process_that_hangs_up_takes_nothing_out_of_our_poll(connect: C
 def test_nothing_is_read_where_no_answer_has_come(connect: Connect) -> None:
     letters = Queue("letters", Exchange("letters", type="fanout"))
     consuming = Consuming(connect(socket_timeout=3), "queue", letters, prefetch=1)
-    consuming.drain(0.05)
+    wait_for_its_bell(consuming)
     channel = consuming.channel
-    assert channel._asked is Asked.WAIT
     for read in (channel._brpop_read, channel._receive):
         with pytest.raises(Empty):
             read()
