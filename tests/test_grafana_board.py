@@ -190,7 +190,6 @@ def as_shown(expression: str) -> str:
     return expression
 
 
-@pytest.mark.timeout(120)
 def test_prometheus_finds_data_for_every_expression(store: Store, tmp_path: Path, processes: Processes) -> None:
     program = shutil.which("prometheus")
     if program is None:

@@ -18,7 +18,7 @@ from tests.tools.versions import KOMBU_5_7, SQLALCHEMY_2_0_22
 from tests.tools.waiting import wait_until
 from tests.tools.workers import ROOT, Process, Processes, WorkerProcess
 
-pytestmark = [pytest.mark.timeout(600), KOMBU_5_7, SQLALCHEMY_2_0_22]
+pytestmark = [KOMBU_5_7, SQLALCHEMY_2_0_22]
 
 PAGE = ROOT / "docs" / "changing_brokers.md"
 SEND = """

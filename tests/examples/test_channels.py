@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.examples.shops import Shop
 from tests.tools.versions import KOMBU_5_7
 from tests.tools.workers import Processes
 
-pytestmark = [pytest.mark.timeout(180), KOMBU_5_7]
+pytestmark = KOMBU_5_7
 
 
 class Channels(Shop):

@@ -15,8 +15,6 @@ from tests.tools.databases import Databases
 from tests.tools.waiting import wait_until
 from tests.tools.workers import Processes
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.fixture
 def shop(tmp_path: Path, processes: Processes, empty_database_url: str, redis_url: str) -> DjangoShop:

@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.examples.test_guides import blocks
 from tests.tools.versions import KOMBU_5_7
 from tests.tools.workers import ROOT, Processes, environment
@@ -15,7 +13,6 @@ from tests.tools.workers import ROOT, Processes, environment
 PAGE = ROOT / "docs" / "durable.md"
 
 
-@pytest.mark.timeout(180)
 @KOMBU_5_7
 def test_the_task_survives(tmp_path: Path, processes: Processes, empty_database_url: str) -> None:
     module = blocks(PAGE, "python")[0]

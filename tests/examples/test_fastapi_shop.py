@@ -11,7 +11,7 @@ from tests.tools.versions import SQLALCHEMY_2_0_22
 from tests.tools.waiting import wait_until
 from tests.tools.workers import Processes
 
-pytestmark = [pytest.mark.timeout(300), SQLALCHEMY_2_0_22]
+pytestmark = SQLALCHEMY_2_0_22
 
 
 @pytest.fixture

@@ -22,8 +22,6 @@ RUN = "/run/shop"
 SOFT_S = 2
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 
-pytestmark = pytest.mark.timeout(300)
-
 
 def documents() -> list[dict[str, Any]]:
     """Every object of every file."""

@@ -11,7 +11,7 @@ from tests.tools.versions import KOMBU_5_7, SQLALCHEMY_2_0_22
 from tests.tools.waiting import wait_until
 from tests.tools.workers import Processes
 
-pytestmark = [pytest.mark.timeout(180), KOMBU_5_7, SQLALCHEMY_2_0_22]
+pytestmark = [KOMBU_5_7, SQLALCHEMY_2_0_22]
 
 QUOTE = "import shop; print(shop.quote.delay([1, 2, 3]).get(timeout=30))"
 FAILING = """

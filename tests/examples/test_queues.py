@@ -10,7 +10,7 @@ from tests.examples.shops import Shop
 from tests.tools.versions import KOMBU_5_7
 from tests.tools.workers import Processes
 
-pytestmark = [pytest.mark.timeout(180), KOMBU_5_7]
+pytestmark = KOMBU_5_7
 
 
 @pytest.mark.few(1)

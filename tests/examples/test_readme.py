@@ -8,7 +8,6 @@ from itertools import accumulate
 from pathlib import Path
 
 import psycopg
-import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
@@ -82,7 +81,6 @@ class QuickStart:
         assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.timeout(180)
 @KOMBU_5_7
 def test_the_quick_start_runs_as_it_is_written(tmp_path: Path, processes: Processes, empty_database_url: str) -> None:
     shop = QuickStart(tmp_path, processes, empty_database_url)

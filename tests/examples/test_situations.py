@@ -22,7 +22,7 @@ from tests.tools.versions import KOMBU_5_7
 from tests.tools.waiting import wait_until
 from tests.tools.workers import Processes
 
-pytestmark = [pytest.mark.timeout(240), KOMBU_5_7]
+pytestmark = KOMBU_5_7
 ROWS = 30_000
 
 

@@ -12,7 +12,7 @@ from tests.tools.versions import KOMBU_5_7
 from tests.tools.waiting import wait_until
 from tests.tools.workers import Processes, WorkerProcess
 
-pytestmark = [pytest.mark.timeout(180), KOMBU_5_7]
+pytestmark = KOMBU_5_7
 
 RESULTS = "CREATE TABLE results (number int PRIMARY KEY, square int NOT NULL)"
 

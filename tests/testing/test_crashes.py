@@ -249,7 +249,6 @@ def test_what_a_killed_worker_ran_is_rescued_here_at_once(sidejob_worker, sidejo
 """
 
 
-@pytest.mark.timeout(240)
 def test_real_workers_die(tmp_path: Path, postgres_url: str, redis_url: str) -> None:
     (tmp_path / "shop.py").write_text(SHOP)
     (tmp_path / "test_shop.py").write_text(TESTS)

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.testing.test_testing_page import LONG, LONGEST_S, files, write
+from tests.testing.test_testing_page import LONGEST_S, files, write
 from tests.tools.workers import environment
 
 PROJECT = {
@@ -125,7 +125,6 @@ class MoreInATransactionTestCase(TransactionTestCase):
 }
 
 
-@LONG
 def test_django_s_own_runner_runs_the_page_s_tests_and_more(tmp_path: Path, empty_database_url: str) -> None:
     directory = write(tmp_path, {**PROJECT, **files(django=True)})
     done = subprocess.run(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.testing.test_django import PROJECT
-from tests.testing.test_testing_page import LONG, files, run_pytest, write
+from tests.testing.test_testing_page import files, run_pytest, write
 from tests.tools.versions import KOMBU_5_7
 
 TESTS = """
@@ -41,7 +41,6 @@ def test_both_databases_are_empty_again(sidejob_store):
 """
 
 
-@LONG
 @KOMBU_5_7
 def test_both_plugins_together(tmp_path: Path, empty_database_url: str) -> None:
     shown = {**PROJECT, **files(django=True)}

@@ -8,16 +8,13 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-import pytest
-
 from tests.examples.test_guides import blocks
 from tests.tools.versions import KOMBU_5_7
 from tests.tools.workers import ROOT, environment
 
 PAGE = ROOT / "docs" / "testing.md"
 LONGEST_S = 280
-LONG = pytest.mark.timeout(300)
-"""A test that waits for a whole run of tests, which starts many processes."""
+"""Of a whole run of tests, which starts many processes."""
 
 
 def files(*, django: bool = False) -> dict[str, str]:
@@ -46,7 +43,6 @@ def run_pytest(directory: Path, *arguments: str, **env: str) -> str:
     return f"{done.stdout}\nexit code {done.returncode}"
 
 
-@LONG
 @KOMBU_5_7
 def test_the_page_runs_as_it_is_written(tmp_path: Path, postgres_url: str) -> None:
     said = run_pytest(write(tmp_path, files()), "-n", "2", SIDEJOB_TEST_DATABASE_URL=postgres_url)
@@ -56,7 +52,6 @@ def test_the_page_runs_as_it_is_written(tmp_path: Path, postgres_url: str) -> No
     assert "exit code 0" in said, said
 
 
-@LONG
 def test_tables_are_dropped_in_databases_of_tests_alone(tmp_path: Path, postgres_url: str) -> None:
     shown = {name: text for name, text in files().items() if name in ("shop.py", "stock.py", "pytest.ini")}
     shown["test_tables.py"] = """

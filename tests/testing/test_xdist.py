@@ -75,7 +75,6 @@ def users_database(databases: Databases) -> Iterator[str]:
 
 @pytest.mark.few(1)
 @KOMBU_5_7
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("given", ["server", "database"])
 @pytest.mark.parametrize("broker", ["redis://127.0.0.1:1/0", "sidejobpg://"], ids=["redis", "postgres"])
 def test_two_processes_at_once(tmp_path: Path, databases: Databases, redis_url: str, given: str, broker: str) -> None:
