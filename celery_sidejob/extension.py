@@ -52,7 +52,7 @@ from .jobs.workers import WorkerInfo, present
 from .model import channel as channel_names
 from .model import values
 from .model.changes import Publish
-from .model.checks import check_number, check_texts, is_seconds, shown
+from .model.checks import MOST_S, check_number, check_texts, is_seconds, shown
 from .model.errors import InvalidChannelError, InvalidValueError, SettingsError, StoreUnavailableError, job_not_found
 from .model.settings import Settings
 from .model.statistics import Statistics, day_of
@@ -470,7 +470,7 @@ class SideJob:
             raise InvalidChannelError("subscribe() takes the names of channels, at least one.")
         channel_names.check_all(channels)
         if timeout is not None and not is_seconds(timeout):
-            raise InvalidValueError(f"timeout= takes seconds, not {shown(timeout)}.")
+            raise InvalidValueError(f"timeout= takes seconds, {MOST_S}, not {shown(timeout)}.")
         return Subscription(lambda names: self.runtime.announcer.listen(names), channels, timeout=timeout)
 
     def log(self, entry: Any) -> None:

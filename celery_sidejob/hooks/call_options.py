@@ -15,7 +15,7 @@ from celery import Celery
 from celery.app.task import Task
 from kombu import Producer
 
-from ..model.checks import LONGEST_S, SLIP, Form, is_in_calendar, is_number, is_seconds, is_text, misfit, nearest
+from ..model.checks import MOST_S, SLIP, Form, is_in_calendar, is_near, is_number, is_seconds, is_text, misfit, nearest
 from ..model.errors import InvalidValueError
 from .messages.kept_message import PROPERTIES, time_of
 
@@ -39,11 +39,6 @@ def _several(fits: Callable[[Any], bool], *kinds: Any) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, kinds) and all(fits(each) for each in value)
 
 
-def _is_near(value: Any) -> bool:
-    """Tell whether this is a number of seconds, from now or ago."""
-    return is_seconds(value, least=-LONGEST_S)
-
-
 def _is_time(value: Any) -> bool:
     if isinstance(value, str):  # as a retry has it
         try:
@@ -58,7 +53,8 @@ _SIGNATURES = (
     lambda value: _is_signature(value) or _several(_is_signature, list, tuple)(value),
 )
 _TEXT = ("a text", is_text)
-_SECONDS = ("a number of seconds", is_seconds)
+_SECONDS = (f"a number of seconds, not negative, {MOST_S}", is_seconds)
+_NEAR = f"a number of seconds, {MOST_S}"
 _NUMBER = ("a whole number", is_number)
 FORMS: Mapping[str, Form] = {
     "link": _SIGNATURES,
@@ -80,12 +76,12 @@ FORMS: Mapping[str, Form] = {
 """Options of Celery's that calls of jobs and of durable tasks have in common; each may be None as well."""
 
 OF_DURABLE_TASKS: Mapping[str, Form] = {
-    "countdown": ("a number of seconds", _is_near),
+    "countdown": (_NEAR, is_near),
     "priority": (f"a whole number from 0 to {HIGHEST}", lambda value: is_number(value, most=HIGHEST)),
     **FORMS,
     "headers": ("a mapping", lambda value: not value or isinstance(value, Mapping)),
     "eta": ("a datetime, or a text in ISO 8601", _is_time),
-    "expires": ("a datetime, or a text in ISO 8601, or a number of seconds", lambda v: _is_time(v) or _is_near(v)),
+    "expires": (f"a datetime, or a text in ISO 8601, or {_NEAR}", lambda v: _is_time(v) or is_near(v)),
 }
 
 

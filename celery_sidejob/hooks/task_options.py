@@ -13,7 +13,7 @@ from celery.app.task import Task
 
 from ..jobs.capacity import CapacityPool
 from ..model import retention
-from ..model.checks import SLIP, Form, is_number, is_seconds, misfit, nearest
+from ..model.checks import MOST_S, SLIP, Form, is_number, is_seconds, misfit, nearest
 from ..model.durable import ON_LOST
 from ..model.errors import SettingsError
 from ..model.port import parse_ports
@@ -23,7 +23,7 @@ _FLAG = ("True or False", lambda value: value in (True, False))
 FORMS: Mapping[str, Form] = {
     "durable": _FLAG,
     "lease_renewal": ("'auto' or 'manual'", lambda value: value in ("auto", "manual")),
-    "lease": ("a number of seconds above 0", lambda value: is_seconds(value) and value > 0),
+    "lease": (f"a number of seconds above 0, {MOST_S}", lambda value: is_seconds(value) and value > 0),
     "on_lost": ("'requeue' or 'dead'", lambda value: value in ON_LOST),
     "max_losses": ("a number of runs, at least 1", lambda value: is_number(value, least=1)),
     "run_rate": (FORM, lambda value: parse_rate(value) is not None),

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable
 
-from ..model.checks import LONGEST_S, is_seconds, shown
+from ..model.checks import MOST_S, is_near, shown
 from ..model.errors import InvalidValueError
 
 FIRST_LOOK_S = 0.01
@@ -16,8 +16,8 @@ LONGEST_LOOK_S = 0.25
 
 def block_until(is_over: Callable[[], bool], timeout: float | None) -> bool:
     """Ask until the answer is yes; False if it is still no after `timeout` seconds. None waits for ever."""
-    if timeout is not None and not is_seconds(timeout, least=-LONGEST_S) and timeout != math.inf:
-        raise InvalidValueError(f"timeout= takes seconds, not {shown(timeout)}.")
+    if timeout is not None and not is_near(timeout) and timeout != math.inf:
+        raise InvalidValueError(f"timeout= takes seconds, {MOST_S}, not {shown(timeout)}.")
     deadline = math.inf if timeout is None else time.monotonic() + timeout
     pause_s = FIRST_LOOK_S
     while not is_over():

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..model.capacity import ON_FULL, Admission, PoolSpec, check_limit
-from ..model.checks import is_seconds, shown
+from ..model.checks import MOST_S, is_seconds, shown
 from ..model.errors import IllegalMoveError, InvalidValueError, Overloaded
 from ..operations import capacity
 from ..operations.runtime import Runtime
@@ -93,7 +93,7 @@ class CapacityPool:
                 "it occupies one. Call apply_async(), or make the job a child."
             )
         if timeout is not None and not is_seconds(timeout):
-            raise InvalidValueError(f"timeout= takes seconds, not {shown(timeout)}.")
+            raise InvalidValueError(f"timeout= takes seconds, {MOST_S}, not {shown(timeout)}.")
         expires = {} if timeout is None else {"expires": timeout}
         return self.apply_async(task, args, kwargs, **{**expires, **options}).get(timeout=timeout)
 

@@ -13,7 +13,7 @@ from typing import Any
 from ..model import values
 from ..model.call import Call
 from ..model.changes import NewJob, PortRow
-from ..model.checks import LONGEST_S, in_seconds, is_seconds, shown
+from ..model.checks import MOST_S, in_seconds, is_near, shown
 from ..model.columns import OPTIONS
 from ..model.errors import (
     AliasTakenError,
@@ -182,8 +182,8 @@ def when(
     if countdown is None:
         return None, None
     wait_s = in_seconds(countdown)
-    if not is_seconds(wait_s, least=-LONGEST_S):
-        raise InvalidValueError(f"countdown= takes seconds, at most {LONGEST_S:.0f}, not {shown(wait_s)}.")
+    if not is_near(wait_s):
+        raise InvalidValueError(f"countdown= takes seconds, {MOST_S}, not {shown(wait_s)}.")
     return (float(wait_s), None) if wait_s > 0 else (None, None)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, TypedDict
 
-from ..model.checks import MOST, check_age, check_texts, did_you_mean, is_number, shown
+from ..model.checks import MOST, SECONDS, check_age, check_texts, did_you_mean, is_number, shown
 from ..model.errors import InvalidValueError, job_not_found
 from ..model.status import statuses_of
 from ..operations.runtime import Runtime
@@ -64,7 +64,7 @@ def _since(runtime: Runtime, since: Any) -> tuple[datetime | None, float | None]
     """Return a moment, or an age in seconds."""
     if isinstance(since, datetime):
         return runtime.tasks.localize(since), None
-    return None, check_age("since", since, form="a datetime, or a timedelta or a number of seconds, at least 0")
+    return None, check_age("since", since, form=f"a datetime, or a timedelta or {SECONDS}")
 
 
 def _parent_id(runtime: Runtime, parent: Any) -> int | None:

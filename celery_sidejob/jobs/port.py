@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..model import channel as channels_of
 from ..model import values
 from ..model.changes import Change, Connect, Direction, PortKey, SetChannels, SetDefault, Write
-from ..model.checks import check_number, is_seconds, shown
+from ..model.checks import MOST_S, check_number, is_seconds, shown
 from ..model.errors import IllegalMoveError, InvalidChannelError, InvalidPortError, InvalidValueError, PortFullError
 from ..model.port import NO_DATA, WILDCARD, check_port_name, port_not_found
 from ..operations.limits import read_packets, read_packets_with
@@ -122,7 +122,7 @@ class Port:
         elif is_seconds(wait):
             wait_s = float(wait)
         else:
-            raise InvalidValueError(f"wait= takes seconds, True or False, not {shown(wait)}.")
+            raise InvalidValueError(f"wait= takes seconds, {MOST_S}, or True or False, not {shown(wait)}.")
         if wait_s and transaction is not None:
             raise IllegalMoveError(
                 f"A write to {self.direction}put port {self.name!r} of job {self.job.id} with transaction= cannot wait "

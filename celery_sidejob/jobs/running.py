@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from ..model import values
 from ..model.changes import PortKey, RememberInputs
-from ..model.checks import check_age, check_number, is_seconds, shown
+from ..model.checks import SECONDS, check_age, check_number, is_seconds, shown
 from ..model.errors import IllegalMoveError, InvalidPortError, InvalidValueError, LeaseLostError
 from ..model.port import NO_DATA
 from ..model.progress import check as check_progress
@@ -162,7 +162,7 @@ class RunningJob(Job):
         """
         check_number("commit_every", commit_every, least=1, of="turns")
         if commit_within is not None and not is_seconds(commit_within):
-            raise InvalidValueError(f"commit_within is a number of seconds, not {shown(commit_within)}.")
+            raise InvalidValueError(f"commit_within is {SECONDS}, not {shown(commit_within)}.")
         if len(set(names)) < len(names):
             raise InvalidPortError(f"for_inputs reads each port once in a turn, and {names!r} names one twice.")
         if names:

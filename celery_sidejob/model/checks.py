@@ -17,6 +17,8 @@ MOST = 2**63 - 1
 """The largest number that fits a bigint in Postgres."""
 LONGEST_S = 10_000_000_000.0
 """Three hundred years; the limits of Postgres and Python are not far beyond."""
+MOST_S = f"at most {LONGEST_S:.0f}"
+SECONDS = f"a number of seconds from 0 to {LONGEST_S:.0f}"
 NEAR = 0.8
 """How similar a name must be to be suggested: one letter of six is wrong."""
 NEAR_PART = 0.7
@@ -38,6 +40,11 @@ def is_seconds(value: Any, *, least: float = 0.0) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= LONGEST_S
 
 
+def is_near(value: Any) -> bool:
+    """Tell whether `value` is a number of seconds, from now or ago."""
+    return is_seconds(value, least=-LONGEST_S)
+
+
 def is_in_calendar(time: datetime) -> bool:
     """Tell whether every time zone, and the store, have a time; it may be naive."""
     return datetime(1, 1, 3) <= time.replace(tzinfo=None) <= datetime(9999, 12, 29)
@@ -48,7 +55,7 @@ def in_seconds(value: Any) -> Any:
     return value.total_seconds() if isinstance(value, timedelta) else value
 
 
-def check_age(name: str, age: Any, *, form: str = "a timedelta or a number of seconds, at least 0") -> float | None:
+def check_age(name: str, age: Any, *, form: str = f"a timedelta or {SECONDS}") -> float | None:
     """Return an age in seconds, None for None; raise InvalidValueError for a value that is not of this `form`."""
     age_s = in_seconds(age)
     if age_s is not None and not is_seconds(age_s):

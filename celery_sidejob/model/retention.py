@@ -7,12 +7,9 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from .checks import in_seconds, is_number, is_seconds
+from .checks import SECONDS, in_seconds, is_number, is_seconds
 
-FORM = (
-    "a timedelta or a number of seconds (not negative), or a dict with such an 'older_than', a number 'keep' (not "
-    "negative), or both"
-)
+FORM = f"a timedelta or {SECONDS}, or a dict with such an 'older_than', a number 'keep' (not negative), or both"
 """The values that a retention may have, in words."""
 FORM_BY_TASK = f"{FORM}; the dict may have 'tasks' as well, which gives names of tasks such values, or None"
 """The same where single tasks may have another one."""

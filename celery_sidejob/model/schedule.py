@@ -9,7 +9,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from . import values
-from .checks import SLIP, check_label, did_you_mean, in_seconds, is_number, is_seconds, is_text, nearest, shown
+from .checks import MOST_S, SLIP, check_label, did_you_mean, in_seconds, is_number, is_seconds, is_text, nearest, shown
 from .errors import InvalidValueError
 from .port import parse_ports, ports_as_json
 from .recurrence import TICK, Plan, Timing, Window, why_no_cron
@@ -199,7 +199,8 @@ def _every(where: str, every: Any) -> float | None:
     every_s = in_seconds(every)
     if not is_seconds(every_s, least=SHORTEST_S):
         raise InvalidValueError(
-            f"every of {where} is a number of seconds, at least {SHORTEST_S:g}, or a timedelta, not {shown(every)}."
+            f"every of {where} is a number of seconds, at least {SHORTEST_S:g} and {MOST_S}, or a timedelta, not "
+            f"{shown(every)}."
         )
     return timedelta(seconds=every_s) / timedelta(seconds=1)
 

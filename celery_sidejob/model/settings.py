@@ -17,7 +17,7 @@ from datetime import timedelta
 from typing import Any
 
 from . import store_url
-from .checks import SLIP, in_seconds, is_number, is_seconds, nearest
+from .checks import MOST_S, SECONDS, SLIP, in_seconds, is_number, is_seconds, nearest
 from .errors import SettingsError
 from .queue import is_declaration
 from .retention import FORM, FORM_BY_TASK, Retention, from_text, is_retention, is_retention_by_task
@@ -120,12 +120,10 @@ _SCHEMA = Kind(
 _PATH = Kind("a path", lambda path: isinstance(path, str | os.PathLike) and _is_text()(os.fspath(path)), os.fspath)
 _GLOBS = Kind("a list of strings", _is_list_of(_is_text()), tuple, _list_from)
 _QUEUE = Kind("a string", _is_text())
-_SECONDS = Kind(
-    "seconds (a number, not negative) or a timedelta", _is_duration, lambda value: float(in_seconds(value)), float
-)
+_SECONDS = Kind(f"{SECONDS}, or a timedelta", _is_duration, lambda value: float(in_seconds(value)), float)
 _POSITIVE_SECONDS = dataclasses.replace(
     _SECONDS,
-    expected="seconds (a number above 0) or a timedelta",
+    expected=f"a number of seconds above 0, {MOST_S}, or a timedelta",
     fits=lambda value: _is_duration(value) and in_seconds(value) > 0,
 )
 _RETENTION = Kind(FORM, is_retention, Retention.of, from_text)

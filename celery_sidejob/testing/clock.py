@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from ..model.checks import in_seconds, is_seconds, shown
+from ..model.checks import SECONDS, in_seconds, is_seconds, shown
 from ..model.errors import InvalidValueError
 from .databases import check_is_for_tests, move_back
 from .subject import sidejob_of
@@ -21,7 +21,7 @@ def move_clock(by: timedelta | float, *, sidejob: Any = None) -> None:
     """
     seconds = in_seconds(by)
     if not is_seconds(seconds):
-        raise InvalidValueError(f"move_clock() takes seconds or a timedelta, not negative; not {shown(by)}.")
+        raise InvalidValueError(f"move_clock() takes {SECONDS}, or a timedelta, not {shown(by)}.")
     settings = sidejob_of(sidejob).settings
     check_is_for_tests(settings.require_database_url())
     move_back(settings.require_database_url(), settings.schema, float(seconds))

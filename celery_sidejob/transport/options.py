@@ -7,7 +7,7 @@ from typing import Any
 
 import kombu
 
-from ..model.checks import SLIP, Form, is_number, is_seconds, nearest
+from ..model.checks import MOST_S, SLIP, Form, is_number, is_seconds, nearest
 
 DEFAULTS: Mapping[str, Any] = {
     "loop_timeout": 30.0, "delivery_limit": 20, "dead_list_limit": 10_000, "dead_list_days": 90,
@@ -15,14 +15,16 @@ DEFAULTS: Mapping[str, Any] = {
 """What both transports take for an option that is not given."""
 
 SHARED: Mapping[str, Form] = {
-    "consumer_timeout": ("a number of seconds above 0", lambda value: is_seconds(value) and value > 0),
+    "consumer_timeout": (f"a number of seconds above 0, {MOST_S}", lambda value: is_seconds(value) and value > 0),
     "loop_timeout": (
-        "a number of seconds above 0, or None", lambda value: value is None or (is_seconds(value) and value > 0),
+        f"a number of seconds above 0, {MOST_S}, or None",
+        lambda value: value is None or (is_seconds(value) and value > 0),
     ),
     "delivery_limit": ("a whole number above 0, or None", lambda value: value is None or is_number(value, least=1)),
     "dead_list_limit": ("a whole number above 0, or None", lambda value: value is None or is_number(value, least=1)),
     "dead_list_days": (
-        "a number of days above 0, or None", lambda value: value is None or (is_seconds(value) and value > 0),
+        f"a number of days above 0, {MOST_S}, or None",
+        lambda value: value is None or (is_seconds(value) and value > 0),
     ),
 }  # fmt: skip
 """Options, each with its values."""

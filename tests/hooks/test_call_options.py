@@ -21,7 +21,10 @@ WRONG = {
     ),
     "a letter too many": ({"expiress": 5}, "Did you mean 'expires'?"),
     "letters that changed places": ({"rotuing_key": "x"}, "Did you mean 'routing_key'?"),
-    "a countdown with its unit": ({"countdown": "5s"}, "countdown is a number of seconds, not '5s'"),
+    "a countdown with its unit": (
+        {"countdown": "5s"},
+        "a number of seconds, at most 10000000000, not '5s'",
+    ),
     "a countdown that is a timedelta": ({"countdown": timedelta(seconds=5)}, "countdown is a number of seconds"),
     "a word for a time": ({"eta": "tomorrow"}, "eta is a datetime, or a text in ISO 8601, not 'tomorrow'"),
     "seconds for a time": ({"eta": 5}, "eta is a datetime"),

@@ -532,8 +532,14 @@ def test_a_call_that_its_task_would_refuse_is_refused_when_the_schedule_is_made(
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"every": None}, "{} has no times: give every= or cron=."),
     ({"cron": "* * * * *"}, "{} has both every= and cron=: leave out every= or cron=."),
-    ({"every": 0.01}, "every of {} is a number of seconds, at least 0.1, or a timedelta, not 0.01."),
-    ({"every": "1m"}, "every of {} is a number of seconds, at least 0.1, or a timedelta, not '1m'."),
+    (
+        {"every": 0.01},
+        "every of {} is a number of seconds, at least 0.1 and at most 10000000000, or a timedelta, not 0.01.",
+    ),
+    (
+        {"every": "1m"},
+        "every of {} is a number of seconds, at least 0.1 and at most 10000000000, or a timedelta, not '1m'.",
+    ),
     ({"every": None, "cron": "61 * * * *"}, "cron of {} is no cron expression: '61 * * * *' (bad minute)."),
     ({"every": None, "cron": 5}, "cron of {} is an expression, such as '30 4 * * mon', not 5."),
     (

@@ -25,7 +25,7 @@ from ...jobs.job import enqueue
 from ...model import values
 from ...model.call import Call
 from ...model.capacity import Admission, PoolSpec
-from ...model.checks import did_you_mean, is_in_calendar, is_number, is_seconds, is_text, shown, text_of
+from ...model.checks import SECONDS, did_you_mean, is_in_calendar, is_number, is_seconds, is_text, shown, text_of
 from ...model.columns import COLUMNS, OPTIONS
 from ...model.durable import Message
 from ...model.errors import InvalidValueError, UnknownTaskError
@@ -183,7 +183,7 @@ class CeleryTasks:
     def _expiry(self, expires: Any) -> dict[str, Any]:
         """Return the form in which an asking keeps `expires=`: seconds from when it is asked, or a time."""
         if not isinstance(expires, datetime) and not is_seconds(expires):
-            raise InvalidValueError(f"expires is a datetime or a number of seconds, not {shown(expires)}.")
+            raise InvalidValueError(f"expires is a datetime or {SECONDS}, not {shown(expires)}.")
         if isinstance(expires, int | float):
             return {"after_s": expires}
         return {"at": self.localize(expires).isoformat()}

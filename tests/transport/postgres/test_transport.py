@@ -76,7 +76,7 @@ def test_a_url_that_cannot_be_read_is_refused_without_its_password(connect: Conn
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("consumer_timeout", 0, "a number of seconds above 0, not 0"),
+        ("consumer_timeout", 0, "a number of seconds above 0, at most 10000000000, not 0"),
         ("consumer_timeout", True, "not True"),
         ("loop_timeout", "2", "not '2'"),
         ("schema", 3, "the name of a schema"),
