@@ -17,12 +17,12 @@ from functools import partial
 from typing import Any, TypeVar
 
 from .jobs.job import Job
-from .model.checks import check_age, check_number, check_texts, is_keepable, shown, text_of
+from .model.checks import check_age, check_number, check_texts, did_you_mean, is_keepable, shown, text_of
 from .model.durable import headers_of
 from .model.errors import InvalidValueError, JobNotFoundError, SideJobError, StoreUnavailableError
 from .model.loss import Loss
 from .model.retention import Retention
-from .model.status import Status
+from .model.status import FINISHED
 from .operations import burials
 from .operations.deletion import delete_finished_tree
 from .operations.runtime import Runtime
@@ -36,10 +36,11 @@ Skipped = Callable[[int | str, SideJobError], object]
 
 logger = logging.getLogger("celery_sidejob")
 
+REASONS = ("failed", "lost", "revoked", "expired", "unsendable", "shutdown lost")
+"""Why work dies; the table allows no others."""
 PAGE = 200
 MOST_DIGITS = 18
 """The most digits of an entry's number: every number with this many fits into Postgres' bigint."""
-DELETABLE = frozenset({Status.COMPLETED, Status.TERMINATED, Status.FAILED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,7 @@ class DeadSet:
         and a group, entries are read one by one until `limit` match: a million takes a second.
         """
         check_number("limit", limit, least=1, of="entries")
-        check_texts(group=group, task=task, queue=queue, reason=reason)
+        _check(reason, group=group, task=task, queue=queue)
         chosen: dict[str, Any] = {"task": task, "queue": queue, "reason": reason}
         first, number = self._place_of(after)
         found: list[DeadEntry] = []
@@ -138,7 +139,7 @@ class DeadSet:
         self, *, group: str | None = None, task: str | None = None, queue: str | None = None, reason: str | None = None
     ) -> int:
         """Count the entries that match; looks at all, a million in a second."""
-        check_texts(group=group, task=task, queue=queue, reason=reason)
+        _check(reason, group=group, task=task, queue=queue)
         count = partial(dead.count_matching, failure_group=group, task=task, queue=queue, reason=reason)
         return sum(self._of_each(lambda store: [self._ask(store, count)]))
 
@@ -188,7 +189,7 @@ class DeadSet:
         number of entries that leave, as they do; `skipped` with the id of each entry that cannot leave, and the error
         that says why.
         """
-        check_texts(group=group, task=task, queue=queue, reason=reason)
+        _check(reason, group=group, task=task, queue=queue)
         if limit is not None:
             check_number("limit", limit, least=1, of="entries")
         left = math.inf if limit is None else limit
@@ -222,7 +223,7 @@ class DeadSet:
         `confirm` is called before anything is removed, with the number of entries and of jobs among them; it raises to
         keep them. `progress` is called with the numbers that are removed, as they are.
         """
-        check_texts(group=group, task=task, queue=queue, reason=reason)
+        _check(reason, group=group, task=task, queue=queue)
         which = {"failure_group": group, "task": task, "queue": queue, "reason": reason}
         if older_than is None and keep is None and not any(value is not None for value in which.values()):
             raise InvalidValueError(
@@ -358,7 +359,7 @@ class DeadSet:
     def _delete(self, store: Store, number: int, job_id: int | None) -> bool:
         if job_id is None:
             return self._ask(store, lambda executor: dead.delete_message(executor, number))
-        return delete_finished_tree(self._runtime, job_id, DELETABLE)
+        return delete_finished_tree(self._runtime, job_id, FINISHED)
 
     def _entry(self, store: Store, row: Any) -> DeadEntry:
         hide, label = self._runtime.settings.redacted, self._stores.label_of(store)
@@ -369,6 +370,14 @@ class DeadSet:
             retries=row.retries, store=label,
             loss=_loss_of(row.payload, hide), **(_of_message(row.payload, hide) if row.job_id is None else {}),
         )  # fmt: skip
+
+
+def _check(reason: Any, **texts: Any) -> None:
+    """Raise InvalidValueError for a reason that no entry has, and for other texts that no row can hold."""
+    check_texts(**texts)
+    if reason is not None and reason not in REASONS:
+        near = did_you_mean(reason, REASONS) if isinstance(reason, str) else ""
+        raise InvalidValueError(f"reason is one of {', '.join(REASONS)}; not {shown(reason)}.{near}")
 
 
 def _total(numbers: Iterable[int], progress: Progress | None) -> int:

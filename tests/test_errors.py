@@ -249,6 +249,7 @@ UNWRITTEN: dict[str, Case] = {
     "an unknown status": lambda s: s.job.wait("complete"),
     "the first argument of `wait` is a number": lambda s: s.job.wait(10),  # type: ignore[arg-type]
     "the argument of `set` is not a mapping": lambda s: s.job.set(3),  # type: ignore[arg-type]
+    "`reason=` of the dead set is not a reason": lambda s: s.sidejob.dead.list(reason="expierd"),
     "`older_than=` of `purge` is not a time": lambda s: s.sidejob.dead.purge(older_than="3d"),  # type: ignore[arg-type]
     "`send_many` with a single signature": lambda s: s.sidejob.send_many(durable(s).s()),
     "`enqueue_many` with a single item": lambda s: s.sidejob.enqueue_many(s.stage.idle.s()),

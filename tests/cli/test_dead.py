@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
 
 from celery_sidejob import Job, RunningJob
+from celery_sidejob.deadset import REASONS
 from tests.tools.commands import Said, ask
 from tests.tools.in_process import Stage
 
@@ -161,6 +163,17 @@ def test_entries_are_chosen_by_their_reason(stage: Stage, failed: Job, command: 
     assert command("purge", "--reason", "revoked", "--older-than", "1d").lines == ["0 entries purged."]
     assert command("purge", "--reason", "revoked", "--yes").lines == ["1 entry purged."]
     assert sorted(entry.reason for entry in stage.sidejob.dead) == ["failed", "lost"]
+
+
+@pytest.mark.parametrize("words", [("list",), ("retry", "--yes"), ("delete", "--yes"), ("purge", "--yes")])
+def test_a_reason_that_no_entry_can_have_is_refused(stage: Stage, command: Command, words: tuple[str, ...]) -> None:
+    said = command(*words, "--reason", "expierd", code=1)
+    assert f"reason is one of {', '.join(REASONS)}; not 'expierd'. Did you mean 'expired'?" in said.err
+
+
+def test_the_table_allows_the_same_reasons(stage: Stage) -> None:
+    ((check,),) = stage.sql("SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conname = 'dead_reason_check'")
+    assert set(re.findall("'(.*?)'", check)) == set(REASONS)
 
 
 def test_a_loss_is_shown_as_a_sentence_and_kept_as_facts(stage: Stage, failed: Job, command: Command) -> None:
