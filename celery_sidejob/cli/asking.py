@@ -91,6 +91,17 @@ def terminate(
         act_on_each(sidejob, output, job_ids, chosen, act, verb="Terminate", done="Asked for the shutdown", yes=yes)
         return
     job = job_named(sidejob, job_ids[0])
+    if job.status == Status.TERMINATED and not recursive:
+        said = line(f"Job {job.id} ({job.task}) has ended: it is ", status(job.status), " already.")
+        output.answer({**_job(job), "recursive": False, "parked": False}, said)
+    else:
+        _terminate_one(sidejob, output, job, recursive=recursive, without_shutdown=without_shutdown, kill=kill)
+
+
+def _terminate_one(
+    sidejob: Any, output: Output, job: Job, *, recursive: bool, without_shutdown: bool, kill: bool
+) -> None:
+    """Ask for the shutdown of one job that is not terminated, and tell how it stands then."""
     if not without_shutdown:
         job = job.terminate(recursive=recursive)
         if kill:

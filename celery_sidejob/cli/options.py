@@ -8,6 +8,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import click
 
+from ..deadset import REASONS as DEATHS
 from ..model.checks import MOST
 from ..model.status import Status
 from ..operations.waiting import REASONS
@@ -35,6 +36,17 @@ task_option = click.option("--task", metavar="NAME", help="Only entries of this 
 queue_option = click.option("--queue", metavar="NAME", help="Only entries of this queue.")
 yes_option = click.option("--yes", is_flag=True, help="Do not ask first.")
 limit_option = click.option("--limit", type=AtLeast(1), default=100, show_default=True, help="Show at most this many.")
+
+
+class TaskStatus(click.Choice):  # type: ignore[type-arg]  # generic in newer versions only
+    """A status of a durable task that waits or runs."""
+
+    def convert(self, value: Any, param: Any, context: Any) -> Any:
+        """Check it; of a status in which a task has ended, tell where such tasks are."""
+        if value in (*DEATHS, "completed"):
+            where = "tasks --finished" if value == "completed" else f"dead list --reason {value}"
+            self.fail(f"A task that is {value} waits and runs no more: see `{where}`.", param, context)
+        return super().convert(value, param, context)
 
 
 def together(*options: Callable[[Any], Any]) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -69,7 +81,7 @@ task_filters = together(
     click.option("--task", metavar="NAME", help="Only durable tasks of this name."),
     click.option("--queue", metavar="NAME", help="Only durable tasks of this queue."),
     click.option(
-        "--status", "statuses", type=click.Choice(STATUSES), multiple=True,
+        "--status", "statuses", type=TaskStatus(STATUSES), multiple=True,
         help="Only durable tasks with this status; may be repeated.",
     ),
 )  # fmt: skip

@@ -11,7 +11,7 @@ from rich.text import Text
 from ..inspection import Inspection
 from ..model.columns import SHOWN
 from ..model.errors import JobNotFoundError
-from ..model.status import Status
+from ..model.status import FINISHED, Status
 from .command import answering
 from .dead import show_entry
 from .jobs import parent_of
@@ -100,7 +100,7 @@ def _facts(details: dict[str, Any]) -> RenderableType:
             **{key.replace("_", " "): details[key] for key, column in SHOWN.items() if column.check is not None},
             "last run": details["ran_at"],
             "result": None if details["result"] is None else shortened(details["result"]),
-            "ended": None if details["in_run"] else details["ended_at"],
+            "ended": details["ended_at"] if details["status"] in FINISHED else None,
             "task id": details["task_id"],
             "unique key": details["unique"],
             "runs begun": details["run_no"],

@@ -415,6 +415,11 @@ def test_terminate_asks_for_the_shutdown(stage: Stage, command: Command, family:
     stage.drain()
     assert stage.sidejob.get("root").terminated
 
+    for words in ((), ("--kill",), ("--without-shutdown",)):
+        assert command("terminate", "root", *words).lines == [
+            f"Job {family['root']} (stage.idle) has ended: it is terminated already."
+        ]
+
 
 # -- poll and stats --------------------------------------------------------------------------------------------------
 
@@ -424,6 +429,7 @@ def test_the_end_of_the_run_before_is_not_that_of_the_one_in_progress(stage: Sta
     stage.run(job)
     assert any(line.startswith("ended 2") for line in command("show", job.id).lines)
     job.run()
+    assert not any(line.startswith("ended") for line in command("show", job.id).lines)
     hold = stage.claim(job)
     assert hold is not None
     assert not any(line.startswith("ended") for line in command("show", job.id).lines)

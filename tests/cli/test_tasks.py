@@ -147,6 +147,9 @@ def test_what_has_ended_is_not_listed_unless_the_app_wants_it(post: Post) -> Non
     assert (said.code, said.lines) == (0, ["Task id Status Task Queue Ended Took"])
     assert "set sidejob_task_history to a number" in said.err
     assert ask(post.app, "tasks", "--finished", "--status", "running").code == 2
+    for status, where in (("failed", "dead list --reason failed"), ("completed", "tasks --finished")):
+        said = ask(post.app, "tasks", "--finished", "--status", status)
+        assert (said.code, f"A task that is {status} waits and runs no more: see `{where}`." in said.err) == (2, True)
 
 
 def test_tasks_are_revoked(post: Post) -> None:
