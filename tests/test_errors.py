@@ -700,6 +700,13 @@ def stores_of(scene: Scene, *urls: str) -> Any:
     return SideJob(app)
 
 
+def refused_by_libpq(url: str, parameter: str) -> None:
+    """Connect with a further parameter."""
+    app = Celery("refused", broker="memory://", set_as_current=False)
+    app.conf.sidejob_database_url = f"{url}{'&' if '?' in url else '?'}{parameter}"
+    SideJob(app).stats()
+
+
 def misread(scene: Scene) -> None:
     """A password with a `#` that has slipped behind the database's name."""
     app = Celery("misread", broker="memory://", set_as_current=False)
@@ -830,6 +837,12 @@ ELSEWHERE: dict[str, Case] = {
     "kombu or libpq would misread the broker's URL, and could show its password": lambda s: make_app(
         broker="redis://u:54/secret@h/0"
     ).connection(),
+    "the scheme of the broker's URL is a slip of one of this package's": lambda s: make_app(
+        broker="sidejobpq://"
+    ).connection(),
+    "a parameter in a store's URL has a value that libpq refuses, such as a port above 65535": lambda s: (
+        refused_by_libpq(s.stage.database_url, "port=99999")
+    ),
     "a store is named twice": lambda s: stores_of(s, s.stage.database_url).settings,
     "one of `sidejob_failover_urls` cannot be read": lambda s: stores_of(s, "postgresql://h/x?no=1").runtime,
     "two stores are the same database, or copies": one_store_twice,

@@ -10,8 +10,10 @@ from urllib.parse import parse_qs, urlsplit
 
 from celery import Celery
 from kombu import Connection
+from kombu.transport import TRANSPORT_ALIASES
 
 from ..model import store_url
+from ..model.checks import nearest, shown
 from ..model.errors import SettingsError
 from ..model.settings import NO_STORE, Settings, read_settings
 from ..store.connection.parameters import database_name, lead_to_same_database
@@ -66,11 +68,16 @@ def broker_identity(app: Celery) -> str:
 def broker_in_store(app: Celery, url: Any) -> tuple[Any, Mapping[str, Any]]:
     """Return a broker's URL with the store's own for each `sidejobpg://` alone, and the transport options with it.
 
-    Raises SettingsError if a URL could show its password, or if the store is needed and has no URL.
+    Raises SettingsError if a URL could show its password, if its scheme is like one of ours, or if the store is needed
+    and has no URL.
     """
     nodes = url.split(";") if isinstance(url, str) else url if isinstance(url, list | tuple) else ()
     if not all(store_url.are_clear_for_broker(node) for node in nodes if isinstance(node, str)):
         raise SettingsError(f"{NAMES} cannot be read: {store_url.NOT_CLEAR}")
+    ours = [scheme for scheme in TRANSPORT_ALIASES if scheme.startswith("sidejob")]
+    for scheme in (node.partition("://")[0] for node in nodes if isinstance(node, str)):
+        if scheme not in TRANSPORT_ALIASES and (near := nearest(scheme, ours)):
+            raise SettingsError(f"{NAMES} has the unknown scheme {shown(scheme)}. Did you mean {near}://?")
     alone = [isinstance(node, str) and address.is_alone(node) for node in nodes]
     if not any(alone):
         return url, {}

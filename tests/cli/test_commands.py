@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -789,6 +790,19 @@ def test_a_store_that_is_away_is_one_line() -> None:
         assert said.code == (3 if words == ("db", "check") else 1)
         assert said.err.startswith("Error: Cannot connect to the store: ")
         assert said.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "wrong", ["port=99999", "port=1,2,3", "sslmode=foo", "gssencmode=foo", "target_session_attrs=foo",
+              "ssl_min_protocol_version=foo", "connect_timeout=soon"],
+)  # fmt: skip
+def test_a_value_that_libpq_refuses_is_a_wrong_setting_and_no_outage(wrong: str) -> None:
+    name = wrong.partition("=")[0]
+    url = NOWHERE if name != "port" else "postgresql://nobody@127.0.0.1/none"
+    app = make_app("refused", sidejob_database_url=f"{url}{'&' if '?' in url else '?'}{wrong}")
+    said = ask(app, "jobs")
+    assert (said.code, said.err.count("\n")) == (1, 1)
+    assert re.match(f"Error: sidejob_database_url cannot be read: (invalid|could not match) .*{name}", said.err)
 
 
 def test_a_store_that_is_away_is_down_for_a_monitor() -> None:

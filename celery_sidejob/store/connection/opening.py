@@ -13,7 +13,7 @@ from ..errors import LacksRights, first_line
 from . import fork
 from .bounded import BoundedConnection
 from .own_executor import OwnExecutor
-from .parameters import connection_parameters
+from .parameters import connection_parameters, refused
 
 SHORTEST_CONNECT_S = 2
 """The shortest time to connect that libpq accepts."""
@@ -69,7 +69,7 @@ class Opener:
         except psycopg.OperationalError as error:
             if executor is not None:
                 executor.close()
-            raise StoreUnavailableError(
+            raise refused(error, self._setting) or StoreUnavailableError(
                 f"Cannot connect to the store: {first_line(error)}. Is Postgres up, and is {self._setting} right?"
             ) from error
         return executor

@@ -12,6 +12,7 @@ from psycopg.pq import Conninfo
 from ...model.errors import SettingsError
 from ..errors import first_line
 
+_REFUSED = re.compile(r'invalid (port number|"?\w+"? value)\b.*|could not match \d+ port numbers.*')
 _SCHEME = re.compile(r"^postgres(ql)?(\+\w+)?://")
 
 
@@ -30,6 +31,8 @@ def connection_parameters(
     except psycopg.ProgrammingError as error:
         reason = first_line(error).replace(plain, "…")
         raise SettingsError(f"{setting} cannot be read: {reason}") from None
+    if not str(given.get("connect_timeout", "5")).lstrip("-").isdecimal():
+        raise SettingsError(f'{setting} cannot be read: invalid connect_timeout value: "{given["connect_timeout"]}"')
     return {
         "application_name": application,
         "connect_timeout": "5",
@@ -40,6 +43,12 @@ def connection_parameters(
         **given,
         "client_encoding": "UTF8",
     }
+
+
+def refused(error: psycopg.OperationalError, setting: str) -> SettingsError | None:
+    """Return the error of a URL with a value that libpq refuses before it asks any server; None for other errors."""
+    found = _REFUSED.search(first_line(error))
+    return None if found is None else SettingsError(f"{setting} cannot be read: {found[0]}")
 
 
 def lead_to_same_database(url: str, other: str, *, settings: tuple[str, str]) -> bool:
