@@ -105,23 +105,30 @@ class Broker(Protocol):
         """
 
 
-class Results(Protocol):
-    """Brings outcomes to the result backend and to the continuations of an asking."""
+class ResultRules(Protocol):
+    """Knows what follows an asking's end. Rows are locked when it is asked: it waits for no network."""
 
     def wanted(self, task: str, options: Mapping[str, Any] | None) -> bool:
         """Tell whether a message or a result must be sent when this asking ends."""
 
     def continuations(self, outcome: Outcome) -> Sequence[Continuation]:
-        """Return the publications that follow, each with its own task id from now on. Uses no network."""
+        """Return the publications that follow, each with its own task id from now on; see `Results.connect`."""
+
+    def module_of(self, error: str) -> str:
+        """Return the module of an error class, by the class's name, for runs that end without raising it."""
+
+
+class Results(ResultRules, Protocol):
+    """Brings outcomes to the result backend and to the continuations of an asking. May wait for both."""
+
+    def connect(self) -> None:
+        """Make this thread's result backend, which may connect: `continuations` would make it."""
 
     def deliver(self, outcome: Outcome) -> bool:
         """Store the result, count a chord's part, call errbacks; False if the backend could not be reached."""
 
     def show(self, outcome: Outcome) -> bool:
         """Show an asking's state in the backend, without further effect; False if nothing was stored. Never raises."""
-
-    def module_of(self, error: str) -> str:
-        """Return the module of an error class, by the class's name, for runs that end without raising it."""
 
     def fail_continuation(self, continuation: Continuation, error: str) -> None:
         """Store FAILURE for a continuation that will not be sent. Never raises."""

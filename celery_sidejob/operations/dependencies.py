@@ -23,7 +23,7 @@ from ..store.statement import Reader, Transaction
 from . import capacity
 from .after_commit import AfterCommit, follow
 from .lock_set import LockSet
-from .runtime import Runtime
+from .runtime import LocalRuntime, Runtime
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -181,7 +181,7 @@ def look_at(runtime: Runtime, job_id: int) -> None:
         capacity.ring(runtime, after_commit.pools)
 
 
-def _look(runtime: Runtime, executor: Transaction, job_id: int, locked: Mapping[int, Any]) -> AfterCommit:
+def _look(runtime: LocalRuntime, executor: Transaction, job_id: int, locked: Mapping[int, Any]) -> AfterCommit:
     edges = dependencies.noted_edges(executor, job_id)
     judged = {edge.depends_on: _judged(edge) for edge in edges}
     over = [on for on, what in judged.items() if what == "over"]

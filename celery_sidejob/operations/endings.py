@@ -24,7 +24,7 @@ from .job_run_end import Ending, end_job_run
 from .limits import wait_for_room
 from .permits import freed
 from .runs import Unit, consume
-from .runtime import Runtime
+from .runtime import LocalRuntime, Runtime
 from .unit_of_work import Applied
 
 QUIET = (RunEnd.COMPLETED, RunEnd.SUSPENDED)
@@ -97,7 +97,7 @@ def _ended_before(runtime: Runtime, hold: Hold) -> str:
 
 
 def _end(  # noqa: PLR0913, PLR0915 - the order of its steps is what matters
-    runtime: Runtime, executor: Transaction, hold: Hold, unit: Unit | None, ending: Ending, from_outside: bool,
+    runtime: LocalRuntime, executor: Transaction, hold: Hold, unit: Unit | None, ending: Ending, from_outside: bool,
     parents: Mapping[int, int | None],
 ) -> tuple[Applied, str]:  # fmt: skip
     changes = list(unit.changes if unit is not None else ending.asked)

@@ -16,14 +16,14 @@ from .after_commit import AfterCommit
 from .being_deleted import is_being_deleted
 from .lock_set import LockSet
 from .mailboxes import port_row
-from .runtime import Runtime
+from .runtime import LocalRuntime
 
 
 class Family:
     """The jobs that a transaction makes and the jobs whose parents or aliases it changes. `own`: the run's own job."""
 
     def __init__(
-        self, runtime: Runtime, executor: Transaction, lock_set: LockSet, after_commit: AfterCommit, *,
+        self, runtime: LocalRuntime, executor: Transaction, lock_set: LockSet, after_commit: AfterCommit, *,
         own: int | None = None,
     ) -> None:  # fmt: skip
         self._check_interval_s = runtime.settings.lost_after

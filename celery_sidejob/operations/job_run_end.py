@@ -29,7 +29,7 @@ from .dependencies import mark_ended
 from .hold import Hold
 from .mailboxes import add_ports
 from .runs import Unit
-from .runtime import Runtime
+from .runtime import LocalRuntime
 
 MOST_OF_MESSAGE = 200
 """Characters of an error's message that the history keeps."""
@@ -70,7 +70,7 @@ class Ending:
 
 
 def end_job_run(  # noqa: PLR0913 - a run, how it ended, and where that is written
-    runtime: Runtime, executor: Transaction, hold: Hold, unit: Unit | None, ending: Ending,
+    runtime: LocalRuntime, executor: Transaction, hold: Hold, unit: Unit | None, ending: Ending,
     after_commit: AfterCommit, *, by_worker: bool = False, quiet: bool = False,
 ) -> Any | None:  # fmt: skip
     """End a run; update the asking, the message and the dead set as the job's new status requires.
@@ -116,7 +116,7 @@ def _note_failure(hold: Hold, ending: Ending, after_commit: AfterCommit) -> None
 
 
 def _write(  # noqa: PLR0913 - as above
-    runtime: Runtime, executor: Transaction, hold: Hold, unit: Unit | None, ending: Ending, *, by_worker: bool,
+    runtime: LocalRuntime, executor: Transaction, hold: Hold, unit: Unit | None, ending: Ending, *, by_worker: bool,
     quiet: bool,
 ) -> Any | None:  # fmt: skip
     unwanted = not runtime.results.wanted(hold.row.task, None)
@@ -135,7 +135,7 @@ def _write(  # noqa: PLR0913 - as above
     )  # fmt: skip
 
 
-def _past(runtime: Runtime, hold: Hold, ending: Ending) -> claims.Past:
+def _past(runtime: LocalRuntime, hold: Hold, ending: Ending) -> claims.Past:
     """Return what the history keeps of the end.
 
     That is the facts of a loss; of an error its class, its group and the beginning of its message.
@@ -150,7 +150,7 @@ def _past(runtime: Runtime, hold: Hold, ending: Ending) -> claims.Past:
 
 
 def _follow_closing(
-    runtime: Runtime, executor: Transaction, hold: Hold, row: Any, ending: Ending, after_commit: AfterCommit
+    runtime: LocalRuntime, executor: Transaction, hold: Hold, row: Any, ending: Ending, after_commit: AfterCommit
 ) -> None:
     """Write the continuations of the asking that was just closed, and have its result stored in the backend.
 
@@ -175,7 +175,7 @@ def _follow_closing(
 
 
 def _arm_next_run(
-    runtime: Runtime, executor: Transaction, hold: Hold, row: Any, ending: Ending, after_commit: AfterCommit
+    runtime: LocalRuntime, executor: Transaction, hold: Hold, row: Any, ending: Ending, after_commit: AfterCommit
 ) -> None:
     """Turn the run's message into the next run's; after a retry the sweeper publishes it when its backoff is over."""
     is_queued = row.status == Status.QUEUED

@@ -25,7 +25,7 @@ from .failover.first import in_the_first
 from .lending import do_after_commit
 from .publishing import addressed, publish_kept
 from .retrying import patience_s, patiently
-from .runtime import Runtime
+from .runtime import LocalRuntime, Runtime
 from .unique_keys import KeyHeldError
 
 T = TypeVar("T")
@@ -176,7 +176,7 @@ def lend_many(runtime: Runtime, messages: Sequence[Message], transaction: Any) -
     _publish_after_commit(runtime, borrowed, pages)
 
 
-def keep_in(runtime: Runtime, executor: Transaction, messages: Sequence[Message]) -> Sequence[Message]:
+def keep_in(runtime: LocalRuntime, executor: Transaction, messages: Sequence[Message]) -> Sequence[Message]:
     """Keep messages in a transaction of ours, and return those that its caller gives to the broker after the commit."""
     pages = _admitted(executor, list(_pages(messages)))
     waiting = _keep_pages([executor.run] * len(pages), pages, waits_of(runtime), repeated=False)
@@ -216,7 +216,7 @@ def may_lack_row(runtime: Runtime, error: StoreUnavailableError) -> bool:
     return is_down and runtime.settings.on_store_down == "publish"
 
 
-def waits_of(runtime: Runtime) -> Waits:
+def waits_of(runtime: LocalRuntime) -> Waits:
     return Waits(runtime.settings.lost_after, runtime.settings.timer_horizon)
 
 

@@ -10,7 +10,7 @@ from ..store.statement import Transaction
 from .after_commit import AfterCommit
 from .lock_set import LockSet
 from .mailboxes import add_ports
-from .runtime import Runtime
+from .runtime import LocalRuntime
 
 
 def check_may_move(job_id: int, status: str, *, in_run: bool, has_time: bool) -> None:
@@ -28,7 +28,9 @@ def check_may_move(job_id: int, status: str, *, in_run: bool, has_time: bool) ->
         )
 
 
-def apply(runtime: Runtime, executor: Transaction, change: Move, lock_set: LockSet, after_commit: AfterCommit) -> bool:
+def apply(
+    runtime: LocalRuntime, executor: Transaction, change: Move, lock_set: LockSet, after_commit: AfterCommit
+) -> bool:
     """Move a locked or new job; returns whether it is to be asked to run now."""
     job_id, status, before = change.job_id, lock_set.statuses[change.job_id], lock_set.job(change.job_id)
     in_run = job_id not in lock_set.new and before.unit_no is not None

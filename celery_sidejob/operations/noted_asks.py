@@ -12,7 +12,7 @@ from ..store.statement import Transaction
 from .after_commit import AfterCommit, follow
 from .dependencies import look
 from .lock_set import LockSet
-from .runtime import Runtime
+from .runtime import LocalRuntime, Runtime
 from .tree_terminations import terminate_pages
 from .wakes import Wakes
 
@@ -67,7 +67,7 @@ def _apply(runtime: Runtime, job_ids: Iterable[int], *, leaves: tuple[type[Excep
     return trees
 
 
-def mature(runtime: Runtime, executor: Transaction, job_id: int) -> AfterCommit:
+def mature(runtime: LocalRuntime, executor: Transaction, job_id: int) -> AfterCommit:
     """Apply a job's due timers, unless its row is locked."""
     after_commit = AfterCommit()
     row = jobs.lock_if_free(executor, job_id)

@@ -13,7 +13,7 @@ from .after_commit import AfterCommit, follow
 from .fan_out import deliver_to
 from .lock_set import LockSet
 from .noted_asks import apply_noted_asks
-from .runtime import Runtime
+from .runtime import LocalRuntime, Runtime
 from .wakes import Wakes
 
 logger = logging.getLogger("celery_sidejob")
@@ -64,7 +64,7 @@ def deliver_page(runtime: Runtime, channel: str, *, noting: bool = False) -> boo
     return True
 
 
-def _deliver(runtime: Runtime, executor: Transaction, channel: str, *, noting: bool) -> AfterCommit | None:
+def _deliver(runtime: LocalRuntime, executor: Transaction, channel: str, *, noting: bool) -> AfterCommit | None:
     page = publications.lock_next(executor, channel, packets=PAGE)
     lock_set, after_commit = LockSet(executor, ()), AfterCommit()
     wakes = Wakes(runtime, executor, lock_set, after_commit)

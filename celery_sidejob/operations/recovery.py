@@ -24,7 +24,7 @@ from .hold import Hold, check_fence, lease_lost
 from .job_run_end import Ending, end_job_run
 from .lock_set import LockSet
 from .retrying import patiently
-from .runtime import Runtime
+from .runtime import LocalRuntime, Runtime
 from .unit_of_work import Applied
 from .wakes import Wakes
 
@@ -156,7 +156,7 @@ def _free(runtime: Runtime, job_id: int, *, run_no: int, worker_id: int, own: bo
 
 
 def _free_locked(
-    runtime: Runtime, executor: Transaction, hold: Hold, ending: Ending, *, own: bool
+    runtime: LocalRuntime, executor: Transaction, hold: Hold, ending: Ending, *, own: bool
 ) -> AfterCommit | None:
     after_commit = AfterCommit()
     job = hold.row
@@ -183,7 +183,7 @@ def _free_locked(
     return after_commit
 
 
-def _giving_up(runtime: Runtime, job: Any, loss: Loss) -> Ending:
+def _giving_up(runtime: LocalRuntime, job: Any, loss: Loss) -> Ending:
     """Return the ending of a run that is one loss too many; a termination still takes effect."""
     losses = job.losses + 1
     lost = "The run was lost." if losses == 1 else f"{losses} runs in a row were lost; this is the last one."

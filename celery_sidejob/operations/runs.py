@@ -27,7 +27,7 @@ from .hold import BeginsAgainError, Hold, check_fence, lease_lost, repeat_until_
 from .lending import follow_commit_of
 from .lock_set import KeptPorts
 from .retrying import PAUSE_S
-from .runtime import Runtime
+from .runtime import LocalRuntime, Runtime
 from .unit_of_work import Applied
 
 KEPT_PORTS = 1000
@@ -268,7 +268,7 @@ def _is_next(hold: Hold, row: Any) -> bool:
 
 
 def _apply(
-    runtime: Runtime, executor: Transaction, hold: Hold, unit: Unit, *, kept: KeptPorts, noting: bool = False
+    runtime: LocalRuntime, executor: Transaction, hold: Hold, unit: Unit, *, kept: KeptPorts, noting: bool = False
 ) -> Applied:
     bounded = hold.kind != "shutdown"
     applied = Applied(runtime, executor, unit.changes, noting=noting, own=hold.job_id, kept=kept, bounded=bounded)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from ..model.durable import Message
-from ..model.protocols import Announcer, Broker, Observer, Publisher, Results, Tasks
+from ..model.protocols import Announcer, Broker, Observer, Publisher, ResultRules, Results, Tasks
 from ..model.settings import Settings
 from ..store.connection.connections import Connections
 from .audience import Audience
@@ -16,6 +17,18 @@ from .tracking import Tracking
 
 def _at_once(work: Callable[[], None]) -> None:
     work()
+
+
+class LocalRuntime(Protocol):
+    """The part of a runtime that is given to code in an open transaction: nothing of it waits for a network."""
+
+    @property
+    def settings(self) -> Settings:
+        """The app's settings."""
+
+    @property
+    def results(self) -> ResultRules:
+        """What follows an asking's end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from ..store.errors import FAILURES
 from ..store.statement import Transaction
 from .after_commit import AfterCommit, follow
 from .lock_set import LockSet
-from .runtime import Runtime
+from .runtime import LocalRuntime, Runtime
 from .wakes import Wakes
 
 logger = logging.getLogger("celery_sidejob")
@@ -68,7 +68,7 @@ def terminate_page(runtime: Runtime, roots: Iterable[int] | None = None, *, wait
 
 
 def _terminate(
-    runtime: Runtime, executor: Transaction, roots: Iterable[int] | None, *, waits: bool
+    runtime: LocalRuntime, executor: Transaction, roots: Iterable[int] | None, *, waits: bool
 ) -> AfterCommit | None:
     places = tree_terminations.take(executor, roots)
     if not places:

@@ -47,7 +47,7 @@ from .follow_up import follow_up
 from .lending import follow_commit_of
 from .lock_set import KeptPorts, LockSet
 from .mailboxes import Mailboxes
-from .runtime import Runtime
+from .runtime import LocalRuntime, Runtime
 from .wakes import Wakes
 
 
@@ -76,7 +76,7 @@ class Applied:
     """
 
     def __init__(  # noqa: PLR0913 - whose changes, and what they may do
-        self, runtime: Runtime, executor: Transaction, changes: Sequence[Change], *, noting: bool = False,
+        self, runtime: LocalRuntime, executor: Transaction, changes: Sequence[Change], *, noting: bool = False,
         own: int | None = None, kept: KeptPorts | None = None, bounded: bool = True,
     ) -> None:  # fmt: skip
         self._runtime = runtime

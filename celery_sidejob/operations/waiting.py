@@ -7,7 +7,7 @@ from typing import Any
 
 from ..store import served, waiting, workers
 from ..store.statement import Transaction
-from .runtime import Runtime
+from .runtime import LocalRuntime, Runtime
 
 NO_WORKER = "no worker"
 REASONS = ("dependencies", "timer", "retry", "pause", "limit", "rate", "pool", "room", NO_WORKER)
@@ -31,7 +31,7 @@ def is_parked(runtime: Runtime, job_id: int) -> bool:
     return any(row.is_parked for row in waiting.conditions(runtime.connections, [job_id]))
 
 
-def reasons(executor: Transaction, runtime: Runtime, job_ids: Iterable[int]) -> dict[int, list[str]]:
+def reasons(executor: Transaction, runtime: LocalRuntime, job_ids: Iterable[int]) -> dict[int, list[str]]:
     """Return what `waiting_for` does for each job, as the transaction sees it; a job that is gone is missing."""
     rows = waiting.conditions(executor, job_ids)
     due = {(row.task, row.queue) for row in rows if row.is_due}
@@ -48,6 +48,6 @@ def _reasons(row: Any, *, is_served: bool) -> list[str]:
     return [reason for reason, each in zip(REASONS, holds, strict=True) if each]
 
 
-def _is_served(executor: Transaction, runtime: Runtime, task: str, queue: str) -> bool:
+def _is_served(executor: Transaction, runtime: LocalRuntime, task: str, queue: str) -> bool:
     silent = workers.silent(executor, runtime.settings)
     return served.serves(executor, task, queue, silent) or bool(served.unannounced(executor, silent))

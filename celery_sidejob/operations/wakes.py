@@ -18,7 +18,7 @@ from .after_commit import AfterCommit
 from .being_deleted import is_being_deleted
 from .dependencies import mark_ended
 from .lock_set import LockSet
-from .runtime import Runtime
+from .runtime import LocalRuntime
 
 REASONS = {"WorkerLostError": "lost", "TaskRevokedError": "revoked"}
 """Why a job is in the dead set, by its error; others have `failed`."""
@@ -31,7 +31,7 @@ class Wakes:
     """The asks of the affected jobs. `noting`: nothing is locked, so asks are only noted and judged afterwards."""
 
     def __init__(
-        self, runtime: Runtime, executor: Transaction, lock_set: LockSet, after_commit: AfterCommit, *,
+        self, runtime: LocalRuntime, executor: Transaction, lock_set: LockSet, after_commit: AfterCommit, *,
         noting: bool = False,
     ) -> None:  # fmt: skip
         self._check_interval_s = runtime.settings.lost_after

@@ -13,7 +13,7 @@ from .after_commit import AfterCommit
 from .follow_up import follow_up
 from .keeping import keep_in
 from .publishing import publish_kept
-from .runtime import Runtime
+from .runtime import LocalRuntime, Runtime
 from .unit_of_work import Applied
 
 
@@ -40,7 +40,7 @@ class Written:
     to_send: Sequence[Message]
 
 
-def write(runtime: Runtime, executor: Transaction, works: Works) -> Written:
+def write(runtime: LocalRuntime, executor: Transaction, works: Works) -> Written:
     """Write works in a transaction of ours."""
     last_id, after_commit = 0, AfterCommit()
     if works.jobs:

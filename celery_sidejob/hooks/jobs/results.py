@@ -6,10 +6,12 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import Any
 
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 from celery import Celery, states
+from celery.app.backends import by_url
 from celery.app.task import Context
 from celery.backends.base import DisabledBackend
 from celery.canvas import maybe_signature
@@ -42,6 +44,12 @@ class CeleryResults:
     def __init__(self, app: Celery) -> None:
         self._app = app
 
+    @cached_property
+    def _is_disabled(self) -> bool:
+        """Whether there is no result backend. `app.backend` would connect to it, and may create its tables."""
+        kind, _ = by_url(self._app.backend_cls or self._app.conf.result_backend, self._app.loader)
+        return issubclass(kind, DisabledBackend)
+
     @property
     def _backend(self) -> Any:
         backend = self._app.backend
@@ -56,7 +64,11 @@ class CeleryResults:
         ignored = (options or {}).get("ignore_result")
         if ignored is None:
             ignored = known.ignore_result if known is not None else self._app.conf.task_ignore_result
-        return not ignored and not isinstance(self._app.backend, DisabledBackend)
+        return not ignored and not self._is_disabled
+
+    def connect(self) -> None:
+        """Make the backend: `freeze` of what follows makes a result, which needs it."""
+        telling.install(self._app.backend)
 
     def continuations(self, outcome: Outcome) -> Sequence[Continuation]:
         """Return callbacks and the rest of the chain, each frozen under a task id of its own."""

@@ -220,6 +220,8 @@ def _run(task: TaskBody, runtime: Runtime, unit: OpenUnit, job: RunningJob, row:
     try:
         value = _value(task, unit, job)
         wanted = runtime.results.wanted(task.name, options) or options.get("link")
+        if options.get("link") or options.get("chain"):
+            runtime.results.connect()
         result = values.encode(value, what="result") if wanted else "null"
         then, wait_s = unit.then or (None, 0.0)
         ending = Ending(RunEnd.COMPLETED, result=result, then=then, retry_in_s=wait_s)
