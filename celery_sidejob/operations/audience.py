@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from time import monotonic
+from typing import Any
 
 from ..model.errors import SchemaError, StoreUnavailableError
 from ..store import audience
@@ -15,50 +16,54 @@ KNOWN_S = 1.0
 class Audience:
     """Knows whether a port subscribes to the log, and whether a client listens by NOTIFY; any thread may ask.
 
-    One statement answers both questions. But the answer about the log counts only from a question about the log: a
-    process that has just begun to read and write knows a collector that was made a moment before.
+    One answer tells both. The claim of a run asks along with its own statement.
     """
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
         self._keeps_log = False
         self._listens = False
-        self._log_until = self._listens_until = float("-inf")
-        self._changes = 0
+        self._until = self._changed_at = float("-inf")
 
     def keeps_log(self, *, ask: bool = True) -> bool:
         """Tell whether the log's entries are kept by a port; without `ask` what was known last."""
-        if ask and monotonic() >= self._log_until:
-            changes = self._changes
-            until = self._ask()
-            if changes == self._changes:
-                self._log_until = until
+        if ask and self.to_ask:
+            self._ask()
         return self._keeps_log
 
     def listens(self, *, ask: bool = True) -> bool:
         """Tell whether a client listens by NOTIFY; without `ask` what was known last."""
-        if ask and monotonic() >= self._listens_until:
+        if ask and self.to_ask:
             self._ask()
         return self._listens
 
+    @property
+    def to_ask(self) -> str | None:
+        """The schema in which it is to be asked who listens; None while that is known."""
+        return self._connections.schema if monotonic() >= self._until else None
+
+    def learn(self, row: Any, asked_at: float) -> None:
+        """Take the answer of a statement that was begun at this time of `time.monotonic`; none, if it did not ask."""
+        if row.keeps_log is not None:
+            self._keeps_log, self._listens = row.keeps_log, row.listens
+            if asked_at > self._changed_at:
+                self._until = asked_at + KNOWN_S
+
     def has_changed(self) -> None:
         """Ask anew at the next use: this process has made a port subscribe to the log."""
-        self._changes += 1
-        self._log_until = float("-inf")
+        self._changed_at = monotonic()
+        self._until = float("-inf")
 
-    def _ask(self) -> float:
-        """Ask the store, and return until when the answer counts.
+    def _ask(self) -> None:
+        """Ask the store. A store that is away is not asked again at each write: its answer is that nobody is there.
 
-        A store that is away is not asked again at each write: its answer is that nobody is there. Another thread that
-        comes meanwhile asks too, because the answer that it would find may be too old.
+        Another thread that comes meanwhile asks too, because the answer that it would find may be too old.
         """
-        until = monotonic() + KNOWN_S
+        asked_at = monotonic()
         try:
             row = self._connections.read(lambda executor: audience.ask(executor, self._connections.schema))
         except (StoreUnavailableError, SchemaError):
             self._keeps_log = self._listens = False
-            until = monotonic() + KNOWN_S  # to find that out may have taken longer than an answer counts
+            self._until = monotonic() + KNOWN_S  # to find that out may have taken longer than an answer counts
         else:
-            self._keeps_log, self._listens = row.keeps_log, row.listens
-        self._listens_until = until
-        return until
+            self.learn(row, asked_at)

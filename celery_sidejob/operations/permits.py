@@ -64,7 +64,8 @@ def claim(  # noqa: PLR0913 - what the delivery names, and what its process can 
     """
     known = _known.setdefault(runtime.connections, {})
     begin = partial(
-        permits.claim, queue=queue, job_id=job_id, task=task, tasks=tasks, worker_id=worker_id, most=most
+        permits.claim, queue=queue, job_id=job_id, task=task, tasks=tasks, worker_id=worker_id, most=most,
+        schema=runtime.audience.to_ask,
     )  # fmt: skip
     if known.get(queue) is False and (found := runtime.connections.transact("claim", begin, single=True)):
         return found, False

@@ -93,8 +93,10 @@ def claim(  # noqa: PLR0913 - what the delivery names, and who begins it
     further run is owed for it. If there are more than `LOOK_MOST` children, a body that asks for them reads them later:
     it may see an end for which a further run is owed, but it misses none.
     """
+    asked_at = time.monotonic()
     hold = _claim(runtime, job_id, task, for_run, worker_id, queue, tasks, passes)
     if hold is not None:
+        runtime.audience.learn(hold.row, asked_at)
         measuring.begun(runtime, hold)
     return hold
 
@@ -132,8 +134,9 @@ def _claim_by_name(
 ) -> Hold | None:
     def work(executor: Transaction) -> Sequence[Any]:
         return claims.claim(
-            executor, job_id, task=task, for_run=for_run, worker_id=worker_id, most=LOOK_MOST, how=how, passes=passes
-        )
+            executor, job_id, task=task, for_run=for_run, worker_id=worker_id, most=LOOK_MOST, how=how, passes=passes,
+            schema=runtime.audience.to_ask,
+        )  # fmt: skip
 
     uncertain, how = False, Try.AT_ONCE
     deadline = time.monotonic() + runtime.settings.lease

@@ -21,17 +21,23 @@ from .statement import Statement, Transaction
 LOCK_CLASS = 0x53_4A_41_55 - 0x40_00_00_00
 """The first half of our advisory locks' keys ("SJAU", made to fit a signed 32-bit integer)."""
 
-_LOCK = "%(lock_class)s, hashtext(%(schema)s)"
+_LOCK = f"{LOCK_CLASS}, hashtext(%(schema)s::text)"
+_OF_LOG = ", ".join(f"'{name}'" for name in ancestors(LOG))
 
 # Two that ask at the same moment see each other's lock, and take it for a listener: one announcement too many.
-_ASK = Statement(f"""
-SELECT EXISTS (SELECT FROM {{subscriptions}} s WHERE s.channel = ANY(%(channels)s::text[])) AS keeps_log,
-  NOT pg_try_advisory_xact_lock({_LOCK}) AS listens""")
+WHO_LISTENS = f"""CASE WHEN %(schema)s::text IS NOT NULL
+    THEN EXISTS (SELECT FROM {{subscriptions}} s WHERE s.channel IN ({_OF_LOG})) END AS keeps_log,
+  CASE WHEN pg_try_advisory_lock({_LOCK}) THEN NOT pg_advisory_unlock({_LOCK}) ELSE true END AS listens"""
+"""Whether a port subscribes to the log, or to an ancestor of it, and whether a client listens, as columns.
+
+Without a `schema` this costs nothing, and `keeps_log` is null.
+"""
+_ASK = Statement(f"SELECT {WHO_LISTENS}")
 
 
 def ask(executor: Transaction, schema: str) -> Any:
-    """Tell whether a port subscribes to the log, or to an ancestor of it, and whether a client listens: one row."""
-    return executor.run(_ASK, channels=ancestors(LOG), lock_class=LOCK_CLASS, schema=schema)[0]
+    """Tell who listens: one row with the columns `WHO_LISTENS`."""
+    return executor.run(_ASK, schema=schema)[0]
 
 
 _LISTEN = Statement(f"SELECT pg_try_advisory_lock_shared({_LOCK}) AS taken")
@@ -52,7 +58,7 @@ def listen(executor: OwnExecutor, schema: str, names: Sequence[str], hear: Calla
     for name in names:
         executor.connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(name)))
     deadline = monotonic() + advisory.LONGEST_WAIT_S
-    while not executor.run(_LISTEN, lock_class=LOCK_CLASS, schema=schema)[0].taken:  # whoever asks holds it a moment
+    while not executor.run(_LISTEN, schema=schema)[0].taken:  # whoever asks holds it a moment
         if monotonic() > deadline:
             raise locked_out("subscribe", advisory.holder(executor, LOCK_CLASS, [schema]))
         sleep(0.02)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import Any
 
+from .audience import WHO_LISTENS
 from .history import ENDED
 from .jobs import HANDLE, ROW
 from .outbox.arming import MANAGED
@@ -23,6 +24,7 @@ _RUN = f"{ROW}, a.task_id, a.unique_key, j.started, j.terminate_tree, a.options:
 
 _CHILD = (
     f"{HANDLE}, NULL::boolean, NULL::boolean, NULL::text, NULL::bigint{', NULL::boolean' * 4}, NULL::double precision"
+    f"{', NULL::boolean' * 2}"
 )
 """A child of the job, in the same columns as the job in the result of a claim."""
 
@@ -71,7 +73,8 @@ SELECT {_RUN}, (SELECT held.losses > 0 FROM held) AS takes,
   (SELECT is_large FROM family) AS has_many_children,
   j.run_kind = 'run' AND j.rate_terminates AND j.rate_opens_at - make_interval(secs => j.rate_interval_s) > now()
     AS is_too_soon,
-  (SELECT held.waited_s FROM held) AS waited_s
+  (SELECT held.waited_s FROM held) AS waited_s,
+  {WHO_LISTENS}
 FROM claimed j LEFT JOIN {{askings}} a ON a.job_id = j.id AND a.closed_at IS NULL
 UNION ALL
 SELECT c.* FROM family CROSS JOIN LATERAL (
@@ -120,15 +123,16 @@ class Try(IntEnum):
 
 def claim(
     executor: Transaction, job_id: int, *, task: str, for_run: int, worker_id: int, most: int, how: Try,
-    passes: bool = False,
+    passes: bool = False, schema: str | None = None,
 ) -> Sequence[Any]:  # fmt: skip
     """Begin run `for_run` of the job for this worker; returns the job, then the children of the same snapshot.
 
     No children if there are more than `most` (`has_many_children`), and none for a shutdown. Returns nothing if the
     delivery is stale, or the job is of another `task`. `came_late`: the job never came to rest and was not terminated,
     and its parent was terminated recursively before the transaction that made it a child was committed. `is_too_soon`:
-    the run is beyond the job's rate, by which the job is to be terminated. `waited_s`: how long it was due. A run takes
-    a token of its job's bucket: it moves the moment from which the next may begin.
+    the run is beyond the job's rate, by which the job is to be terminated. `waited_s`: how long it was due. With
+    `schema` the job's row also tells `WHO_LISTENS`. A run takes a token of its job's bucket: it moves the moment from
+    which the next may begin.
 
     Every deciding column is in `jobs`: of two claims that waited for each other only one finds its row. The message's
     row may be seen as of the statement's start, which is harmless: its `due_at` moves forward only with `run_no`, or
@@ -138,6 +142,7 @@ def claim(
     return executor.run(
         _CLAIM_AGAIN if how == Try.AGAIN else _CLAIM, id=job_id, task=task, for_run=for_run, worker_id=worker_id,
         pid=os.getpid(), most=most, leaves=how == Try.LEAVING, passes=passes,
+        schema=schema,
     )  # fmt: skip
 
 

@@ -232,7 +232,7 @@ _CLAIM_OF_KEYS = claiming(BEGINS, _BEGUN, before=_BEST_OF_KEYS + _BEFORE, then=_
 
 def claim(
     executor: Transaction, queue: str, *, job_id: int, task: str, tasks: Collection[str], worker_id: int, most: int,
-    locked: Any = None,
+    schema: str | None, locked: Any = None,
 ) -> Sequence[Any]:  # fmt: skip
     """Begin the best run that is owed in a managed queue; the result is as that of `claims.claim`.
 
@@ -246,8 +246,9 @@ def claim(
     """
     statement = _CLAIM if locked is None else _CLAIM_OF_KEYS if locked.has_keys else _CLAIM_IN_LOCKED
     return executor.run(
-        statement, queue=queue, id=job_id, task=task, tasks=list(tasks), worker_id=worker_id, pid=os.getpid(), most=most
-    )
+        statement, queue=queue, id=job_id, task=task, tasks=list(tasks), worker_id=worker_id, pid=os.getpid(),
+        most=most, schema=schema,
+    )  # fmt: skip
 
 
 _COLUMNS = "q.name, q.run_limit IS NOT NULL AS has_limit, q.key_limit IS NOT NULL AS has_keys"

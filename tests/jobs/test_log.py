@@ -421,7 +421,7 @@ def test_without_receivers_reads_and_writes_cost_no_statement(
     assert port.read()
     stage.runtime.audience.keeps_log()
     monkeypatch.setattr(OwnExecutor, "run", noting)
-    monkeypatch.setattr(stage.runtime.audience, "_log_until", float("inf"))
+    monkeypatch.setattr(stage.runtime.audience, "_until", float("inf"))
     for number in range(5):
         port.write(number)
         port.read()
@@ -437,10 +437,10 @@ def test_the_store_is_not_asked_while_the_callers_transaction_is_open(stage: Sta
     audience, port = stage.runtime.audience, resting.input("a")
 
     def expire() -> None:
-        audience._log_until = audience._listens_until = float("-inf")
+        audience._until = float("-inf")
 
     def still_expired() -> bool:
-        return audience._log_until == audience._listens_until == float("-inf")
+        return audience._until == float("-inf")
 
     def body(job: RunningJob) -> None:
         expire()

@@ -655,6 +655,7 @@ def test_a_claim_reads_no_more_children_than_it_wants(
             "most": 500,
             "leaves": False,
             "passes": False,
+            "schema": SCHEMA,
         }
         found = skewed_store.execute(
             "EXPLAIN (ANALYZE, FORMAT JSON) " + claims._CLAIM.render(SCHEMA), parameters, prepare=True
@@ -684,7 +685,8 @@ def test_a_claim_by_keys_reads_the_first_of_each_key_and_the_first_without_one(
             "INSERT INTO workers (ident, revision) VALUES ('w', '0001') RETURNING id"
         ).fetchone()
         parameters = {
-            "id": 0, "queue": "keyed", "task": "task", "tasks": ["task"], "worker_id": worker_id, "pid": 1, "most": 500
+            "id": 0, "queue": "keyed", "task": "task", "tasks": ["task"], "worker_id": worker_id, "pid": 1, "most": 500,
+            "schema": SCHEMA,
         }  # fmt: skip
         found = skewed_store.execute(
             "EXPLAIN (ANALYZE, FORMAT JSON) " + permits._CLAIM_OF_KEYS.render(SCHEMA), parameters, prepare=True
