@@ -16,12 +16,12 @@ from . import schema, server, tables, work, workers
 from .looks import Check, findings_of, look
 
 OF_FIRST_STORE: tuple[Check, ...] = (
-    schema.rights, work.queues, work.publishing, work.tasks, work.paused, work.schedules, work.timers,
+    schema.rights, work.queues, work.tasks, work.paused, work.schedules, work.timers,
     work.full_ports, workers.workers, workers.sweeping, work.results, work.dead, tables.retention, tables.references,
     tables.vacuum, server.horizon, server.locks,
 )  # fmt: skip
 OF_FURTHER_STORE: tuple[Check, ...] = (
-    schema.rights, work.queues, work.publishing, work.tasks, work.paused, workers.workers, workers.sweeping,
+    schema.rights, work.queues, work.tasks, work.paused, workers.workers, workers.sweeping,
     work.dead,
     tables.vacuum, server.horizon, server.locks,
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
@@ -36,12 +37,21 @@ GIVE_UP = (
 
 
 def queues(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
-    """Look for queues in which runs are due, and that no live worker serves."""
+    """Look for queues that no live worker serves and in which runs are due, and for messages that wait for the broker.
+
+    Both are told from one reading: the depths of long queues are estimated, which takes a while.
+    """
+    rows = depths.read(executor)
+    yield from _unserved(executor, runtime, rows)
+    yield from _publishing(rows)
+
+
+def _unserved(executor: Transaction, runtime: Runtime, depth_of: Sequence[depths.Depth]) -> Iterator[Finding]:
     found = _of_first_store(executor, runtime, lambda first: _served(first, runtime))
     if found is None:
         return
     served, unannounced = found
-    rows = [row for row in depths.read(executor) if row.depth and row.queue not in served]
+    rows = [row for row in depth_of if row.depth and row.queue not in served]
     shown = first_of(f"{row.queue} ({row.depth} due)" for row in rows)
     if not rows:
         yield well("queues", "every queue in which something is due has a worker")
@@ -59,9 +69,8 @@ def queues(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def publishing(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
-    """Look for messages that wait for the broker."""
-    rows = [row for row in depths.read(executor) if row.oldest_unpublished_s is not None]
+def _publishing(depth_of: Sequence[depths.Depth]) -> Iterator[Finding]:
+    rows = [row for row in depth_of if row.oldest_unpublished_s is not None]
     oldest_s = max((row.oldest_unpublished_s or 0.0 for row in rows), default=0.0)
     if oldest_s <= UNPUBLISHED_S[0]:
         yield well("publishing", "nothing waits for the broker")
@@ -91,10 +100,14 @@ def tasks(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
             remedy="Start a worker of that queue that imports the task, or register a renamed task under its old "
             f"name too. {GIVE_UP}",
         )  # fmt: skip
-    unserved = {row.task for row in rows}
-    unknown = [row for row in health.unknown_tasks(executor) if row.task not in unserved]
+    jobs = Counter[str]()
+    for row in due:
+        jobs[row.task] += row.jobs
+    for row in rows:
+        del jobs[row.task]
+    unknown = served.never(executor, +jobs)
     if unknown:
-        shown = first_of(f"{row.task} ({row.jobs} due)" for row in unknown)
+        shown = first_of(f"{task} ({number} due)" for task, number in jobs.most_common() if task in unknown)
         yield warning(
             "tasks", f"no worker has ever served {shown}",
             meaning="The task was renamed, or the workers do not import its module: a worker parks the job when it "

@@ -15,6 +15,8 @@ SAMPLED_PAGES = 600
 """Pages read of a larger table, to find out how its rows differ."""
 COUNTING_PAGES = 300
 """Pages read of a larger table, to find out only how many rows it has."""
+JOINED_PAGES = 50
+"""Pages read of a table if the job of each row is looked up as well."""
 COUNTED = 10_000
 """Up to this many rows are counted one by one, if an index has just these rows."""
 DIGITS = 3
@@ -58,6 +60,11 @@ def share(executor: Reader, table: str, *, exact: int | None = None, sampled: in
     if pages <= (EXACT_PAGES if exact is None else exact):
         return Share(100.0)
     return Share(min(100.0, max(1e-4, 100.0 * (SAMPLED_PAGES if sampled is None else sampled) / pages)))
+
+
+def share_joined(executor: Reader, table: str) -> Share:
+    """Return the share of a table to read if the job of each row is looked up as well."""
+    return share(executor, table, exact=JOINED_PAGES, sampled=JOINED_PAGES)
 
 
 def count(executor: Reader, few: Statement, many: Statement, table: str) -> Count:

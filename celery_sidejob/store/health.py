@@ -106,19 +106,6 @@ def lockers(executor: Reader, schema: str) -> Sequence[Any]:
     return executor.run(_LOCKERS, schema=schema)
 
 
-_UNKNOWN_TASKS = Statement("""
-SELECT due.task, count(*) AS jobs FROM (
-  SELECT (SELECT j.task FROM {jobs} j WHERE j.id = m.job_id) AS task FROM (
-    SELECT job_id FROM {messages} WHERE job_id IS NOT NULL AND locked_by IS NULL AND due_at <= now()
-    LIMIT %(limit)s) m) due
-WHERE NOT EXISTS (SELECT FROM {registry} r WHERE r.task = due.task) GROUP BY 1 ORDER BY 2 DESC, 1""")
-
-
-def unknown_tasks(executor: Reader, limit: int = 5_000) -> Sequence[Any]:
-    """Read tasks of waiting jobs that no worker ever served; each job's task is looked up as in `served.due`."""
-    return executor.run(_UNKNOWN_TASKS, limit=limit)
-
-
 _HOLDING_DEAD = Statement("""
 SELECT w.ident, extract(epoch FROM now() - w.dead_at)::double precision AS dead_s,
   (SELECT count(m.job_id) FROM {messages} m WHERE m.locked_by = w.id) AS runs
@@ -173,6 +160,6 @@ def broken_rules(executor: Reader, *, every_job: bool) -> BrokenRules:
     A message that breaks several rules counts for the first. A sample represents very many messages. With `every_job`
     all messages and all jobs are read, which takes three seconds for a million of each.
     """
-    share = Share(100.0) if every_job else estimates.share(executor, "messages")
+    share = Share(100.0) if every_job else estimates.share_joined(executor, "messages")
     found = [*executor.run(_OF_MESSAGES, percent=share.percent), *(executor.run(_OF_JOBS) if every_job else ())]
     return BrokenRules([row for row in found if row.rows], share.is_all)

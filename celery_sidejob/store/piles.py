@@ -5,24 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from . import estimates
 from .statement import Reader, Statement
 
-MOST_PAGES = 2000
-"""Pages of a table that are read; they represent a larger table."""
-
 _FINISHED = Statement(f"""
-SELECT (count(*) FILTER (WHERE j.status IN ('completed', 'terminated') AND j.retention_s IS NULL
-    AND j.retention_keep IS NULL))::double precision
-  * greatest(1,
-    pg_relation_size('{{jobs}}'::regclass)::double precision / {MOST_PAGES * 8192}::double precision) AS jobs
-FROM {{jobs}} j TABLESAMPLE SYSTEM (
-  least(100, {100 * MOST_PAGES * 8192}::double precision
-    / greatest(1, pg_relation_size('{{jobs}}'::regclass)::double precision)))""")
+SELECT count(*) AS jobs FROM {{jobs}} j {estimates.SAMPLE}
+WHERE j.status IN ('completed', 'terminated') AND j.retention_s IS NULL AND j.retention_keep IS NULL""")
 
 
 def finished(executor: Reader) -> int:
     """Estimate how many jobs are finished and have no retention of their own task."""
-    return round(float(executor.run(_FINISHED)[0].jobs))
+    share = estimates.share(executor, "jobs", sampled=estimates.COUNTING_PAGES)
+    return share.whole(executor.run(_FINISHED, percent=share.percent)[0].jobs)
 
 
 _FAMILIES = Statement("""

@@ -9,6 +9,7 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
+from .outbox.checks import QUEUES
 from .statement import Reader, Statement, Transaction
 
 _SERVE = Statement("""
@@ -75,27 +76,47 @@ def unannounced(executor: Reader, silent: Collection[int]) -> Sequence[Any]:
     return executor.run(_UNANNOUNCED, silent=list(silent))
 
 
-_DUE = Statement("""
-SELECT coalesce(m.task, (SELECT j.task FROM {jobs} j WHERE j.id = m.job_id)) AS task, m.queue, count(*) AS runs FROM (
-  SELECT task, job_id, queue FROM {messages}
-  WHERE locked_by IS NULL AND doom IS NULL AND due_at < now() - make_interval(secs => %(for_s)s)
-    AND (job_id IS NOT NULL OR body IS NOT NULL) LIMIT %(limit)s) m
-GROUP BY 1, 2""")
+PER_QUEUE = 500
+MOST = 5000
+"""Messages whose tasks are looked up, of one queue and of all."""
+
+_DUE = Statement(
+    QUEUES
+    + f"""
+SELECT coalesce(m.task, (SELECT j.task FROM {{jobs}} j WHERE j.id = m.job_id)) AS task, m.queue,
+  count(m.job_id) AS jobs, count(*) FILTER (WHERE m.due_at < now() - make_interval(secs => %(for_s)s)) AS runs
+FROM (
+  SELECT m.task, m.job_id, m.queue, m.due_at FROM q CROSS JOIN LATERAL (
+    SELECT * FROM {{messages}} m WHERE m.queue = q.queue ORDER BY m.next_check_at LIMIT {PER_QUEUE}) m
+  WHERE m.locked_by IS NULL AND m.doom IS NULL AND m.due_at <= now() AND (m.job_id IS NOT NULL OR m.body IS NOT NULL)
+  LIMIT {MOST}) m
+GROUP BY 1, 2"""
+)
 
 
-def due(executor: Reader, *, for_s: float, limit: int = 5_000) -> Sequence[Any]:
-    """Read each (task, queue) of which `runs` have been due this long and no worker has begun them.
+def due(executor: Reader, *, for_s: float) -> Sequence[Any]:
+    """Read each (task, queue) of which runs are due that no worker has begun: how many `runs` have been for this long.
 
-    Reads `messages`, which holds only unfinished work, until enough are found. Each job's task is looked up by its key,
-    because a join would read all jobs for a long backlog.
+    `jobs` of them, also due for a shorter time, are of jobs. The first messages of each queue are read, in the order of
+    their next checks. Each job's task is looked up by its key, because a join would read all jobs.
     """
-    return executor.run(_DUE, for_s=for_s, limit=limit)
+    return executor.run(_DUE, for_s=for_s)
+
+
+_NEVER_SERVED = Statement("""
+SELECT t.task FROM unnest(%(tasks)s::text[]) AS t(task)
+WHERE NOT EXISTS (SELECT FROM {registry} r WHERE r.task = t.task)""")
+
+
+def never(executor: Reader, tasks: Iterable[str]) -> set[str]:
+    """Read which of these tasks no worker has ever served."""
+    return {row.task for row in executor.run(_NEVER_SERVED, tasks=list(tasks))}
 
 
 _UNSERVED = Statement("""
 SELECT due.task, due.queue, due.runs FROM unnest(%(tasks)s::text[], %(queues)s::text[], %(runs)s::bigint[])
   AS due(task, queue, runs)
-WHERE (
+WHERE due.runs > 0 AND (
     SELECT NOT bool_or(due.task = ANY(s.tasks)) FROM {served} s JOIN {workers} w ON w.id = s.worker_id
     WHERE due.queue = ANY(s.queues) AND w.dead_at IS NULL AND w.id <> ALL(%(silent)s::bigint[]))
 ORDER BY 3 DESC, 1, 2""")

@@ -17,9 +17,6 @@ from .statement import Reader, Statement
 
 GROUPED = 10_000
 """Entries of the dead set, the newest ones, that are counted by group."""
-
-JOINED_PAGES = 50
-"""Pages of timers whose jobs are looked up as well."""
 STATUSES = f"({', '.join(f'{str(status)!r}' for status in UNFINISHED)})"
 
 _ASKED = Statement(f"""
@@ -185,5 +182,5 @@ def resting(executor: Reader, queue: str | None) -> tuple[int, int]:
         suspended = jobs.whole(executor.run(_SUSPENDED_SAMPLE, percent=jobs.percent, queue=queue)[0].rows)
     if queue is None:
         return suspended, estimates.count(executor, _TIMERS, _TIMERS_SAMPLE, "timers").number
-    share = estimates.share(executor, "timers", exact=JOINED_PAGES, sampled=JOINED_PAGES)
+    share = estimates.share_joined(executor, "timers")
     return suspended, share.whole(executor.run(_TIMERS_OF_QUEUE, percent=share.percent, queue=queue)[0].rows)

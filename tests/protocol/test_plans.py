@@ -95,7 +95,6 @@ READS_ALL = {
     "depths._IS_ANY_SOON": "a question before `drain` ends: reads the queue",
     "room._UNREAD": "reads up to a bound who waits for room; see below",
     "tags._COUNTS": "reads what the sweeper has not counted yet",
-    "served._DUE": "reads what is due; see below",
     "stats._SUSPENDED": "counts what is not finished, where that is little; see below",
     "stats._UNFINISHED": "counts what is not finished, where that is little; see below",
 }
@@ -226,8 +225,8 @@ def test_a_hot_statement_reads_no_large_table_as_a_whole(large_store: psycopg.Co
 
 @pytest.mark.parametrize(
     "statement",
-    [served._DUE, health._UNKNOWN_TASKS, health._OF_MESSAGES, room._UNREAD],
-    ids=["due", "unknown tasks", "rules", "room"],
+    [health._OF_MESSAGES, room._UNREAD],
+    ids=["rules", "room"],
 )
 def test_what_waits_is_read_without_all_jobs(large_store: psycopg.Connection[Any], statement: Statement) -> None:
     plan = plan_of(large_store, statement)
