@@ -16,7 +16,7 @@ from ..model.errors import DuplicateError, InvalidValueError, StoreUnavailableEr
 from ..store import duplicates
 from ..store.borrowed.borrowed import SERIALIZATION_FAILURE, Borrowed, code_of
 from ..store.connection.own_executor import OwnExecutor
-from ..store.errors import OutcomeUnknown, RowsLocked, repeat
+from ..store.errors import OutcomeUnknown, StoreDown, repeat
 from ..store.outbox import tasks
 from ..store.outbox.tasks import Kept, Waits
 from ..store.statement import Reader, Transaction
@@ -212,7 +212,7 @@ def may_lack_row(runtime: Runtime, error: StoreUnavailableError) -> bool:
 
     A store in which a row is locked has answered, and a batch has rows for its members.
     """
-    is_down = not isinstance(error, RowsLocked) and batches.present() is None
+    is_down = isinstance(error, StoreDown) and batches.present() is None
     return is_down and runtime.settings.on_store_down == "publish"
 
 

@@ -13,7 +13,7 @@ from ..model.errors import SchemaError, SettingsError, StoreUnavailableError
 from ..model.settings import Settings
 from ..store import registry
 from ..store.connection.connections import Connections
-from ..store.errors import RowsLocked
+from ..store.errors import StoreDown
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -171,9 +171,7 @@ class Stores:
         began = time.monotonic()
         try:
             yield
-        except RowsLocked:
-            raise
-        except StoreUnavailableError as error:
+        except StoreDown as error:
             self.failed(store, error, after_s=time.monotonic() - began)
             raise
 
@@ -186,6 +184,6 @@ class Stores:
         store.leave_alone(pause_s)
         logger.warning("%s is left alone for %.0f s: %s", store.where, pause_s, error)
 
-    def all_left_alone(self) -> StoreUnavailableError:
+    def all_left_alone(self) -> StoreDown:
         """Return the error for a caller for whom no store was tried."""
-        return StoreUnavailableError(f"No store has answered a moment ago, and none is asked just now: {self._failure}")
+        return StoreDown(f"No store has answered a moment ago, and none is asked just now: {self._failure}")

@@ -9,8 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..model.errors import StoreUnavailableError
-from ..store.errors import RowsLocked
+from ..store.errors import StoreDown
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -90,7 +89,7 @@ class Duties:
                     duty.run_once(report)
             except Exception as error:
                 failures.append((duty, error))
-                if isinstance(error, StoreUnavailableError) and not isinstance(error, RowsLocked):
+                if isinstance(error, StoreDown):
                     cut = place % count
                     break
         if cut in self._cutting:

@@ -24,7 +24,11 @@ class Overdue(psycopg.OperationalError):
     """The deadline has passed, or the server is silent."""
 
 
-class OutcomeUnknown(StoreUnavailableError):
+class StoreDown(StoreUnavailableError):
+    """The store does not answer, or takes no writes. Other causes, such as a locked row, are answers of the store."""
+
+
+class OutcomeUnknown(StoreDown):
     """The connection broke while a commit was on its way: it may have been applied."""
 
 
@@ -98,7 +102,7 @@ def unavailable_during(name: str) -> Iterator[None]:
     try:
         yield
     except (psycopg.OperationalError, psycopg.InterfaceError) as error:
-        raise StoreUnavailableError(f"The store failed during {name!r}: {first_line(error)}") from error
+        raise StoreDown(f"The store failed during {name!r}: {first_line(error)}") from error
 
 
 def unknown(error: BaseException, when: str) -> OutcomeUnknown:

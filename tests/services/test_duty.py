@@ -21,7 +21,7 @@ from celery_sidejob.services.heartbeat.prefetched import Prefetched
 from celery_sidejob.services.sweep.duties import COUNTS, DUTIES
 from celery_sidejob.services.sweep.sweeper import PollReport, Sweeper
 from celery_sidejob.store.connection.own_executor import OwnExecutor
-from celery_sidejob.store.errors import RowsLocked
+from celery_sidejob.store.errors import RowsLocked, StoreDown, in_the_way
 from celery_sidejob.store.statement import Statement
 from tests.tools.in_process import EMPTY, Stage
 
@@ -59,7 +59,7 @@ def test_all_are_done_and_the_first_error_is_raised(caplog: pytest.LogCaptureFix
 def test_a_store_that_is_away_is_raised_whatever_failed_before_it(caplog: pytest.LogCaptureFixture) -> None:
     """The sweeper must learn of it: free liveness locks mean nothing for a while then."""
     done: list[str] = []
-    duties = Duties(Made("broken", done, ValueError("broken")), Made("away", done, StoreUnavailableError("gone")))
+    duties = Duties(Made("broken", done, ValueError("broken")), Made("away", done, StoreDown("gone")))
 
     with pytest.raises(StoreUnavailableError, match="gone"):
         duties.do(Report())
@@ -70,7 +70,7 @@ def test_a_store_that_is_away_is_raised_whatever_failed_before_it(caplog: pytest
 
 def test_a_store_that_is_away_ends_the_turn_and_what_cuts_two_turns_short_keeps_nothing_from_being_done() -> None:
     done: list[str] = []
-    away = Made("away", done, StoreUnavailableError("gone"))
+    away = Made("away", done, StoreDown("gone"))
     duties = Duties(Made("a", done), away, Made("b", done))
     for expected in (["a", "away"], ["a", "away"], ["b", "a", "away"], ["b", "a", "away"]):
         with pytest.raises(StoreUnavailableError):
@@ -79,12 +79,13 @@ def test_a_store_that_is_away_ends_the_turn_and_what_cuts_two_turns_short_keeps_
         done.clear()
 
 
-def test_rows_that_somebody_has_locked_end_no_turn() -> None:
-    """The store answers: a duty that meets such a row is no reason to leave out those behind it."""
+@pytest.mark.parametrize("error", [RowsLocked("a row is locked"), in_the_way("sweep", ValueError("deadlock"))])
+def test_what_others_do_in_the_store_ends_no_turn(error: StoreUnavailableError) -> None:
+    """The store answers: a duty that meets others there is no reason to leave out the duties behind it."""
     done: list[str] = []
 
-    with pytest.raises(RowsLocked):
-        Duties(Made("locked", done, RowsLocked("a row is locked")), Made("behind it", done)).do(Report())
+    with pytest.raises(type(error)):
+        Duties(Made("locked", done, error), Made("behind it", done)).do(Report())
     assert done == ["locked", "behind it"]
 
 
@@ -256,7 +257,7 @@ def prepare(shop: Stage) -> dict[str, tuple[str, Callable[[], bool]]]:
 
 ERRORS = {
     "an error": (psycopg.errors.InternalError_("injected"), 2),
-    "an error as of a store that is away": (StoreUnavailableError("injected"), 10),
+    "an error as of a store that is away": (StoreDown("injected"), 10),
 }
 """Each with the turns after which all others are done: four duties begin with the same look at the schema, and each
 cuts two turns short."""

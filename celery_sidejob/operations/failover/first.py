@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from ...model.errors import StoreUnavailableError
-from ...store.errors import OutcomeUnknown, RowsLocked
+from ...store.errors import OutcomeUnknown, StoreDown
 from ..runtime import Runtime
 
 T = TypeVar("T")
@@ -18,7 +17,7 @@ def in_the_first(runtime: Runtime, do: Callable[[Runtime, tuple[str, ...]], T]) 
     The stores tried took the call and did not answer, so they may have done it. `do` and the caller are told of them.
     """
     tried: list[str] = []
-    failure: StoreUnavailableError | None = None
+    failure: StoreDown | None = None
     stores = runtime.stores
     for there in runtime.in_each_store():
         if there.store.is_left_alone:
@@ -27,11 +26,9 @@ def in_the_first(runtime: Runtime, do: Callable[[Runtime, tuple[str, ...]], T]) 
             with stores.trying(there.store):
                 name = stores.name_of(there.store) if stores.several else ""
                 return there, tuple(tried), do(there, tuple(tried))
-        except RowsLocked:
-            raise  # this store answers
         except OutcomeUnknown as error:
             tried.append(name)
             failure = error
-        except StoreUnavailableError as error:
+        except StoreDown as error:
             failure = error
     raise failure or stores.all_left_alone()

@@ -13,11 +13,10 @@ from functools import partial
 from typing import Any
 
 from ...model.crash_points import reach
-from ...model.errors import StoreUnavailableError
 from ...model.events import Swept
 from ...operations.runtime import Runtime
 from ...store import workers
-from ...store.errors import RowsLocked
+from ...store.errors import StoreDown
 from ..duty import Duties, Report
 from ..heartbeat.heartbeat import Heartbeat
 from .duties import COUNTS, DUTIES, TOTALS
@@ -65,9 +64,8 @@ class Sweeper:
         """Sweep once if this worker is the schema's sweeper; None if another one is."""
         try:
             return self._do_all() if self._may_sweep() else None
-        except StoreUnavailableError as error:
-            if not isinstance(error, RowsLocked):
-                self._sweep.trouble_at = time.monotonic()
+        except StoreDown:
+            self._sweep.trouble_at = time.monotonic()
             raise
 
     def wait_s(self) -> float:

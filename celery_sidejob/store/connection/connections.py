@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg import errors as pg
 
-from ...model.errors import SchemaError, StoreUnavailableError
+from ...model.errors import SchemaError
 from ..borrowed.borrowed import Address, Borrowed
 from ..borrowed.lending import borrow, check
 from ..errors import (
@@ -26,6 +26,7 @@ from ..errors import (
     Moved,
     OutcomeUnknown,
     Overdue,
+    StoreDown,
     first_line,
     in_the_way,
     locked_out,
@@ -156,7 +157,7 @@ class Connections(Autocommit):
                 raise
             except (psycopg.OperationalError, psycopg.InterfaceError, *TIMEOUTS) as error:
                 if not self._had_died_idle(executor, error) or fresh:
-                    raise StoreUnavailableError(f"The store failed during {name!r}: {first_line(error)}") from error
+                    raise StoreDown(f"The store failed during {name!r}: {first_line(error)}") from error
                 fresh = True  # nothing was sent: try again
             except BaseException:
                 self._release(executor)
@@ -187,7 +188,7 @@ class Connections(Autocommit):
         try:
             return repeat(lambda: self.transact(READ, work, single=True, within_s=within_s))
         except OutcomeUnknown as error:
-            raise StoreUnavailableError(str(error)) from error
+            raise StoreDown(str(error)) from error
 
     @contextmanager
     def talking(self, *, over: OwnExecutor | None = None, within_s: float | None = None) -> Iterator[None]:
@@ -253,7 +254,7 @@ class Connections(Autocommit):
         own = self._thread.over
         if own is not None:
             if own.broken:  # its owner will open another
-                raise StoreUnavailableError("This thread's connection to the store is gone.")
+                raise StoreDown("This thread's connection to the store is gone.")
             return own
         found = None if fresh else self._idle.take()
         return found if found is not None else self.connect(deadline)

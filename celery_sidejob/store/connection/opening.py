@@ -9,7 +9,7 @@ from psycopg import errors as pg
 
 from ...model.errors import SettingsError, StoreUnavailableError
 from ...model.settings import NO_STORE
-from ..errors import LacksRights, first_line
+from ..errors import LacksRights, StoreDown, first_line
 from . import fork
 from .bounded import BoundedConnection
 from .own_executor import OwnExecutor
@@ -69,7 +69,7 @@ class Opener:
         except psycopg.OperationalError as error:
             if executor is not None:
                 executor.close()
-            raise refused(error, self._setting) or StoreUnavailableError(
+            raise refused(error, self._setting) or StoreDown(
                 f"Cannot connect to the store: {first_line(error)}. Is Postgres up, and is {self._setting} right?"
             ) from error
         return executor

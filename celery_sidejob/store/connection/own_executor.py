@@ -15,8 +15,7 @@ from psycopg.pq import ConnStatus, TransactionStatus
 
 from ...model import native
 from ...model.crash_points import AnswerLost, reach
-from ...model.errors import StoreUnavailableError
-from ..errors import first_line, unknown
+from ..errors import StoreDown, first_line, unknown
 from ..statement import Statement, Transaction, rows
 from . import fork, session
 from .bounded import BoundedConnection
@@ -162,9 +161,9 @@ class OwnExecutor(Transaction):
             self._exchange.settle()
         return not self.broken and self.rests
 
-    def _takes_no_writes(self, error: pg.Error) -> StoreUnavailableError:
+    def _takes_no_writes(self, error: pg.Error) -> StoreDown:
         self.close()  # after a failover a new connection may lead to a store that takes writes
-        return StoreUnavailableError(f"The store takes no writes just now ({first_line(error)}).")
+        return StoreDown(f"The store takes no writes just now ({first_line(error)}).")
 
     def _exchanging(self) -> Exchange:
         if self._exchange is None:
@@ -190,7 +189,7 @@ class OwnExecutor(Transaction):
             reach(f"{name}:before-commit")
         except AnswerLost as lost:  # the connection broke before the committing statement was sent: nothing happened
             self.close()
-            raise StoreUnavailableError(str(lost)) from lost
+            raise StoreDown(str(lost)) from lost
         except BaseException:
             if not self.broken and not self.busy and not self.rests:
                 self._command("ROLLBACK")
