@@ -514,13 +514,16 @@ CREATE TABLE {s}.publications (
 
 CREATE TABLE {s}.port_waiters (
   port_id bigint NOT NULL CONSTRAINT port_waiters_port_id_fkey REFERENCES {s}.ports ON DELETE CASCADE,
-  job_id bigint NOT NULL CONSTRAINT port_waiters_job_id_fkey REFERENCES {s}.jobs ON DELETE CASCADE,
+  job_id bigint NOT NULL,
   run_no bigint NOT NULL,
   needs int NOT NULL,
+  since timestamptz NOT NULL DEFAULT now(),
+  woken_at timestamptz,
   CONSTRAINT port_waiters_pkey PRIMARY KEY (port_id, job_id),
   CONSTRAINT port_waiters_needs_check CHECK (needs > 0)
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 CREATE INDEX port_waiters_job_id_idx ON {s}.port_waiters (job_id);
+CREATE INDEX port_waiters_woken_at_idx ON {s}.port_waiters (woken_at) WHERE woken_at IS NOT NULL;
 
 CREATE TABLE {s}.packets (
   id bigint GENERATED ALWAYS AS IDENTITY,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from ..model.changes import Change, NewJob, Terminate
@@ -14,14 +15,14 @@ from ..model.names import storable
 from ..model.run_end import RunEnd
 from ..model.status import ASKABLE, Status
 from ..store import claims, jobs, tree_terminations
-from ..store.errors import Moved
+from ..store.errors import FAILURES, Moved
 from ..store.statement import Transaction
 from . import capacity
 from .after_commit import AfterCommit, follow
 from .follow_up import follow_up
 from .hold import Hold, check_fence, lease_lost, repeat_until_known
 from .job_run_end import Ending, end_job_run
-from .limits import wait_for_room
+from .limits import pass_on, wait_for_room
 from .permits import freed
 from .runs import Unit, consume
 from .runtime import LocalRuntime, Runtime
@@ -43,6 +44,9 @@ def end(runtime: Runtime, hold: Hold, unit: Unit | None, ending: Ending, *, from
         ended = _end_quietly(runtime, hold, unit, ending)
     if ended is None:
         ended = _end_under_lock(runtime, hold, unit, ending, from_outside=from_outside)
+    if hold.row.waited_for_room:
+        with suppress(*FAILURES):  # the sweeper does it then
+            pass_on(runtime, hold.job_id)
     reach("end:before-freed")
     freed(runtime, hold.slot_in)
     capacity.ring(runtime, [hold.row.pool])
@@ -117,7 +121,7 @@ def _end(  # noqa: PLR0913, PLR0915 - the order of its steps is what matters
     if unit is not None:
         applied.have_read(consume(executor, hold, unit))
     applied.apply()
-    if ending.waits_for and not wait_for_room(executor, hold, ending.waits_for):
+    if ending.waits_for and not wait_for_room(executor, hold, ending.waits_for, applied.after_commit):
         applied.wakes.ask([hold.job_id])  # there is room by now: the run begins again at once
     if ending.outcome == Status.FAILED:
         applied.wakes.apply_due(hold.job_id)  # asks noted and committed by now came before the failure

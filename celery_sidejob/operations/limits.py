@@ -8,17 +8,18 @@ from typing import Any
 from ..model.changes import PortKey
 from ..model.errors import FullPort
 from ..model.port import facing_ports, value_of
-from ..store import asks, packets, room
+from ..store import packets, room
 from ..store.errors import Moved
 from ..store.statement import Transaction
 from .after_commit import AfterCommit
 from .hold import Hold
 from .lending import follow_commit_of
+from .mailboxes import make_room
 from .noted_asks import apply_noted_asks
 from .runtime import Runtime
 
 
-def wait_for_room(executor: Transaction, hold: Hold, full: Sequence[FullPort]) -> bool:
+def wait_for_room(executor: Transaction, hold: Hold, full: Sequence[FullPort], after_commit: AfterCommit) -> bool:
     """Have the run that ends in this transaction wait for room on ports; False if all of them have room by now.
 
     Whoever makes room asks the job. Raises PortFullError if the job would wait for itself: it is the only reader of a
@@ -40,7 +41,23 @@ def wait_for_room(executor: Transaction, hold: Hold, full: Sequence[FullPort]) -
     other = room.circle(executor, hold.job_id, run_no=hold.run_no)
     if other is not None:
         raise facing_ports([port for port in full if port.id in needs], hold.job_id, other)
+    if hold.row.waited_for_room:
+        make_room(executor, needs.keys(), after_commit)  # some was kept for this job, which now needs more
     return True
+
+
+def pass_on(runtime: Runtime, job_id: int) -> None:
+    """Have the room that was kept for a job go to others that wait: a run of it is over, or it was woken long ago.
+
+    The end of a run calls this after its commit. If the process dies before, the sweeper does (`kept_too_long`).
+    """
+
+    def work(executor: Transaction) -> AfterCommit:
+        after_commit = AfterCommit()
+        make_room(executor, room.waited_for(executor, job_id), after_commit)
+        return after_commit
+
+    apply_noted_asks(runtime, runtime.connections.transact("pass-on", work).noted)
 
 
 def read_packets(runtime: Runtime, key: PortKey, *, limit: int) -> tuple[Sequence[Any], list[Any]]:
@@ -71,13 +88,7 @@ def _reading(key: PortKey, limit: int) -> Callable[[Transaction], tuple[Sequence
         after_commit = AfterCommit()
         popped = in_order(executor)
         values = [value_of(row, key) for row in popped if row.id is not None]  # before the commit, which loses them
-        limited = room.limited(popped)
-        if limited:
-            room.lock(executor, limited)
-            waiting = room.freed(executor, limited)
-            if waiting:
-                asks.note(executor, waiting, "run")
-                after_commit.noted += waiting
+        make_room(executor, room.limited(popped), after_commit)
         return popped, values, after_commit
 
     return read

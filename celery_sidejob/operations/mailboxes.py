@@ -82,7 +82,7 @@ class Mailboxes:
         """Replace a job's ports of one direction or both; the ports that stay keep their packets."""
         room.lock_all(self._executor, change.job_id)
         kept = ports.put(self._executor, [port_row(change.job_id, port) for port in change.ports])
-        self._note(room.configured(self._executor, change.job_id))
+        _note(self._executor, room.configured(self._executor, change.job_id), self._after_commit)
         ports.keep_only(self._executor, change.job_id, [row.id for row in kept], directions=change.directions)
         self._lock_set.set_ports(change.job_id, kept, directions=change.directions)
         self._after_commit.ports_changed(kept)
@@ -144,7 +144,7 @@ class Mailboxes:
             self._write_rows()
         if self._messages:
             self._keep_messages()
-        self._make_room()
+        make_room(self._executor, self._read, self._after_commit)
 
     def _write_rows(self) -> None:
         found = packets.write(self._executor, self._rows)
@@ -159,20 +159,6 @@ class Mailboxes:
     def have_read(self, port_ids: Iterable[int]) -> None:
         """Take note that this transaction has removed packets from ports that have a limit."""
         self._read.update(port_ids)
-
-    def _make_room(self) -> None:
-        """Ask the jobs that wait for room which there is now; they are not locked, so that is only noted.
-
-        A job that finds such a port full looks again under this lock, so it sees what was removed, or is seen here.
-        """
-        if self._read:
-            room.lock(self._executor, self._read)
-            self._note(room.freed(self._executor, self._read))
-
-    def _note(self, waiting: Collection[int]) -> None:
-        if waiting:
-            asks.note(self._executor, waiting, "run")
-            self._after_commit.noted += waiting
 
     def _need_room(self, port: Any, count: int) -> None:
         if port.packet_limit is not None and self._bounded:
@@ -255,6 +241,22 @@ def _has_channels_of(now: Any, port: Any) -> bool:
 
 def _key(change: Write | SetDefault | SetChannels) -> PortKey:
     return (change.job_id, change.direction, change.port)
+
+
+def make_room(executor: Transaction, port_ids: Collection[int], after_commit: AfterCommit) -> None:
+    """Ask the jobs that wait for room which there is now; they are not locked, so that is only noted.
+
+    A job that finds such a port full looks again under this lock, so it sees what was removed, or is seen here.
+    """
+    if port_ids:
+        room.lock(executor, port_ids)
+        _note(executor, room.freed(executor, port_ids), after_commit)
+
+
+def _note(executor: Transaction, waiting: Collection[int], after_commit: AfterCommit) -> None:
+    if waiting:
+        asks.note(executor, waiting, "run")
+        after_commit.noted += waiting
 
 
 def add_ports(executor: Transaction, job_id: int, new: Sequence[PortRow], after_commit: AfterCommit) -> None:

@@ -174,16 +174,11 @@ def take_due(executor: Transaction, job_id: int) -> list[Any]:
     return sorted(executor.run(_TAKE_DUE, id=job_id), key=lambda row: row.id)
 
 
-_DROP_RUNS = Statement("""
-WITH waits AS (DELETE FROM {port_waiters} WHERE job_id = %(id)s)
-DELETE FROM {timers} WHERE job_id = %(id)s AND ask = 'run'""")
+_DROP_RUNS = Statement("DELETE FROM {timers} WHERE job_id = %(id)s AND ask = 'run'")
 
 
 def drop_runs(executor: Transaction, job_id: int) -> None:
-    """Remove what can ask nothing of a job that is now terminated: its waiting for room, and timers.
-
-    The termination was noted before these timers.
-    """
+    """Remove the timers that can ask nothing of a job that is now terminated: its termination was noted before them."""
     executor.run(_DROP_RUNS, id=job_id)
 
 

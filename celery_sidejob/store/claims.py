@@ -19,11 +19,12 @@ from .outbox.holds import HELD, LIVES
 from .packets import CONSUME, those
 from .statement import Reader, Statement, Transaction, first
 
-_RUN = f"{ROW}, a.task_id, a.unique_key, j.started, j.terminate_tree, a.options::text AS options, j.failed_by"
+_RUN = f"""{ROW}, a.task_id, a.unique_key, j.started, j.terminate_tree, a.options::text AS options, j.failed_by,
+  EXISTS (SELECT FROM {{port_waiters}} w WHERE w.job_id = j.id) AS waited_for_room"""
 """The columns of its job and its asking that a run needs."""
 
 _CHILD = (
-    f"{HANDLE}, NULL::boolean, NULL::boolean, NULL::text, NULL::bigint{', NULL::boolean' * 4}, NULL::double precision"
+    f"{HANDLE}, NULL::boolean, NULL::boolean, NULL::text, NULL::bigint{', NULL::boolean' * 5}, NULL::double precision"
     f"{', NULL::boolean' * 2}"
 )
 """A child of the job, in the same columns as the job in the result of a claim."""

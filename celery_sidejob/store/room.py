@@ -1,8 +1,9 @@
 """Room on ports that have a limit, and rows of `port_waiters`: the jobs whose runs wait for it.
 
 Whoever waits, and whoever makes room, locks the rows of the ports first and looks in a later statement. So a run that
-found a port full is seen by the reader that makes room, or sees that room itself. Packets tell their reader whether
-their port has a limit (`packets.limited`): readers of other ports do nothing here.
+found a port full is seen by the reader that makes room, or sees that room itself. Nobody changes a row without that
+lock. A job that was woken keeps its row, and room, until it has used the room or passed it on. Packets tell their
+reader whether their port has a limit (`packets.limited`): readers of other ports do nothing here.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ WITH touched AS (UPDATE {ports} SET packet_limit = packet_limit WHERE id = ANY(%
 INSERT INTO {port_waiters} (port_id, job_id, run_no, needs)
 SELECT w.port_id, %(job_id)s, %(run_no)s, w.needs
 FROM unnest(%(port_ids)s::bigint[], %(needs)s::int[]) AS w(port_id, needs)
-ON CONFLICT (port_id, job_id) DO UPDATE SET run_no = excluded.run_no, needs = excluded.needs""")
+ON CONFLICT (port_id, job_id) DO UPDATE
+  SET run_no = excluded.run_no, needs = excluded.needs, since = excluded.since, woken_at = NULL""")
 
 
 def wait(executor: Transaction, job_id: int, *, run_no: int, needs: Mapping[int, int]) -> None:
@@ -75,8 +77,15 @@ def wait(executor: Transaction, job_id: int, *, run_no: int, needs: Mapping[int,
     executor.run(_WAIT, job_id=job_id, run_no=run_no, port_ids=list(needs), needs=list(needs.values()))
 
 
-WAITS = "waiter.id = w.job_id AND waiter.run_no = w.run_no AND waiter.unit_no IS NULL"
-"""Whether the job `waiter` still waits by its row `w`: no run of it has begun since. Others leave their rows behind."""
+WAITS = "waiter.id = w.job_id AND waiter.run_no = w.run_no AND waiter.unit_no IS NULL AND w.woken_at IS NULL"
+"""Whether the job `waiter` still waits by its row `w`: it was not woken, and no run of it has begun since."""
+
+KEPT_S = 10
+"""Seconds for which room is kept for a job that was woken. Its run may be held up, lost or long, and others wait."""
+
+_OVER = f"""(w.woken_at < now() - interval '{KEPT_S} s' OR NOT EXISTS (
+    SELECT FROM {{jobs}} j WHERE j.id = w.job_id AND (j.run_no = w.run_no OR j.unit_no = 0)))"""
+"""Whether a row `w` keeps no room: it was woken long ago, a run has committed a unit or ended, or its job is gone."""
 
 _CIRCLE = Statement(f"""
 WITH RECURSIVE waits AS (
@@ -149,24 +158,31 @@ def unread(executor: Reader, *, looked_at: int = 5_000) -> Sequence[Any]:
     return executor.run(_UNREAD, looked_at=looked_at)
 
 
-_STILL_WAITS = f"EXISTS (SELECT FROM {{jobs}} waiter WHERE {WAITS}) AS still_waits"
-
 _FREED = Statement(f"""
-WITH room AS (
-  SELECT p.id, p.packet_limit - (SELECT count(*) FROM {{packets}} k WHERE k.port_id = p.id) AS packets
+WITH over AS (
+  DELETE FROM {{port_waiters}} w WHERE w.port_id = ANY(%(ids)s::bigint[]) AND {_OVER}),
+room AS (
+  SELECT p.id, p.packet_limit - (SELECT count(*) FROM {{packets}} k WHERE k.port_id = p.id) - (
+    SELECT coalesce(sum(w.needs), 0) FROM {{port_waiters}} w
+    WHERE w.port_id = p.id AND w.woken_at IS NOT NULL AND NOT {_OVER}) AS packets
   FROM {{ports}} p WHERE p.id = ANY(%(ids)s::bigint[]) AND EXISTS (
     SELECT FROM {{port_waiters}} w WHERE w.port_id = p.id)),
-freed AS (
-  DELETE FROM {{port_waiters}} w USING room
-  WHERE w.port_id = room.id AND (room.packets IS NULL OR w.needs <= room.packets)
-  RETURNING w.job_id, {_STILL_WAITS})
-SELECT freed.job_id, freed.still_waits,
-  (SELECT count(*) FROM {{port_waiters}} w JOIN room ON room.id = w.port_id) > (SELECT count(*) FROM freed) AS others
-FROM (SELECT) one LEFT JOIN freed ON true""")
+line AS (
+  SELECT w.port_id, w.job_id, w.needs <= room.packets AND sum(w.needs) FILTER (WHERE w.needs <= room.packets)
+    OVER (PARTITION BY w.port_id ORDER BY w.since, w.job_id) <= room.packets AS fits
+  FROM room JOIN {{port_waiters}} w ON w.port_id = room.id JOIN {{jobs}} waiter ON {WAITS}),
+woken AS (
+  UPDATE {{port_waiters}} w SET woken_at = now() FROM line
+  WHERE line.fits AND w.port_id = line.port_id AND w.job_id = line.job_id
+  RETURNING w.job_id)
+SELECT woken.job_id, EXISTS (SELECT FROM line WHERE NOT line.fits) AS others
+FROM (SELECT) one LEFT JOIN woken ON true""")
 
 
 def freed(executor: Transaction, port_ids: Iterable[int]) -> set[int]:
-    """Let those wait no longer for whom the locked ports have room now, and return their jobs.
+    """Wake as many jobs as the locked ports have room for, those that wait longest first; returns them, to be asked.
+
+    The room is kept for them until they have used it or passed it on. Who needs more than there is waits on.
 
     Whoever goes on waiting does so for a packet that is counted now. That one must tell its reader of the limit, even
     if it was written before the port had one, and committed after the run that waits looked for such packets.
@@ -176,12 +192,29 @@ def freed(executor: Transaction, port_ids: Iterable[int]) -> set[int]:
     if found[0].others:
         mark(executor, ids)  # which waits for readers of such packets: they look for nobody who waits
         found = [*found, *executor.run(_FREED, ids=ids)]
-    return {row.job_id for row in found if row.still_waits}
+    return {row.job_id for row in found if row.job_id is not None}
+
+
+_WAITED_FOR = Statement("SELECT port_id FROM {port_waiters} WHERE job_id = %(job_id)s")
+
+
+def waited_for(executor: Reader, job_id: int) -> set[int]:
+    """Return the ports for whose room a job has waited, or still waits."""
+    return {row.port_id for row in executor.run(_WAITED_FOR, job_id=job_id)}
+
+
+_KEPT_TOO_LONG = Statement(f"""
+SELECT job_id FROM {{port_waiters}} WHERE woken_at < now() - interval '{KEPT_S} s' ORDER BY woken_at LIMIT %(limit)s""")
+
+
+def kept_too_long(executor: Reader, *, limit: int) -> set[int]:
+    """Return jobs that were woken `KEPT_S` ago and have not used the room, or have died before they passed it on."""
+    return {row.job_id for row in executor.run(_KEPT_TOO_LONG, limit=limit)}
 
 
 _CONFIGURED = Statement(f"""
 DELETE FROM {{port_waiters}} w USING {{ports}} p WHERE p.job_id = %(job_id)s AND w.port_id = p.id
-RETURNING w.job_id, {_STILL_WAITS}""")
+RETURNING w.job_id, EXISTS (SELECT FROM {{jobs}} waiter WHERE {WAITS}) AS still_waits""")
 
 
 def configured(executor: Transaction, job_id: int) -> set[int]:

@@ -303,6 +303,19 @@ def ender_task(how: str) -> None:
     end_process(how)
 
 
+@sidejob.task(name="acceptance.narrow", inports={"in": {"limit": 1}})
+def narrow(job: RunningJob) -> None:
+    """Have a port with room for one packet, and read none."""
+
+
+@sidejob.task(name="acceptance.posts")
+def posts(job: RunningJob, reader: int) -> None:
+    """Write a packet to the port of another job."""
+    note("posts", job)
+    with sidejob.port_options(notify=False):
+        sidejob.get(reader).input("in").write(job.id)
+
+
 @sidejob.task(name="acceptance.slow", time_limit=1)
 def slow(job: RunningJob) -> None:
     """Take longer than the hard time limit."""

@@ -16,9 +16,14 @@ from celery_sidejob import (
     JobNotFoundError,
     PortFullError,
     RunningJob,
+    StoreUnavailableError,
 )
+from celery_sidejob.services.sweep.sweep import Sweep
+from celery_sidejob.services.sweep.sweeper import Sweeper
+from celery_sidejob.services.sweep.unused_room import UnusedRoom
 from celery_sidejob.store import room
 from celery_sidejob.store.connection.own_executor import OwnExecutor
+from celery_sidejob.store.statement import Statement
 from tests.acceptance.lenders import LENDERS
 from tests.tools.crash_points import Arm
 from tests.tools.in_process import Stage
@@ -154,7 +159,7 @@ def writer(stage: Stage, target: Job, name: str = "in") -> Job:
 
 
 def waiting(stage: Stage) -> list[int]:
-    return [job_id for (job_id,) in stage.sql("SELECT job_id FROM port_waiters ORDER BY 1")]
+    return [job_id for (job_id,) in stage.sql("SELECT job_id FROM port_waiters WHERE woken_at IS NULL ORDER BY 1")]
 
 
 def test_a_run_is_suspended_and_begins_again_when_there_is_room(stage: Stage) -> None:
@@ -363,8 +368,17 @@ def test_a_job_that_fills_its_own_port_is_reported(stage: Stage) -> None:
         stage.inside(body, inports={"in": {"limit": 2}})
 
 
+def left_behind(stage: Stage, job: Job, other: Job) -> None:
+    """A row of a job that has waited in its first run for room on a port of another."""
+    port = "INSERT INTO ports (job_id, direction, name, packet_limit) VALUES (%s, 'in', 'once', 1) RETURNING id"
+    stage.sql(
+        "INSERT INTO port_waiters (port_id, job_id, run_no, needs) VALUES (%s, %s, 1, 1)",
+        stage.sql(port, other.id)[0][0], job.id,
+    )  # fmt: skip
+
+
 def test_who_waited_once_and_went_on_closes_no_circle(stage: Stage) -> None:
-    """A job that was woken otherwise, and is through, leaves its row behind."""
+    """A job that was woken otherwise, and is through, leaves its row behind if its process died with the run's end."""
     first, second = limited(stage, 1), limited(stage, 1)
     writes = [second, first]
 
@@ -384,9 +398,7 @@ def test_who_waited_once_and_went_on_closes_no_circle(stage: Stage) -> None:
         handle(stage, job).input("in").write(6)
 
     other = stage.job(back)
-    stage.sql("UPDATE port_waiters SET port_id = %s", stage.sql(
-        "INSERT INTO ports (job_id, direction, name, packet_limit) VALUES (%s, 'in', 'other', 1) RETURNING id", other.id
-    )[0][0])  # fmt: skip
+    left_behind(stage, job, other)
     stage.run(other)
     assert other.refresh().status == "suspended"
 
@@ -412,11 +424,11 @@ def test_what_a_job_waited_for_once_closes_no_circle_of_its_own(stage: Stage) ->
 
     with stage.sidejob.port_options(notify=False):
         other = stage.job(back, inports={"in": {"limit": 1}})
-    stage.sql("UPDATE port_waiters SET port_id = (SELECT id FROM ports WHERE job_id = %s AND name = 'in')", other.id)
+    left_behind(stage, job, other)
     assert stage.run(other) == "suspended"
     job.run()
     assert stage.run(job) == "suspended"
-    assert waiting(stage) == [job.id, job.id, other.id]
+    assert waiting(stage) == [job.id, other.id]
 
 
 GOES = {
@@ -653,6 +665,181 @@ def test_packets_written_before_the_limit_and_committed_later_hide_no_room(stage
     assert (job.refresh().status, on(target.input("in"))) == ("completed", ["second"])
 
 
+# -- many writers -----------------------------------------------------------------------------------------------------
+
+MANY = 28
+
+
+def crowd(stage: Stage, target: Job, count: int = MANY, *, needs: int = 1) -> list[Job]:
+    """Jobs that each wait for room on the port of another, to write so many packets in one unit."""
+
+    def body(job: RunningJob) -> None:
+        handle(stage, target).input("in").write_many([job.id] * needs)
+
+    jobs = [stage.job(body) for _ in range(count)]
+    assert {stage.run(job) for job in jobs} == {"suspended"}
+    return jobs
+
+
+def full(stage: Stage, limit: int) -> Job:
+    target = limited(stage, limit)
+    quietly(stage, target.input("in"), *[0] * limit)
+    return target
+
+
+def queued(*jobs: Job) -> list[Job]:
+    return [job for job in jobs if job.refresh().status == "queued"]
+
+
+def time_passes(stage: Stage) -> None:
+    """Room that is kept was kept for long enough; the sweeper looks."""
+    stage.sql("UPDATE port_waiters SET woken_at = woken_at - interval '1 hour'")
+    UnusedRoom(Sweep(stage.runtime)).run_once()
+
+
+def test_one_packet_read_wakes_one_of_many_writers_in_the_order_in_which_they_began_to_wait(stage: Stage) -> None:
+    target = full(stage, 4)
+    jobs = crowd(stage, target)
+    for place, job in enumerate(jobs):
+        target.input("in").read()
+        assert queued(*jobs) == [job], "those before it have written, those behind it wait"
+        assert stage.run(job) == "completed"
+        assert waiting(stage) == [other.id for other in jobs[place + 1 :]]
+    assert list(target.input("in")) == [job.id for job in jobs[-4:]]
+
+
+def test_as_many_are_woken_as_fit_and_none_twice_before_they_have_run(stage: Stage) -> None:
+    target = full(stage, 6)
+    jobs = crowd(stage, target, 4, needs=2)
+    target.input("in").read()
+    assert queued(*jobs) == [], "there is room for one packet, and each has two"
+    target.input("in").read_many(2)
+    assert queued(*jobs) == jobs[:1]
+    target.input("in").read()
+    assert queued(*jobs) == jobs[:2], "room is kept for the first, which has not run"
+    stage.drain()
+    target.input("in").read_many(6)
+    stage.drain()
+    runs = stage.sql("SELECT status, run_no FROM jobs WHERE id = ANY(%s)", [job.id for job in jobs])
+    assert runs == [("completed", 2)] * 4
+
+
+def test_who_needs_more_than_there_is_holds_nobody_up(stage: Stage) -> None:
+    target = full(stage, 4)
+    large, small = *crowd(stage, target, 1, needs=3), *crowd(stage, target, 1)
+    target.input("in").read()
+    assert queued(large, small) == [small]
+    stage.drain()
+    assert large.refresh().status == "suspended"
+    target.input("in").read_many(4)
+    stage.drain()
+    assert large.refresh().status == "completed"
+
+
+def test_one_that_waits_again_for_more_passes_on_what_was_kept_for_it(stage: Stage) -> None:
+    target = full(stage, 3)
+    needs = [1, 2, 1]
+    grows = stage.job(lambda job: handle(stage, target).input("in").write_many([1] * needs.pop(0)))
+    assert stage.run(grows) == "suspended"
+    (other,) = crowd(stage, target, 1)
+    target.input("in").read()
+    assert queued(grows, other) == [grows]
+    assert stage.run(grows) == "suspended"
+    assert queued(grows, other) == [other]
+    assert stage.run(other) == "completed"
+    target.input("in").read_many(3)
+    stage.drain()
+    assert grows.refresh().status == "completed"
+
+
+def elsewhere(stage: Stage, job: Job) -> None:
+    stage._bodies[job.args[0]] = lambda job: job.set(wrote="elsewhere")
+    stage.drain()
+
+
+def fails(stage: Stage, job: Job) -> None:
+    def body(job: RunningJob) -> None:
+        raise ValueError
+
+    stage._bodies[job.args[0]] = body
+    stage.drain()
+
+
+def is_terminated(stage: Stage, job: Job) -> None:
+    job.terminate()
+    stage.drain()
+
+
+def is_deleted(stage: Stage, job: Job) -> None:
+    is_terminated(stage, job)
+    job.delete()
+
+
+@pytest.mark.parametrize("ends", [elsewhere, fails, is_terminated, is_deleted])
+@pytest.mark.parametrize("is_away", [False, True], ids=["at once", "although the store was away"])
+def test_room_that_a_woken_writer_does_not_use_goes_to_the_next(
+    stage: Stage, at: Arm, ends: Callable[[Stage, Job], None], is_away: bool
+) -> None:
+    def away() -> None:
+        raise StoreUnavailableError("away")
+
+    target = full(stage, 2)
+    first, *others = crowd(stage, target, 3)
+    if is_away:  # or the process dies, right after the commit of the run's end
+        at("pass-on:before-commit", away)
+    target.input("in").read()
+    assert queued(first, *others) == [first]
+    ends(stage, first)
+    if is_away:
+        assert waiting(stage) == [job.id for job in others]
+        time_passes(stage)
+        stage.drain()
+    assert waiting(stage) == [others[1].id]
+    assert [job.refresh().status for job in others] == ["completed", "suspended"]
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["before it begins", "in its run"])
+def test_room_is_not_kept_for_ever_for_one_that_is_held_up(stage: Stage, dies: bool) -> None:
+    target = full(stage, 2)
+    first, *others = crowd(stage, target, 3)
+    target.input("in").read()
+    worker_id = stage.new_worker()
+    if dies:
+        assert stage.claim(first, worker_id=worker_id)
+    for _ in range(2):
+        UnusedRoom(Sweep(stage.runtime)).run_once()
+        assert queued(*others) == []
+    time_passes(stage)
+    assert queued(*others) == others[:1]
+    assert stage.run(others[0]) == "completed"
+    if dies:
+        stage.declare_dead(worker_id)
+        Sweeper(stage.runtime).run_once()
+    target.input("in").read()
+    stage.drain()
+    target.input("in").read()
+    stage.drain()
+    assert ({job.refresh().status for job in (first, *others)}, waiting(stage)) == ({"completed"}, [])
+
+
+def test_a_run_that_has_written_and_goes_on_keeps_no_room(stage: Stage) -> None:
+    target = full(stage, 1)
+    goes_on: list[Job] = []
+
+    def body(job: RunningJob) -> None:
+        handle(stage, target).input("in").write(1)
+        job.checkpoint()
+        stage.outside(lambda: handle(stage, target).input("in").read())
+        goes_on.extend(queued(*others))
+
+    long = stage.job(body)
+    assert stage.run(long) == "suspended"
+    others = crowd(stage, target, 2)
+    target.input("in").read()
+    assert stage.run(long) == "completed"
+    assert goes_on == others[:1]
+
+
 # -- off and free -----------------------------------------------------------------------------------------------------
 
 
@@ -667,4 +854,4 @@ def test_a_port_without_limit_costs_no_statement(stage: Stage, monkeypatch: pyte
     stage.run(job)
     target.input("in").read()
     target.input("in").connect_to(job.input("a"))
-    assert not [text for text in sent if "port_waiters" in text or "AS used" in text]
+    assert not {one.text for one in vars(room).values() if isinstance(one, Statement)} & set(sent)

@@ -222,6 +222,9 @@ def prepare(shop: Stage) -> dict[str, tuple[str, Callable[[], bool]]]:
              " next_check_at = '9000-01-01' WHERE job_id = %s", filled.id)  # fmt: skip
     shop.sql("UPDATE capacity_shards SET used = 0")
     shop.sql("INSERT INTO tag_changes (tag, change) VALUES ('old', 1)")
+    port = "INSERT INTO ports (job_id, direction, name, packet_limit) VALUES (%s, 'in', 'full', 1) RETURNING id"
+    shop.sql("INSERT INTO port_waiters (port_id, job_id, run_no, needs, woken_at)"
+             " VALUES (%s, 1, 1, 1, now() - interval '1 hour')", shop.sql(port, owed.id)[0][0])  # fmt: skip
     shop.sidejob.batch("done").close()
     shop.sidejob.schedule("tick", shop.idle, every=3600, start=datetime(2026, 1, 1, tzinfo=UTC))
     shop.declare_dead(dead)
@@ -231,6 +234,7 @@ def prepare(shop: Stage) -> dict[str, tuple[str, Callable[[], bool]]]:
 
     return {
         "rescued": ("DeadWorkers", holds("(SELECT losses = 1 FROM jobs WHERE id = %s)", lost.id)),
+        "passed on": ("UnusedRoom", holds("NOT EXISTS (SELECT FROM port_waiters)")),
         "matured": ("Timers", holds("NOT EXISTS (SELECT FROM timers)")),
         "batches": ("Batches", holds("EXISTS (SELECT FROM batches WHERE ended_at IS NOT NULL)")),
         "scheduled": ("Schedules", holds("EXISTS (SELECT FROM jobs WHERE schedule = 'tick')")),

@@ -24,12 +24,14 @@ from .timers import Timers
 from .tree_deletions import TreeDeletions
 from .tree_terminations import TreeTerminations
 from .unsent_results import UnsentResults
+from .unused_room import UnusedRoom
 from .vanished_queues import VanishedQueues
 
 DUTIES: tuple[type[SweepDuty], ...] = (
     DeadWorkers,
     HeldByNobody,
     Timers,
+    UnusedRoom,
     Schedules,
     Batches,
     TreeTerminations,

@@ -72,7 +72,7 @@ TABLES = {
     "ports": Table("id job_id direction name default_value channels packet_limit"),
     "subscriptions": Table("id channel job_id port_id", "SELECT INSERT DELETE"),
     "publications": Table("id channel packets newest reached"),
-    "port_waiters": Table("port_id job_id run_no needs"),
+    "port_waiters": Table("port_id job_id run_no needs since woken_at"),
     "packets": Table("id port_id value context options written_at taken_by taken_run limited"),
     "state": Table("job_id key value"),
     "aliases": Table("name job_id"),
