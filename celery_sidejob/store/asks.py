@@ -31,7 +31,10 @@ opened AS (
     SELECT FROM {askings} a WHERE a.job_id = asked.id AND a.closed_at IS NULL)
   RETURNING task_id, job_id),
 spent AS (
-  DELETE FROM {askings} a USING opened WHERE a.job_id = opened.job_id AND a.stored_at < now() - interval '1 hour'),"""
+  DELETE FROM {askings} a USING opened WHERE a.job_id = opened.job_id AND a.stored_at < now() - interval '1 hour'),
+/*!"""
+    + withdrawn("{messages} m", "%(force)s AND m.job_id = ANY(%(ids)s::bigint[])")
+    + """,*/"""
     + armed(
         "asked j LEFT JOIN opened ON opened.job_id = j.id "
         "LEFT JOIN {askings} a ON a.job_id = j.id AND a.closed_at IS NULL",

@@ -138,11 +138,11 @@ def test_work_that_does_not_wait_for_its_time_any_more_leaves_no_reference(shop:
     def retries(job: Any) -> None:
         raise job.retry(countdown=3600)
 
-    moved, put_off, ended = (shop.job(retries) for _ in range(3))
-    for job in (moved, put_off, ended):
+    moved, put_off, ended, forced = (shop.job(retries) for _ in range(4))
+    for job in (moved, put_off, ended, forced):
         shop.run(job)
     shop.sql("DELETE FROM broker_messages WHERE due_at IS NULL")
-    assert len(shop.sql(SENT)) == 7
+    assert len(shop.sql(SENT)) == 8
     revocation.revoke(shop.runtime, ["revoked"])
     shop.app.send_task("once", task_id="replaces", unique="k", on_duplicate="replace")
     shop.sql("UPDATE messages SET expires_at = now(), next_check_at = now() WHERE task_id = 'expired'")
@@ -150,6 +150,9 @@ def test_work_that_does_not_wait_for_its_time_any_more_leaves_no_reference(shop:
     moved.move(queue="new", countdown=0)
     put_off.move(countdown=7200)
     ended.terminate()
+    forced.run()
+    assert len(shop.sql("SELECT 1 FROM broker_messages WHERE task_id = %s", forced.task_id)) == 1, "it waits on"
+    forced.run(force=True)
 
     waiting = shop.sql("SELECT task_id FROM broker_messages WHERE due_at IS NOT NULL")
     assert waiting == [("stays",)]
