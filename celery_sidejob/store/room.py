@@ -137,7 +137,7 @@ def waiting(executor: Reader, job_id: int, *, limit: int) -> Sequence[Any]:
 _UNREAD = Statement(f"""
 SELECT o.job_id, o.direction, o.name AS port, reader.id AS reader_id, reader.status, count(*) AS jobs,
   min(w.job_id) AS waiter_id
-FROM (SELECT port_id, job_id, run_no FROM {{port_waiters}} LIMIT %(looked_at)s) w
+FROM (SELECT port_id, job_id, run_no, woken_at FROM {{port_waiters}} LIMIT %(looked_at)s) w
 CROSS JOIN LATERAL (SELECT FROM {{jobs}} waiter WHERE {WAITS} AND waiter.status = 'suspended' LIMIT 1) still
 CROSS JOIN LATERAL (SELECT p.job_id, p.direction, p.name FROM {{ports}} p WHERE p.id = w.port_id LIMIT 1) o
 CROSS JOIN LATERAL (SELECT j.parent_id FROM {{jobs}} j WHERE j.id = o.job_id LIMIT 1) owner
