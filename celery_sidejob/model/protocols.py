@@ -10,8 +10,7 @@ from .broker_view import Look
 from .buried import Buried, Cursor
 from .call import Call
 from .capacity import Admission
-from .durable import Key, Message
-from .encoded import Encoded
+from .durable import Message
 from .events import Event
 from .messages import Continuation, Doorbell, Outcome
 from .port import PortOptions
@@ -24,14 +23,11 @@ Refused = list[tuple[Publication, BaseException]]
 class Publisher(Protocol):
     """Gives messages to the broker."""
 
-    def publish(
-        self, messages: Sequence[Publication], *, encoded: Encoded | None = None, refused: Refused | None = None
-    ) -> Sequence[Publication]:
-        """Publish as many messages as possible, in order, within a bounded time; return those the broker was given.
+    def publish(self, messages: Sequence[Publication], *, refused: Refused | None = None) -> Sequence[Publication]:
+        """Publish as many messages as possible, in order, within a bounded time; return those that the broker has.
 
-        For messages of ordinary tasks `confirm` tells whether the broker has them. Raises nothing if the broker is
-        down: the sweeper publishes the messages that are not returned. `encoded` is the result of `encode` for them.
-        Messages that no queue will ever take are added to `refused`.
+        Raises nothing if the broker is down: the sweeper publishes the messages that are not returned. Messages that no
+        queue will ever take are added to `refused`.
         """
 
     def ring(self, messages: Sequence[Doorbell | Message]) -> None:
@@ -51,12 +47,6 @@ class Publisher(Protocol):
 
     def check_sendable(self, what: str, headers: Mapping[str, Any], properties: Mapping[str, Any]) -> None:
         """Raise InvalidValueError for headers and properties of a message that the broker cannot carry."""
-
-    def encode(self, messages: Sequence[Message]) -> Encoded | None:
-        """Encode messages without sending any; None if `publish` is to do everything."""
-
-    def confirm(self, published: Sequence[Key]) -> Sequence[Key]:
-        """Wait for the broker's outstanding answers, and return which of these messages it has."""
 
     def close(self) -> None:
         """Close the connection; the next publish opens another."""

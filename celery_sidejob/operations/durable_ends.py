@@ -235,7 +235,7 @@ def _end(runtime: Runtime, run: Run, *, patient: bool) -> bool:  # noqa: PLR0915
         if not ended:
             return False
         for message in run.follows:
-            kept = tasks.keep(executor.run, message, waits_of(runtime))
+            kept = tasks.keep(executor, message, waits_of(runtime))
             if kept is not None and not kept.waits:
                 due.append(message)
         return True

@@ -5,13 +5,12 @@ The broker is then given the messages (`publishing.py`). If the process dies in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 from ..model.durable import Message
-from ..model.encoded import Encoded
 from ..model.errors import DuplicateError, InvalidValueError, StoreUnavailableError
 from ..store import duplicates
 from ..store.borrowed.borrowed import SERIALIZATION_FAILURE, Borrowed, code_of
@@ -23,7 +22,7 @@ from ..store.statement import Reader, Transaction
 from . import batches, capacity
 from .failover.first import in_the_first
 from .lending import do_after_commit
-from .publishing import addressed, publish_kept
+from .publishing import publish_kept
 from .retrying import patience_s, patiently
 from .runtime import LocalRuntime, Runtime
 from .unique_keys import KeyHeldError
@@ -48,10 +47,9 @@ def keep(runtime: Runtime, message: Message) -> None:
     publication, the sweeper publishes.
     """
     batches.check_takes_tasks(runtime)
-    encoded: list[Encoded | None] = []
-    there, tried, kept = in_the_first(runtime, lambda there, tried: _keep(there, message, tried, encoded))
+    there, tried, kept = in_the_first(runtime, lambda there, tried: _keep(there, message, tried))
     if not kept.waits:
-        publish_kept(there, [replace(message, tried=tried) if tried else message], encoded=encoded[0])
+        publish_kept(there, [replace(message, tried=tried) if tried else message])
     capacity.ring(there, _pools([message]))
 
 
@@ -68,7 +66,7 @@ def keep_again(runtime: Runtime, message: Message) -> None:
 
     def once() -> Kept | None:
         return runtime.connections.transact(
-            "durable-keep", lambda executor: tasks.keep(executor.run, message, waits_of(runtime)), single=True,
+            "durable-keep", lambda executor: tasks.keep(executor, message, waits_of(runtime)), single=True,
             within_s=patience_s(runtime),
         )  # fmt: skip
 
@@ -123,7 +121,7 @@ def _publish_after_commit(runtime: Runtime, borrowed: Borrowed, pages: Sequence[
 def _is_lent(borrowed: Borrowed, message: Message, waits: Waits) -> bool:
     """Keep a message in the caller's transaction; False if another message is in the way."""
     try:
-        return tasks.keep(borrowed.run, message, waits) is not None
+        return tasks.keep(borrowed, message, waits) is not None
     except Exception as error:
         if message.unique_key is None or code_of(error) != SERIALIZATION_FAILURE:
             raise
@@ -143,19 +141,18 @@ def keep_many(runtime: Runtime, messages: Sequence[Message], *, of_run: bool = F
     _check_ids(messages)
     batches.check_takes_tasks(runtime)
     pages = list(_pages(messages))
-    encoded: list[Encoded | None] = []
 
     def keep(there: Runtime, tried: tuple[str, ...]) -> set[str] | None:
-        return _keep_all(there, pages, tried, encoded, repeated=of_run)
+        return _keep_all(there, pages, tried, repeated=of_run)
 
     there, tried, waiting = (runtime, (), keep(runtime, ())) if of_run else in_the_first(runtime, keep)
     if waiting is None:
         return  # all are kept, and the sweeper publishes them
-    for page, made in zip(pages, encoded, strict=True):
+    for page in pages:
         due = [message for message in page if message.task_id not in waiting]
         if tried:
             due = [replace(message, tried=tried) for message in due]
-        sent = publish_kept(there, due, encoded=made if len(due) == len(page) else None)
+        sent = publish_kept(there, due)
         if due and not sent and not runtime.broker.ready:
             return  # the sweeper publishes the rest
     capacity.ring(there, _pools(messages))
@@ -170,7 +167,7 @@ def lend_many(runtime: Runtime, messages: Sequence[Message], transaction: Any) -
     capacity.prepare(runtime, [message.admission for message in messages], lent=True)
     with capacity.refusing(runtime), borrowed.atomic():
         pages = _admitted(borrowed, pages)
-        _keep_pages([borrowed.run] * len(pages), pages, waits_of(runtime), repeated=False)
+        _keep_pages(borrowed, pages, waits_of(runtime), repeated=False)
         batches.join_tasks(borrowed, [message.task_id for message in messages])
 
     _publish_after_commit(runtime, borrowed, pages)
@@ -179,7 +176,7 @@ def lend_many(runtime: Runtime, messages: Sequence[Message], transaction: Any) -
 def keep_in(runtime: LocalRuntime, executor: Transaction, messages: Sequence[Message]) -> Sequence[Message]:
     """Keep messages in a transaction of ours, and return those that its caller gives to the broker after the commit."""
     pages = _admitted(executor, list(_pages(messages)))
-    waiting = _keep_pages([executor.run] * len(pages), pages, waits_of(runtime), repeated=False)
+    waiting = _keep_pages(executor, pages, waits_of(runtime), repeated=False)
     return [message for message in messages if message.task_id not in waiting]
 
 
@@ -223,15 +220,15 @@ def waits_of(runtime: LocalRuntime) -> Waits:
 # --------------------------------------------------------------------------------------------------------------------
 
 
-def _keep(runtime: Runtime, message: Message, tried: tuple[str, ...], encoded: list[Encoded | None]) -> Kept:
-    """Keep a message in one store; `encoded` then holds the message that the publisher has encoded meanwhile."""
+def _keep(runtime: Runtime, message: Message, tried: tuple[str, ...]) -> Kept:
+    """Keep a message in one store."""
     within_s = runtime.stores.wait_s
     is_unknown = False  # whether a try got no answer
 
     def once() -> Kept | None:
         nonlocal is_unknown
         try:
-            return _try_to_keep(runtime, message, tried, encoded)
+            return _try_to_keep(runtime, message, tried)
         except _NotKeptError:
             return None
         except OutcomeUnknown:
@@ -248,9 +245,7 @@ def _keep(runtime: Runtime, message: Message, tried: tuple[str, ...], encoded: l
         return kept
 
 
-def _try_to_keep(
-    runtime: Runtime, message: Message, tried: tuple[str, ...], encoded: list[Encoded | None]
-) -> Kept | None:
+def _try_to_keep(runtime: Runtime, message: Message, tried: tuple[str, ...]) -> Kept | None:
     """Run the transaction that keeps a message; None if another message is in the way.
 
     Raises _NotKeptError if it has taken slots for nothing.
@@ -260,13 +255,11 @@ def _try_to_keep(
     single = not tried and message.replaces is None and not is_judged and batches.present() is None
 
     def keeping(executor: OwnExecutor) -> Kept | None:
-        encoded.clear()
         gave_way = False
         if message.replaces is not None and message.unique_key is not None:
             gave_way = tasks.give_way(executor, message.replaces, key=message.unique_key)
         admitted = _admitted_alone(executor, message)
-        run = _encoding(runtime, executor, [message], tried, encoded)
-        kept = tasks.keep(run, admitted, waits_of(runtime)) if admitted is not None else None
+        kept = tasks.keep(executor, admitted, waits_of(runtime)) if admitted is not None else None
         if gave_way and kept is None:
             raise _taken(message.task_id)  # nobody has the key now; what has given way comes back
         if is_judged and kept is None:
@@ -301,21 +294,15 @@ def _keep_all(
     runtime: Runtime,
     pages: Sequence[list[Message]],
     tried: tuple[str, ...],
-    encoded: list[Encoded | None],
     *,
     repeated: bool,
 ) -> set[str] | None:
-    """Keep all pages; returns the ids of those that wait in the store, None if a first try had kept them.
-
-    The publisher encodes the messages meanwhile; `encoded` then holds its result for each page.
-    """
+    """Keep all pages; returns the ids of those that wait in the store, None if a first try had kept them."""
     within_s = runtime.stores.wait_s + len(pages) * PAGE_TAKES_S
 
     def work(executor: OwnExecutor) -> set[str]:
-        encoded.clear()
-        runs = [_encoding(runtime, executor, page, tried, encoded) for page in pages]
         kept = pages if repeated else _admitted(executor, pages)
-        waiting = _keep_pages(runs, kept, waits_of(runtime), repeated=repeated)
+        waiting = _keep_pages(executor, kept, waits_of(runtime), repeated=repeated)
         _note(executor, [message for page in pages for message in page], tried)
         batches.join_tasks(executor, [message.task_id for page in pages for message in page])
         return waiting
@@ -331,23 +318,6 @@ def _keep_all(
 
     with capacity.refusing(runtime):
         return repeat(once)
-
-
-def _encoding(
-    runtime: Runtime,
-    executor: OwnExecutor,
-    messages: list[Message],
-    tried: tuple[str, ...],
-    encoded: list[Encoded | None],
-) -> Callable[..., list[Any]]:
-    """Return a function that runs a statement, and meanwhile adds the publisher's encoded messages to `encoded`."""
-
-    def encode() -> None:
-        # A message names the stores that were tried and the store of its row. This statement does not wait for a name.
-        is_known = not tried and (runtime.store.name is not None or not runtime.stores.several)
-        encoded.append(runtime.publisher.encode(addressed(runtime, messages)) if is_known else None)
-
-    return partial(executor.run_beside, encode)
 
 
 def _note(executor: Transaction, messages: Sequence[Message], tried: tuple[str, ...]) -> None:
@@ -379,13 +349,11 @@ def _pages(messages: Sequence[Message]) -> Iterator[list[Message]]:
         yield page
 
 
-def _keep_pages(
-    runs: Iterable[Callable[..., Sequence[Any]]], pages: Iterable[list[Message]], waits: Waits, *, repeated: bool
-) -> set[str]:
-    """Keep all, each page with its own of `runs`, or raise; returns the ids of those that wait in the store."""
+def _keep_pages(executor: Transaction, pages: Iterable[list[Message]], waits: Waits, *, repeated: bool) -> set[str]:
+    """Keep all, or raise; returns the ids of those that wait in the store."""
     waiting: set[str] = set()
-    for number, (run, page) in enumerate(zip(runs, pages, strict=True)):
-        held_back, taken = tasks.keep_many(run, page, waits, publishing_takes_s=number * PAGE_TAKES_S)
+    for number, page in enumerate(pages):
+        held_back, taken = tasks.keep_many(executor, page, waits, publishing_takes_s=number * PAGE_TAKES_S)
         if taken is not None and not repeated:
             raise _taken(taken)
         waiting.update(held_back)

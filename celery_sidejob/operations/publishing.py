@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 
 from ..model.durable import Key, Message
-from ..model.encoded import Encoded
 from ..model.errors import StoreUnavailableError
 from ..model.protocols import Refused
 from ..store.outbox import references
@@ -21,8 +20,8 @@ from .runtime import Runtime
 logger = logging.getLogger("celery_sidejob")
 
 
-def publish_kept(runtime: Runtime, messages: Sequence[Message], *, encoded: Encoded | None = None) -> int:
-    """Publish kept messages; returns how many the broker was given. A broker that is down costs some time.
+def publish_kept(runtime: Runtime, messages: Sequence[Message]) -> int:
+    """Publish kept messages; returns how many the broker has. A broker that is down costs some time.
 
     The sweeper checks such rows only after `FIRST_CHECK_S`, and skips those that a run has begun by then. The mark of
     publication may therefore wait: one statement writes the marks of a second, and most rows are gone by then. A death
@@ -33,10 +32,10 @@ def publish_kept(runtime: Runtime, messages: Sequence[Message], *, encoded: Enco
     in_store = [message for message in messages if runtime.sends(message)]
     if in_store:
         runtime.publisher.ring(in_store)
-        messages, encoded = [message for message in messages if not runtime.sends(message)], None
+        messages = [message for message in messages if not runtime.sends(message)]
     if not messages:
         return len(in_store)  # all, or none: as after most runs
-    published = _give_to_broker(runtime, messages, encoded=encoded)
+    published = _give_to_broker(runtime, messages)
     marks = runtime.connections.write_behind(
         "marks",
         lambda: WriteBehind("marks of published messages", partial(_mark, runtime, again=False), within_s=MARK_S),
@@ -54,7 +53,7 @@ def publish_and_mark(runtime: Runtime, messages: Sequence[Message], *, refused: 
     """
     referred = _refer(runtime, messages) if runtime.connections.is_broker and messages else set()
     messages = [message for message in messages if (message.task_id, message.generation) not in referred]
-    published = runtime.publisher.confirm(_give_to_broker(runtime, messages, refused=refused))
+    published = _give_to_broker(runtime, messages, refused=refused)
     if published:
         try:
             _mark(runtime, published, again=True)
@@ -77,7 +76,21 @@ def _refer(runtime: Runtime, messages: Sequence[Message]) -> set[Key]:
     return {(message.task_id, message.generation) for message in own}
 
 
-def addressed(runtime: Runtime, messages: Sequence[Message]) -> Sequence[Message]:
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def _give_to_broker(runtime: Runtime, messages: Sequence[Message], *, refused: Refused | None = None) -> list[Key]:
+    """Give messages to the broker in order; return the keys of those that it has."""
+    try:
+        messages = _addressed(runtime, messages)
+    except StoreUnavailableError as error:
+        logger.warning("The sweeper will publish messages kept in a store that does not answer: %s", error)
+        return []
+    sent = runtime.publisher.publish(messages, refused=refused)
+    return [(message.task_id, message.generation) for message in sent if isinstance(message, Message)]
+
+
+def _addressed(runtime: Runtime, messages: Sequence[Message]) -> Sequence[Message]:
     """Return the messages with the name of their rows' store in them, if there are several stores."""
     if not runtime.stores.several or not messages:
         return messages
@@ -85,26 +98,8 @@ def addressed(runtime: Runtime, messages: Sequence[Message]) -> Sequence[Message
     return [replace(message, store=name) for message in messages]
 
 
-# --------------------------------------------------------------------------------------------------------------------
-
-
-def _give_to_broker(
-    runtime: Runtime, messages: Sequence[Message], *, encoded: Encoded | None = None, refused: Refused | None = None
-) -> list[Key]:
-    """Give messages to the broker in order; return the keys of those that it was given."""
-    try:
-        messages = addressed(runtime, messages)
-    except StoreUnavailableError as error:
-        logger.warning("The sweeper will publish messages kept in a store that does not answer: %s", error)
-        return []
-    sent = runtime.publisher.publish(messages, encoded=encoded, refused=refused)
-    return [(message.task_id, message.generation) for message in sent if isinstance(message, Message)]
-
-
 def _mark(runtime: Runtime, published: Sequence[Key], *, again: bool) -> None:
-    there = runtime.publisher.confirm(published)
-    if there:
-        runtime.connections.transact(
-            "mark", lambda executor: mark_published(executor, TASKS, there, again=again), single=True,
-            within_s=runtime.stores.wait_s,
-        )  # fmt: skip
+    runtime.connections.transact(
+        "mark", lambda executor: mark_published(executor, TASKS, published, again=again), single=True,
+        within_s=runtime.stores.wait_s,
+    )  # fmt: skip

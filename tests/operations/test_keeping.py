@@ -50,20 +50,6 @@ def queued(app: Celery) -> list[str]:
         return [json.loads(text)["headers"]["id"] for text in reversed(client.lrange("celery", 0, -1))]
 
 
-@pytest.mark.parametrize("app", [[], [NOWHERE]], ids=["one store", "several"], indirect=True)
-def test_the_message_is_made_before_the_row_is_known_to_be_kept(app: Celery, at: Arm) -> None:
-    """And nothing of it is in the broker then."""
-    seen: list[list[str]] = []
-    encode = app.sidejob.runtime.publisher.encode
-    app.sidejob.runtime.publisher.encode = lambda messages: (encode(messages), seen.append(["made"]))[0]
-    at("durable-keep:after-commit", lambda: seen.append(queued(app)))
-
-    app.send_task("keeping.one", task_id="second")
-
-    assert seen == [["made"], ["first"]]
-    assert queued(app) == ["first", "second"]
-
-
 def test_a_store_that_is_frozen_holds_a_call_for_a_bounded_time(
     app: Celery, own_postgres: embedded.Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,11 +9,9 @@ from __future__ import annotations
 import logging
 import os
 import random
-import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -22,12 +20,10 @@ from celery.exceptions import SoftTimeLimitExceeded
 from kombu import Producer
 from kombu.exceptions import OperationalError
 
-from ...model.durable import Key, Message
 from .. import configuration
 from ..patches.redis_client import keep_client
 from . import rabbitmq
 from .attempt import connection_to, establish
-from .redis_client import Pushes, pushes_of
 
 T = TypeVar("T")
 
@@ -40,28 +36,20 @@ PAUSE_S = (1.0, 5.0)
 WARN_S = 60.0
 """How often a process says that the broker is away: an outage of an hour is not a thousand warnings."""
 
-FAILED_S = 60.0
-"""How long it is remembered that Redis did not take a message; whether its row is marked is decided sooner."""
-
 
 class BrokerConnection:
-    """Opens at its first use and again after each failure; knows what was sent over it and has no answer yet.
+    """Opens at its first use and again after each failure.
 
     Call `reset_after_fork` and hold the lock while you use it; `ask` does both.
     """
 
     def __init__(self, app: Celery) -> None:
         self.lock = threading.RLock()  # a continuation may make a job, whose doorbell is published within
-        self.pushes: Pushes | None = None
-        """Commands to Redis that are sent without waiting for the answer."""
         self.declared: set[str] = set()
         """Queues of ordinary tasks that were declared over it."""
         self._app = app
         self._pid = os.getpid()
         self._producer: Producer | None = None
-        self._unanswered: Message | None = None
-        self._failed: dict[Key, float] = {}
-        """Messages that were sent without waiting and not taken, and when."""
         self._paused_until = float("-inf")
         self._warned_at = float("-inf")
         self._refusing: dict[str, float] = {}
@@ -107,23 +95,14 @@ class BrokerConnection:
                 return None
 
     def close(self) -> None:
-        """Close it, after the answers that are owed were received; the next use opens another."""
+        """Close it; the next use opens another."""
         self.reset_after_fork()
         with self.lock:
-            with suppress(Exception):
-                self.hear()
             self.drop()
 
     def drop(self) -> None:
-        """Let go of it without a word; what has no answer yet counts as not taken."""
+        """Let go of it without a word."""
         producer, self._producer = self._producer, None
-        pushes, self.pushes = self.pushes, None
-        if self._unanswered is not None:
-            self._fail(self._unanswered)
-            self._unanswered = None
-        if pushes is not None:
-            with suppress(Exception):
-                pushes.close()
         if producer is not None:
             try:
                 if self.family == "amqp":
@@ -146,47 +125,7 @@ class BrokerConnection:
             raise
         if self.family == "redis":
             keep_client(channel)
-            self.pushes = pushes_of(channel)
         return channel
-
-    # -- answers that come later ---------------------------------------------------------------------------------
-
-    def owe(self, message: Message) -> None:
-        """Note that a message was sent: a Redis owes the answer, and is not waited for."""
-        self.note_taken(message)  # unless this try fails as well
-        if self.pushes is not None:
-            self._unanswered = message
-
-    def note_taken(self, message: Message) -> None:
-        """Forget that the broker did not take a message before."""
-        self._failed.pop((message.task_id, message.generation), None)
-
-    def taken(self, sent: Sequence[Key]) -> list[Key]:
-        """Return which of the messages that were sent the broker has; of the last one that is known after `hear`."""
-        return [key for key in sent if key not in self._failed]
-
-    def hear(self) -> None:
-        """Receive the answer to what was sent last; raises only after a silence, for the broker then is away."""
-        message, self._unanswered = self._unanswered, None
-        if message is None or self.pushes is None:
-            return
-        try:
-            self.pushes.hear()
-        except BaseException as error:
-            self._fail(message)
-            self.reraise_interrupts(error)
-            if not self._is_connection_error(error):
-                self.pass_over(message.queue, error)
-                return
-            logger.info("Redis has hung up, and may not have %s (%s); it is looked for", message.task_id, error)
-            self.drop()
-            if isinstance(error, self._silences):
-                raise
-
-    def _fail(self, message: Message) -> None:
-        now = time.monotonic()
-        self._failed = {key: at for key, at in self._failed.items() if now - at < FAILED_S}
-        self._failed[message.task_id, message.generation] = now
 
     # -- failures ------------------------------------------------------------------------------------------------
 
@@ -248,12 +187,6 @@ class BrokerConnection:
         return isinstance(error, self._connection_errors)
 
     @cached_property
-    def _silences(self) -> tuple[type[BaseException], ...]:
-        """Errors that say that nobody has answered in time, which took as long."""
-        redis = sys.modules.get("redis.exceptions")
-        return (TimeoutError,) if redis is None else (TimeoutError, redis.TimeoutError)
-
-    @cached_property
     def _connection_errors(self) -> tuple[type[BaseException], ...]:
         return configuration.broker_errors(self._app)
 
@@ -264,10 +197,8 @@ class BrokerConnection:
         if self._pid != os.getpid():
             self._pid = os.getpid()
             self.lock = threading.RLock()
-            # The parent's: not even their destructors may speak on those sockets.
-            _inherited.extend((self._producer, self.pushes))
-            self._producer = self.pushes = self._unanswered = None
-            self._failed = {}
+            _inherited.append(self._producer)  # the parent's: not even its destructor may speak on that socket
+            self._producer = None
 
 
 _inherited: list[Any] = []

@@ -18,8 +18,7 @@ from celery import Celery
 from kombu import Producer
 
 from ...model.crash_points import reach
-from ...model.durable import Key, Message
-from ...model.encoded import Encoded
+from ...model.durable import Message
 from ...model.errors import InvalidValueError, SettingsError
 from ...model.messages import Continuation, Doorbell
 from ...model.protocols import Publication, Refused
@@ -46,12 +45,10 @@ class CeleryPublisher:
         self._connection = connection
         self._run_here = run_here
 
-    def publish(
-        self, messages: Sequence[Publication], *, encoded: Encoded | None = None, refused: Refused | None = None
-    ) -> Sequence[Publication]:
-        """Publish in order until the broker fails, and return what it was given; a queue that refuses is passed over.
+    def publish(self, messages: Sequence[Publication], *, refused: Refused | None = None) -> Sequence[Publication]:
+        """Publish in order until the broker fails, and return what it took; a queue that refuses is passed over.
 
-        `encoded` is what `encode` has made of these messages. `refused` is given those that no queue will ever take.
+        `refused` is given those that no queue will ever take.
         """
         connection = self._connection
         connection.reset_after_fork()
@@ -64,8 +61,8 @@ class CeleryPublisher:
         with connection.lock:
             calls = [message for message in messages if not isinstance(message, Continuation)]
             if len(calls) == len(messages) > 1:
-                return sent + self._publish_together(calls, encoded, refused)
-            return sent + self._publish_each(messages, encoded, refused)
+                return sent + self._publish_together(calls, refused)
+            return sent + self._publish_each(messages, refused)
 
     def _for_others(self, messages: Sequence[Publication]) -> tuple[Sequence[Publication], list[Publication]]:
         """Do in this process what eager mode does; returns the messages left for workers, and those done here."""
@@ -117,45 +114,7 @@ class CeleryPublisher:
         with suppress(SettingsError):  # the broker_url cannot be read: the publication says so
             check_sendable(what, self._connection.family, headers, properties)
 
-    def encode(self, messages: Sequence[Message]) -> Encoded | None:
-        """Encode messages for Redis and send none, while their rows are being written.
-
-        None where each is not one message for one list: then `publish` does all of it, and says what is wrong. None
-        too while another thread publishes: it may need the connection to the store that this one has. What is made is
-        of the connection that there was, and worth nothing after another one was opened.
-        """
-        connection = self._connection
-        if not connection.ready or connection.family != "redis":
-            return None
-        connection.reset_after_fork()
-        if not connection.lock.acquire(blocking=False):
-            return None
-        try:
-            connection.hear()
-            return self._encode(messages)
-        except BaseException as error:
-            connection.reraise_interrupts(error)
-            if connection.broke_with(error):  # and `publish` need not wait for it
-                connection.pause(error)
-            return None
-        finally:
-            connection.lock.release()
-
-    def confirm(self, published: Sequence[Key]) -> list[Key]:
-        """Wait for the last answer that is owed, and return which of these messages the broker has."""
-        connection = self._connection
-        connection.reset_after_fork()
-        with connection.lock:
-            try:
-                connection.hear()
-            except BaseException as error:
-                connection.reraise_interrupts(error)
-                connection.pause(error)
-            return connection.taken(published)
-
-    def _publish_together(
-        self, messages: Sequence[Message | Doorbell], encoded: Encoded | None, refused: Refused | None
-    ) -> list[Publication]:
+    def _publish_together(self, messages: Sequence[Message | Doorbell], refused: Refused | None) -> list[Publication]:
         """Give the broker messages of ordinary tasks and doorbells, those of a page at once.
 
         A page that it did not take so is given one by one, to find out which it does not want: copies do no harm.
@@ -167,12 +126,11 @@ class CeleryPublisher:
                 break
             whole = messages[first : first + TOGETHER]
             page = [message for message in whole if not connection.passes_over(message.queue)]
-            made = encoded.part(first, TOGETHER) if encoded is not None and len(page) == len(whole) else None
             reused = connection.is_open
             try:
                 reach("publish-together:before")
-                if not self._send_together(page, made):
-                    sent += self._publish_each(page, None, refused)
+                if not self._send_together(page):
+                    sent += self._publish_each(page, refused)
                     continue
                 reach("publish-together:after")
                 sent += page
@@ -183,12 +141,10 @@ class CeleryPublisher:
                     connection.pause(error)
                     break
                 connection.drop()
-                sent += self._publish_each(page, None, refused)
+                sent += self._publish_each(page, refused)
         return sent
 
-    def _publish_each(
-        self, messages: Sequence[Publication], encoded: Encoded | None, refused: Refused | None
-    ) -> list[Publication]:
+    def _publish_each(self, messages: Sequence[Publication], refused: Refused | None) -> list[Publication]:
         connection = self._connection
         sent: list[Publication] = []
         for message in messages:
@@ -197,9 +153,8 @@ class CeleryPublisher:
             if connection.passes_over(message.queue):
                 continue
             try:
-                connection.hear()
                 reach("publish:before")
-                self._send_anew_if_stale(message, encoded)
+                self._send_anew_if_stale(message)
                 reach("publish:after")
             except BaseException as error:
                 connection.reraise_interrupts(error)
@@ -239,73 +194,38 @@ class CeleryPublisher:
 
     # ------------------------------------------------------------------------------------------------------------
 
-    def _send_anew_if_stale(self, message: Publication, encoded: Encoded | None) -> None:
+    def _send_anew_if_stale(self, message: Publication) -> None:
         """Send; once more on a new connection where the one we had turns out to be closed, as after a restart."""
         reused = self._connection.is_open
         try:
-            self._send(message, encoded)
+            self._send(message)
         except Exception as error:
             if not self._connection.is_stale(error, reused):
                 raise
             self._connection.drop()
             self._send(message)
 
-    def _encode(self, messages: Sequence[Message | Doorbell]) -> Encoded | None:
-        connection = self._connection
-        producer, pushes = connection.open(), connection.pushes
-        if pushes is None or not all(map(self._is_for_one_list, messages)):
-            return None
-        with pushes.made_only() as made:
+    def _send_together(self, messages: Sequence[Message | Doorbell]) -> bool:
+        """Send messages at once, and wait for the answers; False where that cannot be done, and nothing was sent."""
+        producer = self._connection.open()
+        if not hasattr(producer, "batch"):  # which is of kombu 5.7
+            return False
+        with producer.batch(max_size=TOGETHER):
             for message in messages:
                 self._send_call(message, producer)
-        return Encoded(pushes, made) if len(made) == len(messages) else None
-
-    def _is_for_one_list(self, message: Message | Doorbell) -> bool:
-        """Tell whether a message has no exchange, which with Redis may lead to many lists, or to none."""
-        if isinstance(message, Doorbell):
-            return not doorbell.address(self._app, message)[0]
-        return message.about is not None and not message.about["exchange"]  # what was read from the store has any
-
-    def _send_together(self, messages: Sequence[Message | Doorbell], encoded: Encoded | None) -> bool:
-        """Send messages at once, and wait for the answers; False where that cannot be done, and nothing was sent."""
-        connection = self._connection
-        producer = connection.open()
-        if encoded is None or encoded.line is not connection.pushes:
-            encoded = self._encode(messages)
-        if encoded is not None:
-            connection.hear()
-            encoded.line.push(encoded.made)
-            encoded.line.hear()
-        elif not hasattr(producer, "batch"):  # which is of kombu 5.7
-            return False
-        else:
-            with producer.batch(max_size=TOGETHER):
-                for message in messages:
-                    self._send_call(message, producer)
         for message in messages:
-            if isinstance(message, Message):
-                connection.note_taken(message)
-            else:
+            if isinstance(message, Doorbell):
                 events.announce_sent(self._app, message, producer)
         return True
 
-    def _send(self, message: Publication, encoded: Encoded | None = None) -> None:
-        connection = self._connection
-        producer = connection.open()
-        if isinstance(message, Message):
-            if encoded is not None and encoded.line is connection.pushes:
-                encoded.line.push(encoded.made)
-            else:
-                self._send_call(message, producer)
-            connection.owe(message)
-            return
+    def _send(self, message: Publication) -> None:
+        producer = self._connection.open()
         if isinstance(message, Continuation):
             continuation.send(self._app, message, producer=producer, retry=False)
-        else:
-            self._send_call(message, producer)
+            return
+        self._send_call(message, producer)
+        if isinstance(message, Doorbell):
             events.announce_sent(self._app, message, producer)
-        if connection.pushes is not None:  # these are marked as published at once
-            connection.pushes.hear()
 
     def _send_call(self, message: Message | Doorbell, producer: Producer) -> None:
         connection = self._connection

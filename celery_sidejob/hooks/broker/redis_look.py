@@ -20,7 +20,6 @@ from ...model.broker_view import Sight, Sought
 from ...transport.topics import matches
 from ..messages import doorbell
 from ..messages.kept_message import Route, route_of
-from .redis_client import list_of
 
 OF_A_LIST = 2000
 OF_ALL = 10_000
@@ -96,7 +95,7 @@ class RedisLook:
         if route.exchange:
             queues = self._bound(channel, route.exchange, route.routing_key) or route.queues
         message = {"properties": {"priority": route.priority}}
-        return [list_of(channel, queue, message) for queue in queues]
+        return [_list_of(channel, queue, message) for queue in queues]
 
     def _bound(self, channel: Any, exchange: str, routing_key: str) -> Sequence[str]:
         """Return the queues that an exchange gives a message to. Only a topic has patterns: no type need be known."""
@@ -162,6 +161,12 @@ class RedisLook:
                 found.update(map(_task_id, channel.held(FETCHED)))
             self._fetched = frozenset(filter(None, found))
         return self._fetched
+
+
+def _list_of(channel: Any, queue: str, message: Any) -> str:
+    """Return the key of the list into which a channel of kombu's puts a message: one for each step of priority."""
+    key: str = channel._q_for_pri(queue, channel._get_message_priority(message))
+    return key
 
 
 def _task_id(text: bytes) -> str | None:

@@ -8,9 +8,16 @@ name, they are made for each command again.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from .wrapping import wrap
+
+
+def is_redis(channel: Any) -> bool:
+    """Tell whether this is a channel of kombu's Redis transport or of ours; with another broker neither is imported."""
+    redis = sys.modules.get("kombu.transport.redis")
+    return redis is not None and isinstance(channel, redis.Channel)
 
 
 def keep_client(channel: Any) -> None:

@@ -20,7 +20,7 @@ from ...model import native
 from ...model.durable import WORKER
 from ...services.heartbeat.deliveries import RELEASED, Deliveries, Delivery
 from ..patches.generated_request import wrap_generated
-from ..patches.redis_put import is_redis
+from ..patches.redis_client import is_redis
 from .pool_kind import not_begun
 from .received import OF_THE_PARENT, check_request
 

@@ -1,7 +1,6 @@
 """Statements that each task runs, sent by libpq alone: a cursor takes four times the processor time for them.
 
-Only for our own connections, and for parameters of a few plain types. A statement can be sent before its answer is
-waited for, so that this process works while the server does.
+Only for our own connections, and for parameters of a few plain types.
 """
 
 from __future__ import annotations
@@ -45,8 +44,7 @@ class Exchange:
         self._runs: dict[Statement, int] = {}
         self._prepared: dict[Statement, bytes] = {}
         self._tries = 0
-        self._row_makers: dict[Statement | None, Callable[[Sequence[Any]], Any]] = {}
-        self._sent: Statement | None = None
+        self._row_makers: dict[Statement, Callable[[Sequence[Any]], Any]] = {}
         self.owes = False
         """Whether the answer to a posted statement was not read yet."""
         self._poll = select.poll()
@@ -54,22 +52,21 @@ class Exchange:
 
     def run(self, statement: Statement, parameters: Mapping[str, Any]) -> list[Any]:
         """Run a statement and return its rows as named tuples."""
-        self.send(statement, parameters)
-        return self.receive()
+        self._hand_over(statement, parameters)
+        return self._rows(statement)
 
-    def send(self, statement: Statement, parameters: Mapping[str, Any]) -> None:
-        """Hand a complete statement over: the server runs it even if this process dies."""
+    def _hand_over(self, statement: Statement, parameters: Mapping[str, Any]) -> None:
+        """Send a complete statement: the server runs it even if this process dies."""
         text, names = statement.positional(self._schema)
         values = [parameters[name] for name in names]
         encoded = [value if value is None else self._encode[type(value)](value) for value in values]
         formats = [pq.Format.BINARY if type(value) is bytes else pq.Format.TEXT for value in values]
-        self._sent = statement
         self._send(statement, text, encoded, formats)
         self._flush()
 
     def post(self, statement: Statement, parameters: Mapping[str, Any]) -> None:
         """Hand a complete statement over, and leave its answer unread: `settle` before anything else is sent."""
-        self.send(statement, parameters)
+        self._hand_over(statement, parameters)
         self.owes = True
 
     def settle(self) -> None:
@@ -103,16 +100,16 @@ class Exchange:
         self._flush()
         self._answer()
 
-    def receive(self) -> list[Any]:
+    def _rows(self, statement: Statement) -> list[Any]:
         """Wait for the answer to the statement that was sent, and return its rows."""
         result = self._answer()
         count = result.ntuples
         if not count:
             return []
-        make = self._row_makers.get(self._sent)
+        make = self._row_makers.get(statement)
         if make is None:
             names = tuple((result.fname(column) or b"").decode() for column in range(result.nfields))
-            make = self._row_makers[self._sent] = row_type(names)._make
+            make = self._row_makers[statement] = row_type(names)._make
         self._loader.set_pgresult(result)
         return self._loader.load_rows(0, count, make)
 

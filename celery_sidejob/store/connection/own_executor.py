@@ -129,22 +129,6 @@ class OwnExecutor(Transaction):
             for row in rows:
                 copy.write_row(row)
 
-    def run_beside(self, work: Callable[[], object], statement: Statement, /, **parameters: Any) -> list[Any]:
-        """Run one statement and return its rows; do `work`, which must be short, while the server executes it."""
-        if native.is_patched():
-            work()
-            return self.run(statement, **parameters)
-        exchange = self._exchanging()
-        exchange.send(statement.in_broker if self.is_broker else statement, parameters)
-        try:
-            work()
-        finally:
-            try:
-                found = exchange.receive()
-            except pg.ReadOnlySqlTransaction as error:
-                raise self._takes_no_writes(error) from error
-        return found
-
     def post(self, statement: Statement, /, **parameters: Any) -> None:
         """Have the server run one statement, and do not wait for its answer: `settle` before any other use.
 

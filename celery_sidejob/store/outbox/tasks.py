@@ -7,7 +7,7 @@ generation, and for a held row its holder.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,14 +86,13 @@ class Kept:
     generation: int = 1
 
 
-def keep(run: Callable[..., Sequence[Any]], message: Message, waits: Waits) -> Kept | None:
+def keep(executor: Transaction, message: Message, waits: Waits) -> Kept | None:
     """Keep a message that is about to be published; None if one of this task id, or unique key, exists already.
 
-    `run` runs a statement in an open transaction, or does other work while the server inserts. Another transaction may
-    keep a message of this task id or key, and be open still: this waits for its end.
+    Another transaction may keep a message of this task id or key, and be open still: this waits for its end.
     """
     own = {"task_id": message.task_id, "unique_key": message.unique_key, "slot": message.slot}
-    found = run(_KEEP, **_columns(message, waits), **own)
+    found = executor.run(_KEEP, **_columns(message, waits), **own)
     return Kept(found[0].waits) if found else None
 
 
@@ -155,15 +154,14 @@ FROM kept""",
 
 
 def keep_many(
-    run: Callable[..., Sequence[Any]], messages: Sequence[Message], waits: Waits, *, publishing_takes_s: float = 0.0
+    executor: Transaction, messages: Sequence[Message], waits: Waits, *, publishing_takes_s: float = 0.0
 ) -> tuple[list[str], str | None]:
     """Keep a page of messages in one statement; returns which wait in the store, and a task id that is taken.
 
-    Messages whose task id is taken are left out. The sweeper gives the publisher `publishing_takes_s` more time. `run`
-    is as for `keep`.
+    Messages whose task id is taken are left out. The sweeper gives the publisher `publishing_takes_s` more time.
     """
     pools = list(map(pool_of, messages))
-    found = run(
+    found = executor.run(
         _KEEP_MANY,
         task_ids=[message.task_id for message in messages], tasks=[message.task for message in messages],
         queues=[message.queue for message in messages], publications=[message.publication for message in messages],

@@ -119,14 +119,6 @@ class Channel(redis.Channel):
         # kombu's client puts the prefix before the first key of a script, and before no other.
         batch.add("evalsha", PUT.sha, len(keys), name, *keys[1:], *arguments)
 
-    def push_command(self, name: str, *messages: str) -> list[Any]:
-        """Return the command that puts messages into a list, for a publisher that does not await the answer.
-
-        It holds the script's text: without an answer nobody could send it again to a server that lacks the script.
-        """
-        keys = [self.keys.kombu_list(name), self.keys.bell(self.keys.queue_of(self.keys.kombu_list(name)))]
-        return PUT.command(keys, [BELL_MS, 0, *messages], by_text=True)
-
     def _queue_bind(self, *binding: str) -> None:
         """Adds to kombu's: what a full server refuses to record is recorded once it has room."""
         self._unrecorded_bindings.append(binding)

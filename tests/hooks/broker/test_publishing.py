@@ -92,9 +92,6 @@ def message(number: int, queue: str = "celery", exchange: str = "") -> Message:
     return Message(f"task-{number}", "noop", queue, "{}", b"[[], {}, {}]", about=about)
 
 
-KEYS = [(f"task-{number}", 1) for number in range(4)]
-
-
 @pytest.fixture
 def publisher(own_valkey: embedded.Valkey) -> Iterator[CeleryPublisher]:
     app = Celery("shop", broker=own_valkey.url, set_as_current=False)
@@ -104,173 +101,51 @@ def publisher(own_valkey: embedded.Valkey) -> Iterator[CeleryPublisher]:
     app.close()
 
 
-def test_what_redis_refuses_is_not_confirmed_and_its_queue_is_passed_over(
+def test_what_redis_refuses_is_not_published_and_its_queue_is_passed_over(
     publisher: CeleryPublisher, watcher: redis.Redis
 ) -> None:
     watcher.set("odd", "no list")
     one, other, last = message(0, "odd"), message(1), message(2, "odd")
 
-    assert publisher.publish([one]) == [one], "nobody has waited for the answer"
+    assert publisher.publish([one]) == []
     assert publisher.publish([other]) == [other]
-    assert publisher.confirm(KEYS[:2]) == KEYS[1:2]
-    assert publisher.confirm(KEYS[:2]) == KEYS[1:2], "it is remembered until its mark is not written"
-    assert publisher.publish([last]) == []
-    assert watcher.llen("celery") == 1
-
-
-def test_what_redis_has_refused_once_is_confirmed_when_it_takes_it(
-    publisher: CeleryPublisher, watcher: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else it would be published again and again by the process that remembers."""
-    monkeypatch.setattr("celery_sidejob.hooks.broker.connection.PAUSE_S", (0.0, 0.0))
-    watcher.set("odd", "no list")
-    one = message(0, "odd")
-    assert publisher.publish([one]) == [one]
-    assert publisher.confirm(KEYS[:1]) == []
     watcher.delete("odd")
-
-    assert publisher.publish([one]) == [one]
-
-    assert publisher.confirm(KEYS[:1]) == KEYS[:1]
+    assert publisher.publish([last, other]) == [other], "not at once"
+    assert (watcher.llen("celery"), watcher.llen("odd")) == (2, 0)
 
 
 def test_after_redis_has_hung_up_the_next_message_goes_over_another_connection(
     publisher: CeleryPublisher, watcher: redis.Redis
 ) -> None:
     assert publisher.publish([message(0)]) == [message(0)]
-    assert publisher.confirm(KEYS[:1]) == KEYS[:1]
     watcher.client_kill_filter(skipme=True, _type="normal")
 
     assert publisher.publish([message(1)]) == [message(1)]
-    assert publisher.confirm(KEYS[:2]) == KEYS[:2]
     assert watcher.llen("celery") == 2
 
 
 def test_a_redis_that_does_not_answer_begins_a_pause_after_a_second(
-    publisher: CeleryPublisher, own_valkey: embedded.Valkey, watcher: redis.Redis
+    publisher: CeleryPublisher, own_valkey: embedded.Valkey
 ) -> None:
     assert publisher.publish([message(0)]) == [message(0)]
-    assert publisher.confirm(KEYS[:1]) == KEYS[:1]
     with frozen(own_valkey.pid):
-        assert publisher.publish([message(1)]) == [message(1)], "the system has taken it"
-        assert publisher.publish([message(2)]) == []
+        began = time.monotonic()
+        assert publisher.publish([message(1)]) == []
         assert not publisher._connection.ready
-        assert publisher.publish([message(3)]) == []
-
-    assert publisher.confirm(KEYS) == [KEYS[0], KEYS[2], KEYS[3]], "it tells only of what it was given"
-
-
-def test_what_is_made_ready_is_sent_later_and_is_the_same(publisher: CeleryPublisher, watcher: redis.Redis) -> None:
-    encoded = publisher.encode([message(0)])
-    assert encoded is not None
-    assert publisher.publish([message(1)]) == [message(1)]
-    assert publisher.confirm(KEYS[1:2]) == KEYS[1:2]
-    assert watcher.llen("celery") == 1, "nothing of what is only ready"
-
-    assert publisher.publish([message(0)], encoded=encoded) == [message(0)]
-
-    assert publisher.confirm(KEYS[:1]) == KEYS[:1]
-    (first, second) = (json.loads(text) for text in watcher.lrange("celery", 0, -1))
-    assert (first["headers"]["id"], second["headers"]["id"]) == ("task-0", "task-1")
-    assert first.keys() == second.keys()
-    assert first["properties"].keys() == second["properties"].keys()
+        assert publisher.publish([message(2)]) == []
+        assert time.monotonic() - began < 1.9
 
 
-def test_what_others_send_before_it_is_answered_in_step(publisher: CeleryPublisher, watcher: redis.Redis) -> None:
-    """As threads do: one waits for its row while the other sends; the second's queue takes nothing."""
-    watcher.set("odd", "no list")
-    encoded = publisher.encode([message(0)])
-    assert publisher.publish([message(1, "odd")]) == [message(1, "odd")]
-
-    assert publisher.publish([message(0)], encoded=encoded) == [message(0)]
-
-    assert publisher.confirm(KEYS[:2]) == KEYS[:1]
-    assert watcher.llen("celery") == 1
-
-
-def test_what_was_made_ready_before_redis_hung_up_is_not_confirmed_unless_it_is_there(
-    publisher: CeleryPublisher, watcher: redis.Redis
-) -> None:
-    assert publisher.publish([message(0)]) == [message(0)]
-    encoded = publisher.encode([message(1)])
-    watcher.client_kill_filter(skipme=True, _type="normal")
-
-    sent = publisher.publish([message(1)], encoded=encoded)  # the system may take it, and nobody else
-
-    confirmed = publisher.confirm([KEYS[0], *((one.task_id, 1) for one in sent)])
-    there = {json.loads(text)["headers"]["id"] for text in watcher.lrange("celery", 0, -1)}
-    assert {task_id for task_id, _ in confirmed} == there
-
-
-def test_many_are_made_ready_and_sent_in_order(
+def test_many_are_sent_in_order(
     publisher: CeleryPublisher, watcher: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(publishing, "TOGETHER", 3)
     many = [message(number) for number in range(8)]
-    encoded = publisher.encode(many)
-    assert encoded is not None
-    assert watcher.llen("celery") == 0
 
-    assert publisher.publish(many, encoded=encoded) == many
+    assert publisher.publish(many) == many
 
     ids = [json.loads(text)["headers"]["id"] for text in reversed(watcher.lrange("celery", 0, -1))]
     assert ids == [one.task_id for one in many]
-
-
-def test_what_was_made_ready_for_a_connection_that_is_gone_is_made_anew(
-    publisher: CeleryPublisher, watcher: redis.Redis
-) -> None:
-    encoded = publisher.encode([message(0)])
-    publisher.close()
-
-    assert publisher.publish([message(0)], encoded=encoded) == [message(0)]
-
-    assert publisher.confirm(KEYS[:1]) == KEYS[:1]
-    assert watcher.llen("celery") == 1
-
-
-def test_what_is_no_single_command_is_not_made_ready(publisher: CeleryPublisher, watcher: redis.Redis) -> None:
-    assert publisher.encode([message(0, exchange="fans")]) is None
-    assert publisher.encode([Message("task-0", "noop", "celery", "{}", b"[]")]) is None, "it was read from the store"
-    assert watcher.keys("*") == []
-
-
-def test_what_is_made_ready_with_messages_of_a_queue_that_is_passed_over_goes_without_them(
-    publisher: CeleryPublisher, watcher: redis.Redis
-) -> None:
-    watcher.set("odd", "no list")
-    assert publisher.publish([message(3, "odd")]) == [message(3, "odd")], "nobody has waited for the answer"
-    assert publisher.confirm([("task-3", 1)]) == []
-    watcher.delete("odd")
-    many = [message(0), message(1, "odd"), message(2)]
-    encoded = publisher.encode(many)
-    assert encoded is not None
-
-    assert publisher.publish(many, encoded=encoded) == [many[0], many[2]]
-
-    assert (watcher.llen("celery"), watcher.llen("odd")) == (2, 0)
-
-
-def test_many_that_were_made_ready_for_a_connection_that_is_gone_are_made_anew(
-    publisher: CeleryPublisher, watcher: redis.Redis
-) -> None:
-    def opened() -> int:
-        count: int = watcher.info("stats")["total_connections_received"]
-        return count
-
-    nobody = len(watcher.client_list())
-    many = [message(number) for number in range(4)]
-    encoded = publisher.encode(many)
-
-    def opened_for(**options: Any) -> int:
-        publisher.close()
-        wait_until(lambda: len(watcher.client_list()) == nobody, message="the connection to be closed")
-        before = opened()
-        assert publisher.publish(many, **options) == many
-        return opened() - before
-
-    assert opened_for(encoded=encoded) == opened_for(), "the one that is gone is not tried"
-    assert watcher.llen("celery") == 8
 
 
 def test_a_page_with_a_message_for_an_exchange_goes_where_that_leads(
@@ -281,7 +156,6 @@ def test_a_page_with_a_message_for_an_exchange_goes_where_that_leads(
         for name in ("left", "right"):
             Queue(name, fans, routing_key="celery", channel=connection.default_channel).declare()
     many = [message(0), message(1, exchange="fans"), message(2)]
-    assert publisher.encode([*many, message(3, exchange="of nobody")]) is None, "as many commands as messages"
 
     assert publisher.publish(many) == many
 
@@ -291,7 +165,7 @@ def test_a_page_with_a_message_for_an_exchange_goes_where_that_leads(
 def test_a_broker_that_is_away_is_waited_for_once(own_valkey: embedded.Valkey, publisher: CeleryPublisher) -> None:
     with frozen(own_valkey.pid):
         began = time.monotonic()
-        assert publisher.encode([message(0)]) is None
+        assert publisher.publish([message(0)]) == []
         assert publisher.publish([message(0)]) == []
         assert time.monotonic() - began < 1.9
 
@@ -314,7 +188,6 @@ def test_a_time_limit_that_strikes_in_here_is_for_the_caller(
 ) -> None:
     """And takes the connection with it: half a command may be written, or an answer be on its way."""
     assert publisher.publish([message(0)]) == [message(0)]
-    assert publisher.confirm(KEYS[:1]) == KEYS[:1]
 
     def strike(*_: Any, **__: Any) -> None:
         raise SoftTimeLimitExceeded
@@ -327,11 +200,10 @@ def test_a_time_limit_that_strikes_in_here_is_for_the_caller(
 
     assert publisher._connection.ready, "the broker is there"
     assert publisher.publish([message(3)]) == [message(3)]
-    assert publisher.confirm(KEYS[3:4]) == KEYS[3:4]
 
 
 def test_a_time_limit_that_strikes_before_the_answer_is_for_the_caller(
-    publisher: CeleryPublisher, monkeypatch: pytest.MonkeyPatch
+    publisher: CeleryPublisher, watcher: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert publisher.publish([message(0)]) == [message(0)]
 
@@ -341,11 +213,10 @@ def test_a_time_limit_that_strikes_before_the_answer_is_for_the_caller(
     with monkeypatch.context() as limited:
         limited.setattr(redis.Connection, "read_response", strike)
         with pytest.raises(SoftTimeLimitExceeded):
-            publisher.confirm(KEYS[:1])
+            publisher.publish([message(1)])
 
-    assert publisher.confirm(KEYS[:1]) == [], "it may not be there"
-    assert publisher.publish([message(1)]) == [message(1)]
-    assert publisher.confirm(KEYS[:2]) == KEYS[1:2]
+    assert publisher.publish([message(2)]) == [message(2)]
+    assert watcher.llen("celery") == 3
 
 
 def test_a_time_limit_while_connecting_leaves_no_connection_to_another_database(
@@ -357,7 +228,6 @@ def test_a_time_limit_while_connecting_leaves_no_connection_to_another_database(
     send = redis.Connection.send_command
     try:
         assert publisher.publish([message(0)]) == [message(0)]
-        assert publisher.confirm(KEYS[:1]) == KEYS[:1]
         watcher.client_kill_filter(skipme=True, _type="normal")
 
         def send_until_it_strikes(connection: Any, *command: Any, **options: Any) -> None:
@@ -371,7 +241,6 @@ def test_a_time_limit_while_connecting_leaves_no_connection_to_another_database(
                 publisher.publish([message(1)])
         assert publisher.publish([message(1)]) == [message(1)]
 
-        assert publisher.confirm(KEYS[:2]) == KEYS[:2]
         assert watcher.llen("celery") == 0, "in database 0"
         with redis.Redis.from_url(url) as meant:
             assert meant.llen("celery") == 2

@@ -114,21 +114,6 @@ def test_prepared_statements_outlive_a_rollback(stage: Stage) -> None:
     assert transact("read", prepared) == before >= 2
 
 
-def test_what_is_done_beside_a_statement_may_fail(stage: Stage) -> None:
-    connections = stage.sidejob.runtime.connections
-    done: list[str] = []
-
-    def fail() -> None:
-        done.append("beside")
-        raise LookupError
-
-    with pytest.raises(LookupError):
-        connections.transact("beside", lambda executor: executor.run_beside(fail, ONE, value=1))
-    found = connections.transact("beside", lambda executor: executor.run_beside(lambda: None, ONE, value=2))
-
-    assert (done, [row.value for row in found]) == (["beside"], [2])
-
-
 def test_a_connection_whose_transaction_could_not_be_begun_is_not_used_again(stage: Stage) -> None:
     """Where a timeout of the role strikes between the statements of the BEGIN, for one."""
     transact = stage.sidejob.runtime.connections.transact

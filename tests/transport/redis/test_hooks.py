@@ -10,7 +10,6 @@ from celery import Celery
 from kombu import Connection
 
 from celery_sidejob.hooks import configuration
-from celery_sidejob.hooks.broker.redis_client import pushes_of
 from celery_sidejob.hooks.patches.redis_client import keep_client
 from celery_sidejob.model.broker_view import Sight, Sought
 from celery_sidejob.store.statement import Statement
@@ -56,18 +55,14 @@ def test_messages_are_pushed_with_a_bell_and_found_wherever_they_are(app: Celery
         assert runtime.broker.look().find(rows) == Sight(there={"fetched", "waiting"})
 
 
-def test_a_kept_client_and_pushes_on_our_channel(connect: Connect, server: redis.Redis) -> None:
+def test_a_kept_client_on_our_channel(connect: Connect, server: redis.Redis) -> None:
     connection: Connection = connect()
     channel = connection.default_channel
     keep_client(channel)
-    pushes = pushes_of(channel)
-    assert pushes is not None
     server.script_flush()
     with connection.Producer() as producer:
         producer.publish(1, routing_key="queue")
-        pushes.hear()
     consuming = Consuming(connection, "queue", prefetch=1)
     assert consuming.take(1) == [1]
     consuming.messages[0].ack()
     assert not list(server.scan_iter("_sidejob.held.*"))
-    pushes.close()

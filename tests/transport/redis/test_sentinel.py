@@ -10,7 +10,9 @@ from celery import Celery
 from kombu import Connection
 
 from celery_sidejob.embedded.server import HOST
-from celery_sidejob.hooks.broker.redis_client import pushes_of
+from celery_sidejob.hooks.broker.connection import BrokerConnection
+from celery_sidejob.hooks.broker.publishing import CeleryPublisher
+from celery_sidejob.model.messages import Doorbell
 from celery_sidejob.transport.redis.sentinel import SentinelChannel
 from tests.tools.recorder import Record
 from tests.tools.sentinel import MASTER, Watched, watched
@@ -76,20 +78,18 @@ def test_a_replica_takes_over_from_a_master_that_is_killed(
 
 
 @pytest.mark.parametrize("scheme", ["sidejob-sentinel", "sentinel"])
-def test_what_is_pushed_without_waiting_goes_to_the_master(servers: Watched, url: str, scheme: str) -> None:
-    """And not to the Redis at the default port of this machine, which redis-py 8 would connect to."""
-    ours = url.replace("sidejob-sentinel", scheme)
-    with Connection(ours, transport_options={"master_name": MASTER}) as connection:
-        pushes = pushes_of(connection.channel())
-        assert pushes is not None
-        pushes.push([("pushed", "one")])
-        pushes.hear()
-        pushes.close()
-        pushes.push([("pushed", "other")])
-        pushes.hear()
+def test_a_durable_message_is_published_to_the_master(servers: Watched, url: str, scheme: str) -> None:
+    app = Celery("client", broker=url.replace("sidejob-sentinel", scheme), set_as_current=False)
+    app.conf.broker_transport_options = {"master_name": MASTER}
+    publisher = CeleryPublisher(app, BrokerConnection(app), lambda jobs: None)
+    bells = [Doorbell(number, 1, f"task-{number}", "noop", "rung") for number in range(2)]
+    for bell in bells:
+        assert publisher.publish([bell]) == [bell]
+        publisher.close()
+    app.close()
 
     with servers.client() as master:
-        assert master.lrange("pushed", 0, -1) == [b"other", b"one"]
+        assert master.llen("rung") == 2
 
 
 def test_what_is_acknowledged_in_a_loop_is_so_at_the_master(servers: Watched, url: str) -> None:

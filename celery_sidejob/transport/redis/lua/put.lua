@@ -1,10 +1,8 @@
--- Puts messages into their list, as kombu does, and rings the bell of the queue: somebody may be waiting.
+-- Puts a message into its list, as kombu does, and rings the bell of the queue: somebody may be waiting.
 --
 -- KEYS: the list, the bell, then the lists whose expiry is put off
--- ARGV: how long a bell is kept (ms), how long the lists are (ms), then the messages
-for i = 3, #ARGV do
-    redis.call('LPUSH', KEYS[1], ARGV[i])
-end
+-- ARGV: how long a bell is kept (ms), how long the lists are (ms), the message
+redis.call('LPUSH', KEYS[1], ARGV[3])
 for i = 3, #KEYS do
     redis.call('PEXPIRE', KEYS[i], ARGV[2])
 end
