@@ -135,10 +135,10 @@ def _claim_by_name(
     def work(executor: Transaction) -> Sequence[Any]:
         return claims.claim(
             executor, job_id, task=task, for_run=for_run, worker_id=worker_id, most=LOOK_MOST, how=how, passes=passes,
-            schema=runtime.audience.to_ask,
+            schema=schema,
         )  # fmt: skip
 
-    uncertain, how = False, Try.AT_ONCE
+    uncertain, how, schema = False, Try.AT_ONCE, runtime.audience.to_ask
     deadline = time.monotonic() + runtime.settings.lease
     while True:
         try:
