@@ -204,8 +204,8 @@ def prepare(shop: Stage) -> dict[str, tuple[str, Callable[[], bool]]]:
         mail.apply_async(task_id=name)
     shop.runtime.connections.write_behind_now()
     shop.sql("UPDATE messages SET next_check_at = now(), published_at = NULL WHERE locked_by IS NULL")
-    shop.sql("UPDATE messages SET locked_by = %s, locked_at = now(), on_lost = 'requeue', max_losses = 3,"
-             " next_check_at = 'infinity' WHERE task_id = 'taken'", dead)  # fmt: skip
+    shop.sql("UPDATE messages SET locked_by = %s, locked_pid = 1, locked_at = now(), on_lost = 'requeue',"
+             " max_losses = 3, next_check_at = 'infinity' WHERE task_id = 'taken'", dead)  # fmt: skip
     shop.sql("UPDATE messages SET doom = 'revoked' WHERE task_id = 'doomed'")
     shop.sql("UPDATE timers SET due_at = now() WHERE job_id = %s", timed.id)
     shop.sql("UPDATE askings SET stored_at = NULL, closed_at = now() - interval '1 hour' WHERE job_id = %s", ended.id)
