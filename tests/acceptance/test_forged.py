@@ -136,7 +136,7 @@ FORGED: dict[str, tuple[str, Callable[[Sent], Sent], Mapping[str, Any]]] = {
 TOLD = FORGED.keys() - {
     "other arguments, as if never kept", "a task that nobody knows", "no body that can be read",
     "an expiry that is over", "the true digest in its body", "another task, which its body calls the true one",
-    "a body that says it runs in its caller's process", "a body that says it has no row",
+    "a body that says it runs in its caller's process", "what looks like a run", "a body that says it has no row",
 }  # fmt: skip
 """Those that come to a lock, or to an end without one."""
 
