@@ -1,0 +1,78 @@
+"""Messages whose rows a worker holds before their runs begin: nothing of them is lost, doubled or wrongly counted."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.acceptance.durable_site import TIMEOUT_S, Site, site_fixture  # noqa: F401 - the fixture `site`
+from tests.tools.waiting import wait_until
+
+HELD = "SELECT task_id FROM messages WHERE locked_by IS NOT NULL AND locked_pid IS NULL"
+LOSSES = "SELECT DISTINCT losses FROM messages"
+
+pytestmark = pytest.mark.pools("prefork", reason="a process of the pool is killed, or gets no run")
+
+
+def test_what_a_killed_worker_held_runs_elsewhere_and_counts_from_the_second_death_on(site: Site) -> None:
+    """Nobody knows of the first whether the run had begun; then its process locks the row."""
+    worker = site.worker(concurrency=2)
+    results = [site.call("repeatable", number) for number in range(2)]
+    for deaths in range(3):
+        for result in results:
+            site.holding(result, deaths + 1)
+        assert len(site.sql(HELD)) == (2 if deaths == 0 else 0)
+        assert site.sql(LOSSES) == [(max(0, deaths - 1),)]
+        if deaths < 2:
+            worker.kill_group()
+            worker = site.worker(concurrency=2)
+    site.go(*results)
+    site.wait_quiet()
+    assert [len(site.ran(result)) for result in results] == [1, 1]
+
+
+def test_a_killed_process_of_a_held_run_counts_at_once(site: Site) -> None:
+    site.worker(concurrency=2)
+    killed, other = site.call("repeatable"), site.call("repeatable")
+    process = site.holding(killed)["pid"]
+    site.holding(other)
+    assert len(site.sql(HELD)) == 2
+    os.kill(process, signal.SIGKILL)
+    site.holding(killed, 2)
+    assert site.sql("SELECT losses FROM messages WHERE task_id = %s", killed.id) == [(1,)]
+    assert site.sql("SELECT losses FROM messages WHERE task_id = %s", other.id) == [(0,)]
+    site.go(killed, other)
+    site.wait_quiet()
+    assert [len(site.ran(result)) for result in (killed, other)] == [1, 1]
+
+
+def test_a_transaction_that_has_locked_the_row_of_a_run_holds_up_no_other(site: Site) -> None:
+    site.worker(concurrency=1)
+    locked = site.call("repeatable")
+    site.holding(locked)
+    with site.locked(locked):
+        site.go(locked)
+        others = [site.call("step", number) for number in range(5)]
+        for other in others:
+            site.record.wait_for("ran", id=other.id, timeout=TIMEOUT_S)
+        assert locked.id in {row.task_id for row in site.rows()}
+    site.wait_quiet()
+    assert [len(site.ran(result)) for result in (locked, *others)] == [1] * 6
+
+
+def test_many_ends_and_kills_lose_and_double_nothing(site: Site) -> None:
+    """A task that has ended runs again at most once for each kill of a worker that still held its row."""
+    results = [site.call("step", number) for number in range(120)]
+    kills = 3
+    for killed in range(kills):
+        worker = site.worker(concurrency=2)
+        wait_until(lambda: len(site.record.of("ran")) >= 30 * (killed + 1), timeout=TIMEOUT_S)  # noqa: B023
+        worker.kill_group()
+    site.worker(concurrency=2)
+    site.wait_quiet()
+    runs = [len(site.ran(result)) for result in results]
+    assert min(runs) == 1
+    assert sum(runs) - len(runs) < 40 * kills, "what was held by a killed worker is repeated, and nothing else"
+    assert site.dead() == []
