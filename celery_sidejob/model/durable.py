@@ -51,11 +51,8 @@ class Held(NamedTuple):
     task_id: str
     generation: int
     worker_id: int
-    at: datetime | None
-    """The number of the hold: the same worker may hold the same row again, and only a hold of its own ends a run.
-
-    None if it is not known whether the row is held.
-    """
+    at: datetime
+    """The number of the hold: the same worker may hold the same row again, and only a hold of its own ends a run."""
 
 
 class HeldRun(NamedTuple):

@@ -82,7 +82,7 @@ class DurableRequest(Delivered):
         self.held: Fetched | None = None
         self._hold_is_sure = False
         if (fetched := getattr(self._message, "held", None)) is not None:
-            self.hold(fetched, is_sure=True)
+            self.hold(fetched)
         self._holders = holders(self._app, header)
         self._deliveries = [
             (heartbeat.tasks.runs, heartbeat.tasks.runs.received(self._key, request=self))
@@ -128,9 +128,9 @@ class DurableRequest(Delivered):
             for heartbeat in self._holders
         )
 
-    def hold(self, held: Fetched, *, is_sure: bool) -> None:
-        """Note that this worker holds its row, or may hold it; it does not for sure if that took long."""
-        self.held, self._hold_is_sure = held, is_sure and monotonic() - held.asked_at < SURE_S
+    def hold(self, held: Fetched) -> None:
+        """Note that this worker holds its row; it does not for sure if that took long."""
+        self.held, self._hold_is_sure = held, monotonic() - held.asked_at < SURE_S
 
     @property
     def fresh(self) -> Fresh | None:

@@ -7,6 +7,7 @@ held goes on all the same, and its process locks the row, or finds that it is a 
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from time import monotonic
@@ -26,6 +27,8 @@ PAGE = 64
 """Messages whose rows one statement holds at most."""
 REST_S = 1.0
 
+logger = logging.getLogger("celery_sidejob")
+
 
 class Holdable(Protocol):
     """A request whose row may be held."""
@@ -44,8 +47,8 @@ class Holdable(Protocol):
     def held(self) -> Fetched | None:
         """How its row is held, if it is."""
 
-    def hold(self, held: Fetched, *, is_sure: bool) -> None:
-        """Note that its row is held, or may be."""
+    def hold(self, held: Fetched) -> None:
+        """Note that its row is held."""
 
 
 class Holding:
@@ -75,7 +78,7 @@ class Holding:
 
     def hand_over(self, process: Callable[[Any], Any], request: Any) -> None:
         """Hand a request to the pool once its row is held, or at once if it is not to be."""
-        if not self._is_on or getattr(request, "fresh", None) is None:
+        if not self._is_on or _fresh(request) is None:
             process(request)
             return
         self._asked.append((self._connection, request, process))
@@ -118,19 +121,25 @@ class Holding:
 
     def _hold(self, requests: Sequence[Holdable]) -> None:
         heartbeat, asked_at = self._app.sidejob.heartbeat, monotonic()
-        fresh = [(request, one) for request in requests if (one := request.fresh) is not None]
-        page, worker_id = {one.key[0]: one for _, one in fresh}, heartbeat.worker_id
+        fresh = {request.id: (request, one) for request in requests if (one := request.fresh) is not None}
+        worker_id = heartbeat.worker_id  # of two messages of one row only one is held: the other is a copy
         try:
             with heartbeat.tasks.ends.page() as ends:
                 found, ends.over = durable_locks.hold(
-                    heartbeat.runtime, list(page.values()), worker_id=worker_id, over=ends.runs
+                    heartbeat.runtime, [one for _, one in fresh.values()], worker_id=worker_id, over=ends.runs
                 )
-        except BaseException:  # nobody knows what is held: each process gives its hold up before it locks the row
-            for request, one in fresh:
-                request.hold(Fetched(Held(*one.key, worker_id, None), "", 0.0, asked_at), is_sure=False)
+        except BaseException:
+            heartbeat.tasks.doubt()  # nobody knows what is held: the processes find that out
             raise
-        for request, one in fresh:
-            row = found.pop(request.id, None)  # of two messages of one row, the first gets it
-            if row is not None:
-                held = Held(*one.key, worker_id, row.held_at)
-                request.hold(Fetched(held, row.queue, row.waited_s, asked_at), is_sure=True)
+        for task_id, row in found.items():
+            request, one = fresh[task_id]
+            request.hold(Fetched(Held(*one.key, worker_id, row.held_at), row.queue, row.waited_s, asked_at))
+
+
+def _fresh(request: Any) -> Fresh | None:
+    try:
+        fresh: Fresh | None = getattr(request, "fresh", None)
+    except Exception as error:  # it is malformed, as its process finds too
+        logger.debug("The row of %s is not held: %r", request, error)
+        return None
+    return fresh

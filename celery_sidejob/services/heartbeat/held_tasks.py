@@ -53,9 +53,15 @@ class HeldTasks(WorkerDuty):
 
     def disconnected(self) -> None:
         """Have given back what was fetched and not begun: the worker drops that with its connection."""
+        self.doubt()
         dropped = [key[0] for key in self.runs.disconnected()]
         if dropped:
             self.unhold(dropped)
+
+    def doubt(self) -> None:
+        """Have what is held and not run looked for soon: the answer to a statement that holds rows was lost."""
+        soon = time.monotonic() + GRACE_S - self._runtime.settings.lease
+        self._reconciled_at = min(self._reconciled_at, soon)
 
     def unhold(self, task_ids: Sequence[str], at: datetime | None = None) -> None:
         """Have rows given back that this worker holds since it has fetched their messages, and will not begin.

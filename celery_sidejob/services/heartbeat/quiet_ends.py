@@ -107,8 +107,7 @@ class QuietEnds:
         return self._due_in_s() or 0.0
 
     def close(self) -> None:
-        """Write what is left; what cannot be written counts as lost."""
-        self.write()
+        """Nothing is open: what is left is written when the worker leaves."""
 
     def _due_in_s(self) -> float | None:
         """Return in how many seconds the first end is due; None if none waits."""
