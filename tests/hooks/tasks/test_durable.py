@@ -523,8 +523,8 @@ def test_entries_are_listed_retried_and_purged_by_their_reason(buried: Celery) -
             assert entry in dead.list(group=entry.group, reason=reason)
             assert entry in dead.list(task=entry.task, queue=entry.queue, reason=reason)
     for which in ({}, {"group": "WorkerLostError"}, {"task": dead.list(limit=1)[0].task}):
-        assert dead.list(**which, reason="nothing") == []
-    assert (dead.purge(reason="nothing"), dead.retry_all(reason="nothing")) == (0, 0)
+        assert dead.list(**which, reason="revoked") == []
+    assert (dead.purge(reason="revoked"), dead.retry_all(reason="revoked")) == (0, 0)
     assert dead.purge(reason="lost", older_than=60) == 0
     assert dead.purge(reason="lost", keep=1) == 1, "the newest of all entries is one that was lost"
 
