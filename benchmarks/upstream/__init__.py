@@ -72,6 +72,10 @@ CELERY = Upstream(
         "package refuses such a call",
         "test_task_sent_event_respects_publish_retry_limit": "expects an event that could not be sent in a list of "
         "Celery that nothing reads; after the call of a durable task, such an event is dropped",
+        "test_replaced_task_nesting_level_0": "clears a flag after the call, which the worker may have set before "
+        "the call of a durable task returns; fails sometimes",
+        "test_task_failed": "expects a line of the worker's log 10 ms after the result, which may come later from a "
+        "durable task; fails sometimes",
         "test_active": AT_END,
         "test_query_task": AT_END,
         "test_scheduled": "expects the constant 6, the priority of all timers of a worker; on sidejobpg:// the message "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import pytest
 from celery import Celery
 from celery.contrib.testing import app as testing
 
@@ -20,6 +21,12 @@ def _with_store(*args: Any, **kwargs: Any) -> Celery:
     app.conf.update(sidejob_database_url=STORE, sidejob_durable_tasks=["*"])
     SideJob(app)
     return app
+
+
+@pytest.fixture(autouse=True, scope="session")
+def worker(celery_session_worker: Any) -> Any:
+    """Start the tests' worker: some tests call a task and leave it to an earlier test to have started one."""
+    return celery_session_worker
 
 
 if STORE:
