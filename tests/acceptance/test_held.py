@@ -8,6 +8,7 @@ import signal
 import pytest
 
 from tests.acceptance.durable_site import TIMEOUT_S, Site, site_fixture  # noqa: F401 - the fixture `site`
+from tests.tools.proxy import TcpProxy
 from tests.tools.waiting import wait_until
 
 HELD = "SELECT task_id FROM messages WHERE locked_by IS NOT NULL AND locked_pid IS NULL"
@@ -76,3 +77,25 @@ def test_many_ends_and_kills_lose_and_double_nothing(site: Site) -> None:
     assert min(runs) == 1
     assert sum(runs) - len(runs) < 40 * kills, "what was held by a killed worker is repeated, and nothing else"
     assert site.dead() == []
+
+
+@pytest.mark.brokers("redis", "amqp")
+def test_what_a_process_has_when_the_connection_to_the_broker_breaks_runs_once(site: Site) -> None:
+    """The process has not said yet that it begins, and nobody can keep it from that."""
+    with TcpProxy.to(site.broker_url) as proxy:
+        worker = site.worker(env={"BROKER_URL": proxy.url_for(site.broker_url)})
+        first = site.call("repeatable")
+        process = site.holding(first)["pid"]
+        site.go(first)
+        site.wait_quiet()
+        os.kill(process, signal.SIGSTOP)
+        result = site.call("step", 1)
+        wait_until(lambda: site.sql(HELD) == [(result.id,)], timeout=TIMEOUT_S, message="the row to be held")
+        worker.wait_for_log(f"step[{result.id}] received", TIMEOUT_S)
+        site.app.control.inspect([worker.nodename], timeout=TIMEOUT_S).ping()  # a round of its loop: it was sent
+        proxy.cut()
+        worker.wait_for_log("Connection to broker lost", TIMEOUT_S)
+        site.app.control.inspect([worker.nodename], timeout=TIMEOUT_S).ping()
+        os.kill(process, signal.SIGCONT)
+        site.wait_quiet()
+    assert (len(site.ran(result)), site.record.of("lost")) == (1, [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from celery import bootsteps
@@ -88,4 +89,4 @@ class DisconnectionStep(bootsteps.StartStopStep):
             self._appetite.stop()
         for heartbeat in c.app.sidejob.heartbeats:  # none without a store
             heartbeat.runs.disconnected()
-            heartbeat.tasks.disconnected()
+            heartbeat.tasks.disconnected(partial(delivered.begins_held, c.pool))

@@ -21,7 +21,7 @@ from ...model.durable import WORKER
 from ...services.heartbeat.deliveries import RELEASED, Deliveries, Delivery
 from ..patches.generated_request import wrap_generated
 from ..patches.redis_client import is_redis
-from .pool_kind import not_begun
+from .pool_kind import has, has_processes, not_begun
 from .received import OF_THE_PARENT, check_request
 
 logger = logging.getLogger("celery_sidejob")
@@ -170,6 +170,18 @@ class Delivered(Request):
     @property
     def _heartbeat(self) -> Any:
         return getattr(getattr(self._app, "sidejob", None), "heartbeat", None)
+
+
+def begins_held(pool: Any, request: Any) -> bool:
+    """Tell whether the pool begins a request without locking its row, though the worker's connection has broken.
+
+    If it does not yet, it never will: the row is given up.
+    """
+    if getattr(request, "held", None) is None:
+        return False
+    with _deciding:
+        request._was_given_back = not request._has_begun or (has_processes(pool) and not has(pool, request))
+        return not request._was_given_back
 
 
 def return_to_head(message: Any, connection_errors: tuple[type[BaseException], ...]) -> None:

@@ -56,6 +56,11 @@ def concurrency(pool: Any) -> int:
     return getattr(greenlets, "size", None) or pool.num_processes or 1
 
 
+def has(pool: Any, request: Any) -> bool:
+    """Whether a pool of processes begins a request, or has begun it; for the thread that gives it runs."""
+    return any(getattr(job._accept_callback, "__self__", None) is request for job in pool._pool._cache.values())
+
+
 def is_idle(pool: Any) -> bool:
     """Whether the pool itself has no run, begun or not; for the thread that gives it runs, between two of them."""
     if has_processes(pool):

@@ -176,13 +176,14 @@ class Deliveries(Generic[K]):
                 delivery.vouched_at = now
         return sorted({delivery.key for delivery in found})
 
-    def disconnected(self) -> list[K]:
+    def disconnected(self, begins: Callable[[object], bool] = lambda _: False) -> list[K]:
         """Forget waiting deliveries: the worker drops them with its connection, and the broker delivers them again.
 
-        Returns the runs that have no other delivery here.
+        All but those whose request `begins` here all the same. Returns the runs that have no other delivery here.
         """
         with self._lock:
-            gone = [one for one in self._all() if one.pid is None and one.over_at is None]
+            waiting = [one for one in self._all() if one.pid is None and one.over_at is None]
+            gone = [one for one in waiting if not begins(one.request and one.request())]
             self._forget(gone)
             return sorted({one.key for one in gone} - self._deliveries.keys())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from functools import partial
 from itertools import islice
@@ -51,10 +51,13 @@ class HeldTasks(WorkerDuty):
         """Have the sweeper bury a task known here to be revoked: whoever waits for its result is told once."""
         revocation.revoke(self._runtime, [key[0]])
 
-    def disconnected(self) -> None:
-        """Have given back what was fetched and not begun: the worker drops that with its connection."""
+    def disconnected(self, begins: Callable[[object], bool]) -> None:
+        """Have given back what was fetched and not begun: the worker drops that with its connection.
+
+        All but the requests of which `begins` says that their runs begin here all the same.
+        """
         self.doubt()
-        dropped = [key[0] for key in self.runs.disconnected()]
+        dropped = [key[0] for key in self.runs.disconnected(begins)]
         if dropped:
             self.unhold(dropped)
 
