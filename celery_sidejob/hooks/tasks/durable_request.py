@@ -114,7 +114,8 @@ class DurableRequest(Delivered):
             own = (given, self._payload) if self._decoded else None
             given[ADOPTED] = received(self._app, self.task_name, self._message, own)
         if self.held is not None and self.held.held.worker_id == given.get(WORKER):
-            stands = self._hold_is_sure and not self._has_gate
+            # Without a beat for a lease it may have been declared dead, and its run may be another worker's.
+            stands = self._hold_is_sure and self._heartbeat.may_claim and not self._has_gate
             given[HELD] = HeldRun(self.held.held, self.held.queue, self.held.waited_s, stands)
         return given
 
