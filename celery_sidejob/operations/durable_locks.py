@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -122,13 +121,12 @@ def hold(
     return runtime.connections.transact("durable-hold", hold, single=True, within_s=patience_s(runtime))
 
 
-def unhold(runtime: Runtime, task_ids: Iterable[str], *, worker_id: int, at: datetime | None = None) -> None:
+def unhold(runtime: Runtime, runs: Sequence[Held]) -> None:
     """Give up rows that a worker holds since it has fetched their messages, and whose runs have not begun.
 
-    They are published again, unless their messages go back to the broker or begin otherwise before. With `at` only if
-    it is still that hold.
+    They are published again, unless their messages go back to the broker or begin otherwise before.
     """
-    unhold = partial(end_task_runs, end=holds.unhold(task_ids, worker_id=worker_id, at=at))
+    unhold = partial(end_task_runs, end=holds.unhold(runs))
     runtime.connections.transact("durable-unlock", unhold, single=True)
 
 

@@ -115,7 +115,7 @@ def _begin_held(delivery: Delivery, held: HeldRun) -> bool:
         _note_begun(delivery, run)
         return True
     try:
-        durable_locks.unhold(delivery.runtime, [delivery.request.id], worker_id=held.held.worker_id, at=held.held.at)
+        durable_locks.unhold(delivery.runtime, [held.held])
     except StoreUnavailableError as error:
         _leave(delivery, str(error))
     return False

@@ -81,13 +81,13 @@ class DurableRequest(Delivered):
         self._failed = False
         self.held: Fetched | None = None
         self._hold_is_sure = False
-        if (fetched := getattr(self._message, "held", None)) is not None:
-            self.hold(fetched)
         self._holders = holders(self._app, header)
         self._deliveries = [
             (heartbeat.tasks.runs, heartbeat.tasks.runs.received(self._key, request=self))
             for heartbeat in self._holders
         ]
+        if (fetched := getattr(self._message, "held", None)) is not None:
+            self.hold(fetched)
 
     @property
     def _has_row(self) -> bool:
@@ -132,6 +132,8 @@ class DurableRequest(Delivered):
     def hold(self, held: Fetched) -> None:
         """Note that this worker holds its row; it does not for sure if that took long."""
         self.held, self._hold_is_sure = held, monotonic() - held.asked_at < SURE_S
+        for _, delivery in self._deliveries:
+            delivery.held = held.held
 
     @property
     def fresh(self) -> Fresh | None:
@@ -147,7 +149,7 @@ class DurableRequest(Delivered):
         """Adds to giving back the message: the row is not held any more, where the message did not come from it."""
         given = super().give_back()
         if given and self.held is not None and getattr(self._message, "held", None) is None:
-            self._app.sidejob.heartbeat.tasks.unhold([self.id], self.held.held.at)
+            self._app.sidejob.heartbeat.tasks.unhold(self.held.held)
         return given
 
     def traced(self, trace: Callable[..., Any]) -> Callable[..., Any]:
@@ -266,7 +268,7 @@ class DurableRequest(Delivered):
         self._plan(ENDED)
         revoke(self._holders, self._key)
         if self.held is not None:  # the sweeper buries what waits
-            self._app.sidejob.heartbeat.tasks.unhold([self.id], self.held.held.at)
+            self._app.sidejob.heartbeat.tasks.unhold(self.held.held)
         task_ready(self)
         self.acknowledge()
         self._already_revoked = True

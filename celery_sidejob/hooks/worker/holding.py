@@ -95,7 +95,7 @@ class Holding:
             if connection == self._connection and request.waits:
                 process(request)
             elif request.held is not None:
-                self._app.sidejob.heartbeat.tasks.unhold([request.id], request.held.held.at)
+                self._app.sidejob.heartbeat.tasks.unhold(request.held.held)
 
     # -- in the thread -----------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from ...model import native
+from ...model.durable import Held
 
 RunKey = tuple[int, int]
 """(job id, run number)"""
@@ -41,6 +42,8 @@ class Delivery(Generic[K]):
     received_at: float = field(default_factory=time.monotonic)
     request: Callable[[], object] | None = None
     """Return the request, or None if it is gone: Celery drops some requests without telling anyone."""
+    held: Held | None = None
+    """The hold of its row, if this worker has held that before the run begins."""
     vouched_at: float | None = None
     """When the store was last told that the delivery waits here."""
 
@@ -176,16 +179,16 @@ class Deliveries(Generic[K]):
                 delivery.vouched_at = now
         return sorted({delivery.key for delivery in found})
 
-    def disconnected(self, begins: Callable[[object], bool] = lambda _: False) -> list[K]:
+    def disconnected(self, begins: Callable[[object], bool] = lambda _: False) -> list[Held]:
         """Forget waiting deliveries: the worker drops them with its connection, and the broker delivers them again.
 
-        All but those whose request `begins` here all the same. Returns the runs that have no other delivery here.
+        All but those whose request `begins` here all the same. Returns the holds of runs with no other delivery here.
         """
         with self._lock:
             waiting = [one for one in self._all() if one.pid is None and one.over_at is None]
             gone = [one for one in waiting if not begins(one.request and one.request())]
             self._forget(gone)
-            return sorted({one.key for one in gone} - self._deliveries.keys())
+            return [one.held for one in gone if one.held is not None and one.key not in self._deliveries]
 
     def own_leases(self) -> dict[Any, float]:
         """Return the runs that renew their own lease, {job id: seconds}."""

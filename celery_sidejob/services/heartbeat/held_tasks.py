@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime
 from functools import partial
 from itertools import islice
 from typing import Any
 
 from ...model.crash_points import reach
-from ...model.durable import NOWHERE, Address, Content, Death, Key
+from ...model.durable import NOWHERE, Address, Content, Death, Held, Key
 from ...model.loss import Loss, LossKind
 from ...operations import burials, durable_ends, durable_locks, revocation
 from ...store.outbox import checks, holds
@@ -57,22 +56,17 @@ class HeldTasks(WorkerDuty):
         All but the requests of which `begins` says that their runs begin here all the same.
         """
         self.doubt()
-        dropped = [key[0] for key in self.runs.disconnected(begins)]
-        if dropped:
-            self.unhold(dropped)
+        self.unhold(*self.runs.disconnected(begins))
 
     def doubt(self) -> None:
         """Have what is held and not run looked for soon: the answer to a statement that holds rows was lost."""
         soon = time.monotonic() + GRACE_S - self._runtime.settings.lease
         self._reconciled_at = min(self._reconciled_at, soon)
 
-    def unhold(self, task_ids: Sequence[str], at: datetime | None = None) -> None:
-        """Have rows given back that this worker holds since it has fetched their messages, and will not begin.
-
-        With `at` only if it is still that hold.
-        """
-        unhold = partial(durable_locks.unhold, self._runtime, task_ids, worker_id=self._worker.worker_id, at=at)
-        self._worker.errands.soon(unhold)
+    def unhold(self, *runs: Held) -> None:
+        """Have rows given back that this worker holds since it has fetched their messages, and will not begin."""
+        if runs:
+            self._worker.errands.soon(partial(durable_locks.unhold, self._runtime, runs))
 
     def leave(self) -> int:
         """Give back every task held: this worker stops."""
@@ -124,10 +118,11 @@ class HeldTasks(WorkerDuty):
         return Loss(LossKind.STOPPED, self._worker.ident)
 
     def _give_back(self, rows: Iterable[tuple[Any, Loss]]) -> int:
-        """Give rows back. A run locked too late was never begun, so it is not a loss."""
+        """Give rows back. What was locked too late was never begun, nor was what nobody here runs: that is no loss."""
         fates: dict[tuple[Loss, bool], list[str]] = {}
         for row, loss in rows:
             begun = not self.runs.is_left((row.task_id, row.generation), row.pid)
+            begun = begun and (row.pid is not None or loss.kind != LossKind.DROPPED)
             fates.setdefault((loss, begun), []).append(row.task_id)
         return sum(
             durable_locks.give_back(self._runtime, ids, worker_id=self._worker.worker_id, loss=loss, begun=begun)

@@ -40,17 +40,20 @@ held AS ({HOLDS}
   RETURNING m.task_id, m.locked_at AS held_at, fresh.waited_s)"""
 """The CTE `held`, behind `taken`, the references that were fetched: their rows that this worker holds from now on."""
 
-OVER = """
+RUNS = """unnest(%(ended)s::text[], %(generations)s::int[], %(workers)s::bigint[], %(held_at)s::timestamptz[])
+    AS r(task_id, generation, worker_id, held_at)"""
+"""The relation `r` of holds, as SQL; see `ended`."""
+IS_HELD = """m.task_id = r.task_id AND m.generation = r.generation AND m.locked_by = r.worker_id
+      AND m.locked_at = r.held_at"""
+"""The condition that the hold `r` of a row `m` stands, as SQL."""
+
+OVER = f"""
 ended AS MATERIALIZED (
-  SELECT found.task_id
-  FROM unnest(%(ended)s::text[], %(generations)s::int[], %(workers)s::bigint[], %(held_at)s::timestamptz[])
-    AS r(task_id, generation, worker_id, held_at)
+  SELECT found.task_id FROM {RUNS}
   CROSS JOIN LATERAL (
-    SELECT m.task_id FROM {messages} m
-    WHERE m.task_id = r.task_id AND m.generation = r.generation AND m.locked_by = r.worker_id
-      AND m.locked_at = r.held_at
+    SELECT m.task_id FROM {{messages}} m WHERE {IS_HELD}
     FOR UPDATE OF m SKIP LOCKED) found),
-over AS (DELETE FROM {messages} m USING ended WHERE m.task_id = ended.task_id RETURNING m.task_id)"""
+over AS (DELETE FROM {{messages}} m USING ended WHERE m.task_id = ended.task_id RETURNING m.task_id)"""
 """The CTE `over`: the rows that were removed of runs that have ended well, if their holds stood."""
 
 UNHELD = """
@@ -84,7 +87,7 @@ NOBODY = Holder(0, {})
 
 
 def ended(runs: Sequence[Held]) -> dict[str, Any]:
-    """Return the parameters of `OVER`."""
+    """Return the parameters of `RUNS`."""
     return {
         "ended": [run.task_id for run in runs], "generations": [run.generation for run in runs],
         "workers": [run.worker_id for run in runs], "held_at": [run.at for run in runs],

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ...model.durable import Content, Held, Key, Message
 from ...model.loss import Loss
 from ...model.run_end import RunEnd
-from ..broker.holds import HOLDS, IS_FRESH, OVER, ended
+from ..broker.holds import HOLDS, IS_FRESH, IS_HELD, OVER, RUNS, ended
 from ..statement import Autocommit, Reader, Statement, Transaction, first
 from ..task_end import UNLOCKED, TaskEnd
 from ..workers import LOSS_KIND, SILENT_S
@@ -192,18 +192,14 @@ def hold(
 
 _UNHOLD = Statement(f"""
 UPDATE {{messages}} m SET {UNLOCKED}, on_lost = NULL, max_losses = NULL, published_at = NULL, next_check_at = now()
-FROM unnest(%(task_ids)s::text[]) AS r(task_id)
-WHERE m.task_id = r.task_id AND m.locked_by = %(worker_id)s AND m.locked_pid IS NULL AND m.body IS NOT NULL
-  AND (%(at)s::timestamptz IS NULL OR m.locked_at = %(at)s::timestamptz)
+FROM {RUNS}
+WHERE {IS_HELD} AND m.locked_pid IS NULL
 RETURNING m.task_id""")
 
 
-def unhold(task_ids: Iterable[str], *, worker_id: int, at: datetime | None = None) -> TaskEnd:
-    """Give up rows that a worker holds since it has fetched their messages, and whose runs have not begun.
-
-    With `at` only if it is still that hold: see `Held`.
-    """
-    return TaskEnd(RunEnd.GIVEN_BACK, _UNHOLD, {"task_ids": list(task_ids), "worker_id": worker_id, "at": at})
+def unhold(runs: Sequence[Held]) -> TaskEnd:
+    """Give up rows that a worker holds since it has fetched their messages, and whose runs have not begun."""
+    return TaskEnd(RunEnd.GIVEN_BACK, _UNHOLD, ended(runs))
 
 
 _HELD_BY = {

@@ -6,6 +6,7 @@ No worker runs: the test fetches, ends and gives back as the main process of a w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import psycopg
@@ -210,11 +211,13 @@ def test_a_hold_that_is_not_sure_is_given_up_before_the_row_is_locked(
     shop: Stage, worker: Heartbeat, consuming: Consuming
 ) -> None:
     shop.app.send_task("again", task_id="one")
-    held(consuming, "one")
+    hold = held(consuming, "one")
     assert not begin(shop, worker, "one")
-    durable_locks.unhold(shop.runtime, ["one"], worker_id=worker.worker_id)
+    durable_locks.unhold(shop.runtime, [hold._replace(at=hold.at - timedelta(seconds=1))])
+    assert not begin(shop, worker, "one"), "it is held anew"
+    durable_locks.unhold(shop.runtime, [hold])
     assert begin(shop, worker, "one")
-    durable_locks.unhold(shop.runtime, ["one"], worker_id=worker.worker_id)
+    durable_locks.unhold(shop.runtime, [hold])
     assert shop.sql(LOCKED) == [("one",)], "its run has begun"
 
 
