@@ -133,7 +133,7 @@ def test_a_worker_that_stood_still_ends_nothing_that_was_taken_from_it(site: Sit
     site.worker()
     site.holding(result, count=2)
     (before,) = site.sql("SELECT locked_by, generation, losses FROM messages WHERE body IS NOT NULL")
-    assert before.losses == 1
+    assert before.losses == 0, "nobody knows whether a run had begun that was held since its fetch"
 
     site.go(result)
     first.cont()

@@ -156,7 +156,7 @@ fresh AS MATERIALIZED (
   CROSS JOIN LATERAL (
     SELECT m.task_id, {WAITED} FROM {{messages}} m
     WHERE m.task_id = r.task_id AND m.generation = r.generation AND m.task = r.task AND {DIGEST} = r.digest
-      AND m.due_at <= now() AND {IS_FRESH}
+      AND {IS_FRESH}
     FOR UPDATE OF m SKIP LOCKED) found
   WHERE {LIVES}),
 held AS ({HOLDS} RETURNING m.task_id, m.queue, m.locked_at AS held_at, fresh.waited_s)
