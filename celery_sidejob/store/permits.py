@@ -18,9 +18,10 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from ..model.durable import Content, Key
+from .broker.holds import WAITED
 from .claims import BEGINS, claiming
 from .outbox.arming import AT_GATE, NEVER
-from .outbox.holds import HELD, LIVES, WAITED
+from .outbox.holds import HELD, LIVES
 from .outbox.tasks import DIGEST
 from .statement import Reader, Statement, Transaction, first
 
@@ -298,7 +299,7 @@ begun AS (
   WHERE m.task_id = %(task_id)s AND m.generation = %(generation)s AND m.locked_by IS NULL AND m.doom IS NULL
     AND m.body IS NOT NULL AND m.task = %(task)s AND {DIGEST} = %(digest)s
     AND (EXISTS (SELECT FROM token) OR NOT best.has_rate) AND {LIVES}
-  RETURNING m.pool, m.queue, {WAITED})
+  RETURNING m.pool, m.queue, {WAITED} AS waited_s)
 SELECT pool, queue, waited_s FROM begun"""
 )
 

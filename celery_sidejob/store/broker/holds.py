@@ -19,11 +19,15 @@ from ...model.durable import Held
 from ..statement import Statement, Transaction
 
 IS_FRESH = """m.locked_by IS NULL AND m.on_lost IS NULL AND m.doom IS NULL AND m.pool IS NULL
-      AND m.due_at < '5000-01-01 00:00:00+00'::timestamptz AND NOT EXISTS (SELECT FROM {queues} q WHERE q.name = m.queue)"""
+      AND m.due_at < '5000-01-01 00:00:00+00'::timestamptz
+      AND NOT EXISTS (SELECT FROM {queues} q WHERE q.name = m.queue)"""
 """The condition that a row `m` may be held before its run begins, as SQL.
 
 Who has its message knows that it is due. It may seem due later than this statement began, whose snapshot is younger.
 """
+
+WAITED = "greatest(extract(epoch FROM now() - m.due_at)::double precision, 0::double precision)"
+"""How long a row `m` has waited since it was due, as SQL."""
 
 HOLDS = """
   UPDATE {messages} m SET locked_by = %(worker_id)s, locked_at = now(), next_check_at = 'infinity',
@@ -34,7 +38,7 @@ HOLDS = """
 HELD = f"""
 fresh AS MATERIALIZED (
   SELECT found.* FROM taken t CROSS JOIN LATERAL (
-    SELECT m.task_id, r.max_losses, extract(epoch FROM now() - m.due_at)::double precision AS waited_s
+    SELECT m.task_id, r.max_losses, {WAITED} AS waited_s
     FROM {{messages}} m JOIN unnest(%(tasks)s::text[], %(max_losses)s::int[]) AS r(task, max_losses) ON r.task = m.task
     WHERE m.task_id = t.task_id AND m.generation::bigint = t.generation AND {IS_FRESH}
     FOR UPDATE OF m SKIP LOCKED) found

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ...model.durable import Content, Held, Key, Message
 from ...model.loss import Loss
 from ...model.run_end import RunEnd
-from ..broker.holds import HOLDS, IS_FRESH, IS_HELD, OVER, RUNS, ended
+from ..broker.holds import HOLDS, IS_FRESH, IS_HELD, OVER, RUNS, WAITED, ended
 from ..statement import Autocommit, Reader, Statement, Transaction, first
 from ..task_end import UNLOCKED, TaskEnd
 from ..workers import LOSS_KIND, SILENT_S
@@ -27,16 +27,13 @@ HELD = """locked_by = %(worker_id)s, locked_at = now(), locked_pid = %(pid)s, ne
 LIVES = "EXISTS (SELECT FROM {workers} w WHERE w.id = %(worker_id)s AND w.dead_at IS NULL)"
 """The condition, as SQL, that the worker which is to hold a row was not declared dead."""
 
-WAITED = "extract(epoch FROM now() - m.due_at)::double precision AS waited_s"
-"""The column, as SQL, that says how long a run has waited since it was due."""
-
 _BEGIN = Statement(
     f"""
 UPDATE {{messages}} m SET {HELD}, on_lost = %(on_lost)s, max_losses = %(max_losses)s
 WHERE task_id = %(task_id)s AND generation = %(generation)s AND locked_by IS NULL AND doom IS NULL AND body IS NOT NULL
   AND task = %(task)s AND {DIGEST} = %(digest)s AND due_at < {AT_GATE} AND NOT EXISTS ({MANAGED})
   AND {LIVES}
-RETURNING pool, queue, locked_at, {WAITED}""",
+RETURNING pool, queue, locked_at, {WAITED} AS waited_s""",
     frequent=True,
 )
 
@@ -154,7 +151,7 @@ fresh AS MATERIALIZED (
   FROM unnest(%(task_ids)s::text[], %(fresh)s::int[], %(tasks)s::text[], %(digests)s::text[], %(max_losses)s::int[])
     AS r(task_id, generation, task, digest, max_losses)
   CROSS JOIN LATERAL (
-    SELECT m.task_id, {WAITED} FROM {{messages}} m
+    SELECT m.task_id, {WAITED} AS waited_s FROM {{messages}} m
     WHERE m.task_id = r.task_id AND m.generation = r.generation AND m.task = r.task AND {DIGEST} = r.digest
       AND {IS_FRESH}
     FOR UPDATE OF m SKIP LOCKED) found
