@@ -377,7 +377,7 @@ def test_what_a_silent_worker_ends_well_before_another_begins_with_it_does_not_r
     site.holding(result)
     site.worker(queues="elsewhere")
     with frozen(first.pid):
-        wait_until(lambda: site.sql("SELECT 1 FROM messages WHERE losses = 1"), timeout=TIMEOUT_S)
+        wait_until(lambda: site.sql("SELECT 1 FROM messages WHERE locked_by IS NULL"), timeout=TIMEOUT_S)
         site.go(result)
 
     site.wait_quiet()
@@ -593,10 +593,14 @@ SENDS_AGAIN = {"durable-end:before", "durable-end:before-commit"}
     [pytest.param(point, marks=[CELERY_5_7] if point in SENDS_AGAIN else []) for point in RUNS_AFTER_A_DEATH],
 )
 def test_a_process_dies_in_each_gap_of_a_run(site: Site, point: str) -> None:
-    """What may be repeated runs again and ends well; what follows it runs once."""
-    worker = site.worker_with_a_crash(point)
+    """What may be repeated runs again and ends well; what follows it runs once.
+
+    Its process locks the row, which is as one that has come back from a death.
+    """
     (first, last) = (site.s("step", 1), site.s("noted_late"))
     result = chain(first, last).apply_async()
+    site.sql("UPDATE messages SET on_lost = 'requeue'")
+    worker = site.worker_with_a_crash(point)
     site.wait_for_crash()
     site.outlive(worker)
 
