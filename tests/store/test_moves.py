@@ -31,6 +31,7 @@ GIVEN: dict[str, tuple[Any, ...]] = {
     "wait_s": (1.0,), "late_s": (0.0,), "check_interval_s": (30.0,), "first_check_s": (2.0,),
     "how": ("completed",), "kind": ("run",), "detail": (None,), "history": (0,),
     "queue": ("q",), "tasks": ([],), "passes": (False, True),
+    "schema": (None,),
 }  # fmt: skip
 """What each parameter may be."""
 
