@@ -17,6 +17,7 @@ from celery_sidejob import CapacityPool
 from celery_sidejob.hooks.tasks.durable_request import DurableRequest
 from celery_sidejob.hooks.worker.outbox import Fetched, WorkerOutbox
 from celery_sidejob.model.durable import HELD, Held
+from celery_sidejob.model.loss import Loss, LossKind
 from celery_sidejob.operations import durable_ends, durable_locks
 from celery_sidejob.operations.durable_runs import Run
 from celery_sidejob.services.heartbeat.heartbeat import Heartbeat
@@ -219,6 +220,23 @@ def test_a_hold_that_is_not_sure_is_given_up_before_the_row_is_locked(
     assert begin(shop, worker, "one")
     durable_locks.unhold(shop.runtime, [hold])
     assert shop.sql(LOCKED) == [("one",)], "its run has begun"
+
+
+@pytest.mark.parametrize("by", ["its process has died", "nobody runs it"])
+def test_what_has_ended_well_is_not_taken_from_its_worker(shop: Stage, worker: Heartbeat, by: str) -> None:
+    """Its end waits to be written: neither the death of its process nor a look for strays may call it lost."""
+    shop.app.send_task("again", task_id="one")
+    assert begin(shop, worker, "one")
+    ((at,),) = shop.sql("UPDATE messages SET locked_at = now() - interval '1 hour' RETURNING locked_at")
+    ends(worker, shop, Held("one", 1, worker.worker_id, at))
+    if by == "its process has died":
+        worker.tasks.died[1] = Loss(LossKind.KILLED)
+    else:
+        worker.tasks._reconciled_at = float("-inf")
+    worker.tasks.run_once()
+    assert shop.sql("SELECT losses FROM messages WHERE locked_by IS NOT NULL") == [(0,)]
+    worker.tasks.ends.write()
+    assert shop.sql(ROWS) == []
 
 
 def test_nobody_looks_for_what_is_held(shop: Stage, consuming: Consuming) -> None:
