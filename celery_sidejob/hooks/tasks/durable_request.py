@@ -42,7 +42,7 @@ from ..messages.kept_message import content_of, received
 from ..worker.delivered import Delivered
 from ..worker.holders import bury, holders, revoke
 from ..worker.outbox import Fetched
-from . import held_run
+from . import quiet_end
 from .not_begun import Copy, Forged, Left, SentBack
 from .present_run import RUNS
 
@@ -154,7 +154,7 @@ class DurableRequest(Delivered):
 
     def traced(self, trace: Callable[..., Any]) -> Callable[..., Any]:
         """Adds to Celery's tracer: the end of the run may be left to this worker."""
-        return partial(held_run.trace, trace)
+        return partial(quiet_end.trace, trace)
 
     def ended(self, outcome: Sequence[Any]) -> Sequence[Any]:
         """Have the row of a run removed that has left nothing else to be done."""

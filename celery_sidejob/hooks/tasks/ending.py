@@ -22,7 +22,7 @@ from ...model.run_end import RunEnd
 from ...operations import burials, capacity, durable_ends, durable_locks, measuring, permits
 from ...operations.durable_runs import Run, lease_lost
 from .. import bodies
-from . import held_run
+from . import quiet_end
 from .present_run import RUNS, run_of
 
 logger = logging.getLogger("celery_sidejob")
@@ -147,7 +147,7 @@ def _is_left_to_worker(run: Run) -> bool:
     """Leave the removal of the row to the worker, if nothing else is left to be done; tells whether it was."""
     if run.held_at is None or run.follows or run.untold is not None:
         return False
-    return held_run.end(Held(*run.key, run.worker_id, run.held_at))
+    return quiet_end.end(Held(*run.key, run.worker_id, run.held_at))
 
 
 def _bury(run: Run, request: Context, error: BaseException, trace: str | None = None) -> None:
