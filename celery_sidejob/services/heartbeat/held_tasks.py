@@ -10,6 +10,7 @@ from typing import Any
 
 from ...model.crash_points import reach
 from ...model.durable import NOWHERE, Address, Content, Death, Held, Key
+from ...model.errors import StoreUnavailableError
 from ...model.loss import Loss, LossKind
 from ...operations import burials, durable_ends, durable_locks, revocation
 from ...store.outbox import checks, holds
@@ -138,7 +139,13 @@ class HeldTasks(WorkerDuty):
         return self._take((row, loss) for row, key in rows if not self.runs.knows(key) and not self.ends.has(key))
 
     def _end(self, end: QuietEnd) -> None:
-        durable_ends.end_held(self._runtime, end.held, end.content(), is_unknown=end.is_unknown)
+        try:
+            durable_ends.end_held(self._runtime, end.held, end.content(), is_unknown=end.is_unknown)
+        except StoreUnavailableError:
+            raise  # it is tried again
+        except Exception:
+            self.ends.written(end)  # else its row would stay held for ever
+            raise
         self.ends.written(end)
 
     def _held(self, older_than_s: float = 0) -> Sequence[Any]:

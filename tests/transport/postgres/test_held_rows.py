@@ -239,6 +239,17 @@ def test_what_has_ended_well_is_not_taken_from_its_worker(shop: Stage, worker: H
     assert shop.sql(ROWS) == []
 
 
+def test_an_end_that_cannot_be_written_at_all_leaves_its_row_to_the_look_for_strays(
+    shop: Stage, worker: Heartbeat, consuming: Consuming
+) -> None:
+    shop.app.send_task("again", task_id="one")
+    hold = held(consuming, "one")
+    worker.tasks.ends.add(QuietEnd(hold._replace(at=hold.at - timedelta(seconds=1)), lambda: 1 / 0))  # type: ignore[arg-type,return-value]
+    worker.tasks.ends.write()
+    worker.errands.run_once()
+    assert not worker.tasks.ends.has(("one", 1))
+
+
 def test_nobody_looks_for_what_is_held(shop: Stage, consuming: Consuming) -> None:
     shop.app.send_task("again", task_id="one")
     held(consuming, "one")
