@@ -37,15 +37,19 @@ HOLDS = """
 
 HELD = f"""
 fresh AS MATERIALIZED (
-  SELECT found.* FROM taken t CROSS JOIN LATERAL (
+  SELECT DISTINCT ON (found.task_id) t.id AS reference, found.* FROM taken t CROSS JOIN LATERAL (
     SELECT m.task_id, r.max_losses, {WAITED} AS waited_s
     FROM {{messages}} m JOIN unnest(%(tasks)s::text[], %(max_losses)s::int[]) AS r(task, max_losses) ON r.task = m.task
     WHERE m.task_id = t.task_id AND m.generation::bigint = t.generation AND {IS_FRESH}
     FOR UPDATE OF m SKIP LOCKED) found
-  WHERE EXISTS (SELECT FROM {{workers}} w WHERE w.id = %(worker_id)s AND w.dead_at IS NULL)),
+  WHERE EXISTS (SELECT FROM {{workers}} w WHERE w.id = %(worker_id)s AND w.dead_at IS NULL)
+  ORDER BY found.task_id, t.id),
 held AS ({HOLDS}
-  RETURNING m.task_id, m.locked_at AS held_at, fresh.waited_s)"""
-"""The CTE `held`, behind `taken`, the references that were fetched: their rows that this worker holds from now on."""
+  RETURNING fresh.reference, m.locked_at AS held_at, fresh.waited_s)"""
+"""The CTE `held`, behind `taken`, the references that were fetched: their rows that this worker holds from now on.
+
+Of several references to one row, only the first has the hold: the others are copies.
+"""
 
 RUNS = """unnest(%(ended)s::text[], %(generations)s::int[], %(workers)s::bigint[], %(held_at)s::timestamptz[])
     AS r(task_id, generation, worker_id, held_at)"""

@@ -145,7 +145,7 @@ FROM (SELECT
     EXISTS (SELECT FROM {{broker_consumers}} c WHERE c.id = %(holder)s) AS is_alive,
     (SELECT extract(epoch FROM min(d.due_at) - now())::double precision
       FROM {{broker_messages}} d WHERE d.due_at IS NOT NULL) AS due_in_s) AS s
-LEFT JOIN taken t ON true {_KEPT} LEFT JOIN held h ON h.task_id = t.task_id ORDER BY t.place, t.id""",
+LEFT JOIN taken t ON true {_KEPT} LEFT JOIN held h ON h.reference = t.id ORDER BY t.place, t.id""",
     frequent=True,
 )
 

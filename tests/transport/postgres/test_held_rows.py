@@ -108,6 +108,18 @@ def test_a_fetch_holds_what_may_be_repeated_and_nothing_else(shop: Stage, consum
     ]
 
 
+def test_of_several_references_to_one_row_in_a_page_only_the_first_has_the_hold(
+    shop: Stage, consuming: Consuming
+) -> None:
+    shop.app.send_task("again", task_id="one")
+    shop.sql(
+        "INSERT INTO broker_messages (queue, priority, task_id, generation, again) "
+        "SELECT queue, priority, task_id, generation, true FROM broker_messages, generate_series(1, 2)"
+    )
+    consuming.take(3)
+    assert [message.held is not None for message in consuming.messages] == [True, False, False]
+
+
 def test_a_worker_that_was_declared_dead_holds_nothing(
     shop: Stage, worker: Heartbeat, consuming: Consuming, database_url: str
 ) -> None:
