@@ -59,6 +59,7 @@ TEXTS: dict[type[events.Event], str] = {
     events.RunLost: "Run %(run_no)d of job %(job_id)d (%(task)s) was lost with its worker: %(why)s",
     events.TaskBuried: "Task %(task_id)s (%(task)s) was entered in the dead set: %(reason)s",
     events.TaskLost: "Task %(task_id)s (%(task)s) was lost with its worker: %(why)s",
+    events.TaskReturned: "Task %(task_id)s (%(task)s) comes back from a worker that is gone, and runs again",
     events.TaskEndedWell:
         "Task %(task_id)s (%(task)s) was called lost while its worker was silent; it has ended well",
 }  # fmt: skip

@@ -175,6 +175,12 @@ class TaskRescued(TaskEvent):
     total = None
 
 
+class TaskReturned(TaskEvent):
+    """A durable task came back from a worker that is gone, which had fetched it: whether its body ran is not known."""
+
+    total = None
+
+
 class TaskEndedWell(TaskEvent):
     """A durable task that had been called lost has ended well."""
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from ..model.durable import NOWHERE, Address, Held, Message
-from ..model.events import Measured, TaskLost, TaskRescued
+from ..model.events import Measured, TaskLost, TaskRescued, TaskReturned
 from ..model.loss import Loss
 from ..model.statistics import Measure
 from ..store import duplicates
@@ -135,12 +135,14 @@ def give_back(runtime: Runtime, task_ids: Iterable[str], *, worker_id: int, loss
 
     Runs that were only locked, not `begun`, are no losses and run again.
     """
-    return _lose(runtime, holds.give_back(task_ids, worker_id=worker_id, loss=loss, begun=begun))
+    return len(_lose(runtime, holds.give_back(task_ids, worker_id=worker_id, loss=loss, begun=begun)))
 
 
 def take_from_the_dead(runtime: Runtime) -> int:
     """Take a page of runs from workers that were declared dead; returns their number."""
-    return _lose(runtime, holds.take_from_the_dead())
+    taken = _lose(runtime, holds.take_from_the_dead())
+    tell(runtime, *(TaskReturned(row.task_id, row.task) for row in taken if row.goes_on and not row.loss))
+    return len(taken)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -178,7 +180,7 @@ def _counts(runtime: Runtime, run: Run, address: Address) -> bool:
     return True
 
 
-def _lose(runtime: Runtime, end: TaskEnd) -> int:
+def _lose(runtime: Runtime, end: TaskEnd) -> Sequence[Any]:
     """Take runs from their holders, and tell of those that were lost."""
     lose = partial(end_task_runs, end=end)
     taken = runtime.connections.transact("durable-lose", lose, single=True, within_s=patience_s(runtime))
@@ -189,4 +191,4 @@ def _lose(runtime: Runtime, end: TaskEnd) -> int:
             loss = Loss.of_json(row.last_loss).redacted(runtime.settings.redacted)
             lost = TaskLost(row.task_id, row.task, loss.why, loss.facts)
             tell(runtime, lost, *rescued, Measured(row.queue, row.task, Measure.LOSS), *doomed)
-    return len(taken)
+    return taken

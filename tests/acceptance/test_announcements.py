@@ -89,6 +89,9 @@ def test_runs_in_workers_are_announced(site: Site) -> None:
 def test_a_worker_s_log_is_kept_by_one_job(site: Site, pool: str) -> None:
     site.worker(pool=pool, concurrency=2)
     collector = site.sidejob.enqueue("announcing.collect")
+    collector.wait(timeout=20)  # its first run has made its port subscribe
+    with site.sidejob.subscribe("/sidejob/log", timeout=20):
+        pass  # what a process had learned before about who listens counts no longer
     adder = site.sidejob.enqueue("announcing.add")
     faulty = site.sidejob.enqueue("announcing.fail")
     for job in (adder, faulty):

@@ -106,7 +106,7 @@ def test_the_first_lines_of_durable_tasks(bare: BareSystem) -> None:
     terminal.run("\n".join(before))
     assert "sent to" not in terminal.log()
     terminal.start(again, until="sent to ada@example.com")
-    assert "was lost with its worker" in terminal.log()
+    assert "comes back from a worker that is gone" in terminal.log()
 
 
 @pytest.mark.parametrize(

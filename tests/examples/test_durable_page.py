@@ -35,6 +35,6 @@ def test_the_task_survives(tmp_path: Path, processes: Processes, empty_database_
     killed.wait_for_log("Task mail.send_mail", timeout=30)
     killed.kill()
     second = processes.start_worker("mail", env={}, cwd=tmp_path, concurrency=1)
-    second.wait_for_log("(mail.send_mail) was lost with its worker", timeout=30)
+    second.wait_for_log("(mail.send_mail) comes back from a worker that is gone", timeout=30)
     second.wait_for_log("sent to ada@example.com", timeout=30)
     assert "sent to" not in killed.log()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
+from ...model.crash_points import reach
 from ...model.durable import Held
 
 _TOLD: ContextVar[list[Held] | None] = ContextVar("celery_sidejob_told", default=None)
@@ -20,6 +21,7 @@ def end(held: Held) -> bool:
     told = _TOLD.get()
     if told is None:
         return False
+    reach("durable-end:before")
     told.append(held)
     return True
 
