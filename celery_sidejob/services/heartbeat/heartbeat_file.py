@@ -7,6 +7,7 @@ import os
 import time
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from ...model.errors import SettingsError
 
@@ -29,11 +30,12 @@ class HeartbeatFile:
     def clear(self) -> None:
         """Remove the file of an earlier worker; SettingsError if the file cannot be written.
 
-        Without that error the worker would run, and its probe would have it killed again and again.
+        Without that error the worker would run, and its probe would have it killed again and again. Whether the
+        directory can be written is tried with another file, since a probe that saw this one would call the worker up.
         """
         try:
-            self._path.touch()
-            self._path.unlink()
+            TemporaryFile(dir=self._path.parent).close()
+            self._path.unlink(missing_ok=True)
         except OSError as error:
             raise SettingsError(
                 f"sidejob_heartbeat_file {str(self._path)!r} cannot be written ({error.strerror}): name a file in a "

@@ -53,6 +53,21 @@ def alive(file: Path) -> bool:
     return subprocess.run(["sh", "-c", f'test -n "$(find {file} -mmin -1)"'], check=False).returncode == 0
 
 
+def test_no_probe_sees_the_file_of_an_earlier_worker_renewed(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.touch()
+    make_old(file)
+    seen: list[bool] = []
+    unlink = Path.unlink
+
+    def looked_at(path: Path, **how: bool) -> None:
+        seen.append(alive(path))
+        unlink(path, **how)
+
+    monkeypatch.setattr(Path, "unlink", looked_at)
+    HeartbeatFile(str(file), every_s=1.0).clear()
+    assert (seen, file.exists()) == ([False], False)
+
+
 def test_it_is_as_old_as_the_last_heartbeat(env: Env, file: Path, database_url: str, processes: Processes) -> None:
     worker = processes.start_worker(APP, env=env(database_url))
     wait_until(lambda: alive(file), message="the first heartbeat")
