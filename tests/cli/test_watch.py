@@ -48,7 +48,7 @@ def test_a_job_is_followed_to_its_end(stage: Stage, monkeypatch: pytest.MonkeyPa
     with watching(stage, monkeypatch) as seen, in_thread(lambda: said.append(ask(stage.app, "watch", job.id))):
         wait_until(lambda: seen, message="the first look")
         with in_thread(lambda: stage.run(job)):
-            wait_until(  # one look reads the status before the progress: the first with a progress may be of a queued job
+            wait_until(  # a look reads the status before the progress, so one with a progress may be of a queued job
                 lambda: seen[-1]["progress"] and seen[-1]["status"] == "running",
                 message="the progress of the running job to be seen",
             )
