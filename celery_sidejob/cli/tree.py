@@ -11,9 +11,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from ..inspection import DEEPEST, Inspection, Node
-from ..model.plural import counted
-from .command import Failed, answering, job_named
-from .drawing import draw_tree
+from .command import answering, job_named
 from .options import AtLeast, job_argument
 from .output import Output, at_least, line, status
 
@@ -24,28 +22,17 @@ from .output import Output, at_least, line, status
     "--depth", type=click.IntRange(0, DEEPEST), default=100, show_default=True, help="Show at most this many levels."
 )
 @click.option("--limit", type=AtLeast(1), default=1000, show_default=True, help="Show at most this many jobs.")
-@click.option("--svg", metavar="FILE", type=click.Path(dir_okay=False), help="Draw the graph into this file.")
 @answering
-def tree(sidejob: Any, output: Output, job_id: str, depth: int, limit: int, svg: str | None) -> None:
+def tree(sidejob: Any, output: Output, job_id: str, depth: int, limit: int) -> None:
     """Show a job and all jobs below it. Reading and printing a thousand jobs takes a fifth of a second.
 
-    Each level indents the lines by four columns. For a tree of a thousand levels, --json and --svg are shorter.
+    Each level indents the lines by four columns. For a tree of a thousand levels, --json is shorter.
     """
     with output.progress("Reading the tree"):
         nodes = Inspection(sidejob.runtime).tree(job_named(sidejob, job_id), depth=depth, limit=limit)
-    output.answer([asdict(node) for node in nodes], _grown(nodes) if svg is None else _drawn(nodes, svg))
+    output.answer([asdict(node) for node in nodes], _grown(nodes))
     if _left_out(nodes):
         output.note("There are more jobs below these: raise --limit or --depth.")
-
-
-def _drawn(nodes: list[Node], path: str) -> str:
-    """Draw the nodes into a file, and say so."""
-    try:
-        rows = [(node.id, node.parent, f"{node.id} {_label(node)}", node.status) for node in nodes]
-        draw_tree(rows, path, title=f"{_label(nodes[0])} and below")
-    except OSError as error:
-        raise Failed(f"Cannot write {path}: {error.strerror}.") from error
-    return f"Drew {counted(len(nodes), 'job', 'jobs')} into {path}"
 
 
 def _grown(nodes: list[Node]) -> Tree:

@@ -20,12 +20,12 @@ from rich.console import Console
 from sqlalchemy.exc import SQLAlchemyError
 
 from celery_sidejob import Job, SideJobError, Status
-from celery_sidejob.cli.drawing import draw_tree
 from celery_sidejob.embedded import ServerError
 from celery_sidejob.store.schema.migrate import upgrade
 from census_demo.accidents import Accidents
 from census_demo.brokers import KINDS
 from census_demo.display import Bars, recovery_table, results_table, write
+from census_demo.drawing import draw_tree
 from census_demo.interruption import Interrupted, Interruption
 from census_demo.plain import count_all
 from census_demo.plan import Plan, UnusablePathError, make_plan

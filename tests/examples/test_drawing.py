@@ -11,9 +11,9 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from celery_sidejob.cli.drawing import COLOURS, DOT, TALLEST, draw_tree
-from celery_sidejob.cli.drawing.boxes import BOX_HEIGHT
 from celery_sidejob.model.status import Status
+from examples.census_demo.drawing import COLOURS, DOT, TALLEST, draw_tree
+from examples.census_demo.drawing.boxes import BOX_HEIGHT
 
 SVG = "{http://www.w3.org/2000/svg}"
 Row = tuple[int, int | None, str, str]

@@ -6,8 +6,8 @@ import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from ...model.printable import is_visible
-from ...model.status import Status
+from celery_sidejob.model.printable import is_visible
+from celery_sidejob.model.status import Status
 
 COLOURS: dict[str, str] = {
     Status.QUEUED: "#8aa4c8",

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 from xml.etree import ElementTree as ET
 
-from ...model.plural import counted
+from celery_sidejob.model.plural import counted
+
 from .node import COLOURS, UNKNOWN, Node, printable, text_width
 
 SVG = "http://www.w3.org/2000/svg"

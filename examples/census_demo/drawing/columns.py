@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from ...model.status import Status
+from celery_sidejob.model.status import Status
+
 from .node import Node, text_width
 from .picture import DOT, FAINT, INK, RING, Picture, add
 
