@@ -33,7 +33,6 @@ INSERT INTO sidejob.jobs (id, task, queue, status, run_no, ended_at, created_at)
 INSERT INTO sidejob.askings (task_id, job_id, closed_at, outcome, result, stored_at)
   SELECT 'asking-' || n, n, now(), 'completed', '1', now() FROM generate_series(1, {jobs}) n;
 INSERT INTO sidejob.tags (tag, job_id) SELECT 'tag-' || n % {tags}, n FROM generate_series(1, {jobs}) n;
-INSERT INTO sidejob.tag_counts SELECT tag, count(*) FROM sidejob.tags GROUP BY tag;
 INSERT INTO sidejob.tracked (job_id) SELECT n FROM generate_series(1, {jobs}, 10) n;
 INSERT INTO sidejob.dead (job_id, task_id, task, queue, reason, error, payload)
   SELECT id, 'asking-' || id, task, queue, 'failed', 'Error' || id % {groups} || ': it', '{{"v": 1}}'
@@ -88,7 +87,6 @@ def _pages(sidejob: SideJob) -> dict[str, Callable[[], Any]]:
         "jobs(older_than, status), of few": lambda: sidejob.jobs(older_than=OLD_S, status="completed", limit=PAGE),
         "jobs(older_than), of few": lambda: sidejob.jobs(older_than=OLD_S, limit=PAGE),
         "jobs(older_than), of none": lambda: sidejob.jobs(older_than=20 * OLD_S, limit=PAGE),
-        "tags()": lambda: sidejob.tags(10),
         "job.tags": lambda: job.tags,
         "tracked()": lambda: sidejob.tracked(PAGE),
         "job.tracked": lambda: job.tracked,

@@ -559,22 +559,6 @@ CREATE TABLE {s}.tags (
   CONSTRAINT tags_pkey PRIMARY KEY (tag, job_id));
 CREATE INDEX tags_job_id_idx ON {s}.tags (job_id);
 
-CREATE TABLE {s}.tag_counts (
-  tag text CONSTRAINT tag_counts_pkey PRIMARY KEY,
-  jobs bigint NOT NULL);
-CREATE INDEX tag_counts_jobs_idx ON {s}.tag_counts (jobs DESC, tag);
-
-CREATE TABLE {s}.tag_changes (
-  id bigint GENERATED ALWAYS AS IDENTITY CONSTRAINT tag_changes_pkey PRIMARY KEY,
-  tag text NOT NULL,
-  change bigint NOT NULL
-) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
-
-CREATE FUNCTION {s}.lose_tag() RETURNS trigger LANGUAGE plpgsql
-  SET search_path = pg_catalog, pg_temp AS $$ BEGIN
-  INSERT INTO {s}.tag_changes (tag, change) VALUES (OLD.tag, -1); RETURN NULL; END $$;
-CREATE TRIGGER tags_lose AFTER DELETE ON {s}.tags FOR EACH ROW EXECUTE FUNCTION {s}.lose_tag();
-
 CREATE TABLE {s}.tracked (
   job_id bigint CONSTRAINT tracked_pkey PRIMARY KEY,
   place bigint GENERATED ALWAYS AS IDENTITY CONSTRAINT tracked_place_key UNIQUE);

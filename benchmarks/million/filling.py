@@ -44,7 +44,6 @@ INSERT INTO packets (port_id, value)
 INSERT INTO state SELECT n, 'k', '1' FROM generate_series(1, {n}) n;
 INSERT INTO aliases SELECT 'alias-' || n, n FROM generate_series(1, {n}) n;
 INSERT INTO tags (tag, job_id) SELECT 'tag-' || n % 10000, n FROM generate_series(1, {n}) n;
-INSERT INTO tag_counts SELECT tag, count(*) FROM tags GROUP BY tag;
 INSERT INTO tracked (job_id) SELECT n FROM generate_series(1, {n}) n;
 INSERT INTO run_history SELECT n, 0, 1, 'worker', now(), now(), 'completed' FROM generate_series(1, {n}) n;
 INSERT INTO job_log (job_id, at, what) SELECT n, now(), 'entry' FROM generate_series(1, {n}) n;

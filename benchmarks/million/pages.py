@@ -70,7 +70,7 @@ def pages_of(stage: Stage, rows: int) -> dict[str, Page]:
         "jobs(tag), of none": Page(lambda: sidejob.jobs(tag="nobody's")),
         "jobs(older_than)": Page(lambda: sidejob.jobs(older_than=0)),
         "jobs(older_than), of none": Page(lambda: sidejob.jobs(older_than=1e9), is_stated=True),
-        "tags()": Page(sidejob.tags),
+        "tags()": Page(sidejob.tags, is_stated=True),
         "tracked()": Page(sidejob.tracked),
         "jobs(parent)": Page(lambda: sidejob.jobs(parent=parent), is_stated=True),
         "jobs(created_by), of nobody": Page(lambda: sidejob.jobs(created_by="nobody"), is_stated=True),

@@ -1,4 +1,4 @@
-"""Tags of jobs: how they are given and taken, and how jobs are found by them, whoever counts meanwhile."""
+"""Tags of jobs: how they are given and taken, and how jobs are found by them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,6 @@ from celery_sidejob.store import tags as tag_rows
 from celery_sidejob.store.job_lists import FEW
 from tests.tools.commands import ask
 from tests.tools.in_process import Stage
-
-
-def add_up(stage: Stage) -> None:
-    """Count what has changed, as the sweeper does."""
-    while stage.runtime.connections.transact("tag-counts", tag_rows.add_up):
-        pass
 
 
 def test_tags_have_the_order_in_which_they_were_given(stage: Stage) -> None:
@@ -114,21 +108,17 @@ def test_the_most_common_tags_come_first(stage: Stage) -> None:
     wanted = [("b", 3), ("c", 2), ("a", 1)]
 
     assert stage.sidejob.tags() == wanted
-    add_up(stage)
-    assert stage.sidejob.tags() == wanted
     assert stage.sidejob.tags(limit=1) == wanted[:1]
 
 
 def test_a_tag_is_counted_once_for_each_job_that_has_it_whatever_is_done(stage: Stage) -> None:
-    """Given twice, taken twice, deleted, counted in between: the counts are those of the rows."""
+    """Given twice, taken twice, deleted: the counts are those of the rows."""
     chance = random.Random(7)
     names, jobs = "abcdefgh", [stage.job() for _ in range(8)]
     for _ in range(200):
         job, some = chance.choice(jobs), chance.choices(names, k=chance.randint(1, 3))
         match chance.randint(0, 9):
-            case 0:
-                add_up(stage)
-            case 1:
+            case 0 | 1:
                 job.terminate(without_shutdown=True)
                 assert job.delete()
                 jobs[jobs.index(job)] = stage.job(tags=some)
@@ -142,20 +132,17 @@ def test_a_tag_is_counted_once_for_each_job_that_has_it_whatever_is_done(stage: 
             wanted = sorted(counts.items(), key=lambda each: (-each[1], each[0]))[:limit]
             assert stage.sidejob.tags(limit) == wanted
 
-    add_up(stage)
     for job in jobs:
         job.untag(*names)
-    add_up(stage)
     assert stage.sidejob.tags() == []
-    assert stage.sql("SELECT count(*) FROM tag_counts UNION ALL SELECT count(*) FROM tag_changes") == [(0,), (0,)]
 
 
-def test_the_sweeper_adds_up(stage: Stage) -> None:
-    stage.job(tags=["a"])
-    stage.sidejob.poll()
+def test_the_tags_of_the_newest_jobs_are_counted(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    for tags in (["a"], ["a"], ["b"], ["b"], ["c"]):
+        stage.job(tags=tags)
+    monkeypatch.setattr(tag_rows, "MOST", 4)
 
-    assert stage.sql("SELECT tag, jobs FROM tag_counts") == [("a", 1)]
-    assert stage.sql("SELECT count(*) FROM tag_changes") == [(0,)]
+    assert stage.sidejob.tags() == [("b", 2), ("a", 1), ("c", 1)]
 
 
 def test_jobs_are_found_by_their_age(stage: Stage) -> None:

@@ -94,7 +94,7 @@ READS_ALL = {
     },
     "depths._IS_ANY_SOON": "a question before `drain` ends: reads the queue",
     "room._UNREAD": "reads up to a bound who waits for room; see below",
-    "tags._COUNTS": "reads what the sweeper has not counted yet",
+    "tags._COUNTS": "a person's question: counts up to a bound",
     "stats._SUSPENDED": "counts what is not finished, where that is little; see below",
     "stats._UNFINISHED": "counts what is not finished, where that is little; see below",
 }
@@ -142,8 +142,6 @@ INSERT INTO aliases SELECT 'a' || n, n FROM generate_series(1, 50000) n;
 INSERT INTO dead (job_id, task, queue, reason, payload)
   SELECT n, 'task', 'q', 'failed', '{}' FROM generate_series(1, 20000) n;
 INSERT INTO tags (tag, job_id) SELECT 't' || n % 1000, n FROM generate_series(1, 100000) n;
-INSERT INTO tag_counts SELECT 't' || n, n FROM generate_series(1, 50000) n;
-INSERT INTO tag_changes (tag, change) SELECT 't' || n, 1 FROM generate_series(1, 50000) n;
 INSERT INTO run_history SELECT n, 0, 1, 'w', now(), now(), 'completed' FROM generate_series(1, 100000) n;
 INSERT INTO job_log (job_id, at, what) SELECT n, now(), 'x' FROM generate_series(1, 100000) n;
 INSERT INTO tracked (job_id) SELECT n FROM generate_series(1, 50000) n;
@@ -504,8 +502,6 @@ INSERT INTO dead (job_id, task_id, task, queue, reason, payload, error)
   FROM generate_series(1, {MANY}) n;
 INSERT INTO tags (tag, job_id) SELECT 'common', id FROM jobs;
 INSERT INTO tags (tag, job_id) SELECT 'own' || n, 1 FROM generate_series(1, {MANY}) n;
-INSERT INTO tag_counts SELECT 't' || n, n FROM generate_series(1, {MANY}) n;
-INSERT INTO tag_changes (tag, change) SELECT 'common', 1 FROM generate_series(1, {MANY}) n;
 INSERT INTO run_history SELECT 1, n, 1, 'w', now(), now(), 'completed' FROM generate_series(1, {MANY}) n;
 INSERT INTO job_log (job_id, at, what) SELECT 1, now(), 'x' FROM generate_series(1, {MANY}) n;
 INSERT INTO tracked (job_id) SELECT id FROM jobs;
@@ -607,7 +603,6 @@ BOUNDED: dict[str, tuple[Statement, dict[str, Any], int]] = {
     ),
     "whether many jobs are old": (job_lists._ARE_MANY_OLD, {"older_s": 0.0}, 3 * job_lists.FEW),
     "tracked jobs": (tracked._LIST, {"limit": 100}, 2000),
-    "changes of tags": (tags._ADD_UP, {"limit": 100}, 2000),
     "a run that goes on after all": (
         burials._TAKE_BACK,
         {"task_id": "m7", "generation": 1, "task": "task7", "digest": "d", "entry_too": True},

@@ -221,7 +221,6 @@ def prepare(shop: Stage) -> dict[str, tuple[str, Callable[[], bool]]]:
     shop.sql("UPDATE messages SET pool_shard = NULL, due_at = due_at + interval '5000 years',"
              " next_check_at = '9000-01-01' WHERE job_id = %s", filled.id)  # fmt: skip
     shop.sql("UPDATE capacity_shards SET used = 0")
-    shop.sql("INSERT INTO tag_changes (tag, change) VALUES ('old', 1)")
     port = "INSERT INTO ports (job_id, direction, name, packet_limit) VALUES (%s, 'in', 'full', 1) RETURNING id"
     shop.sql("INSERT INTO port_waiters (port_id, job_id, run_no, needs, woken_at)"
              " VALUES (%s, 1, 1, 1, now() - interval '1 hour')", shop.sql(port, owed.id)[0][0])  # fmt: skip
@@ -249,7 +248,6 @@ def prepare(shop: Stage) -> dict[str, tuple[str, Callable[[], bool]]]:
         "filled": (
             "CapacityPools", holds("(SELECT pool_shard = 0 FROM messages WHERE job_id = %s)", filled.id)
         ),
-        "counted": ("TagCounts", holds("EXISTS (SELECT FROM tag_counts WHERE jobs = 1)")),
         "pruned": ("Prune", holds("NOT EXISTS (SELECT FROM jobs WHERE id = %s)", old.id)),
         "taken": ("LostTasks", holds("(SELECT losses = 1 FROM messages WHERE task_id = 'taken')")),
         "sent": (

@@ -275,7 +275,7 @@ EMPTY = """
     DELETE FROM askings; DELETE FROM counters; DELETE FROM tallies; DELETE FROM publications;
     DELETE FROM tree_terminations; DELETE FROM dependencies; DELETE FROM tree_deletions;
     DELETE FROM queues; DELETE FROM limit_keys;
-    DELETE FROM capacity_pools; DELETE FROM tags; DELETE FROM tag_counts; DELETE FROM tag_changes; DELETE FROM tracked;
+    DELETE FROM capacity_pools; DELETE FROM tags; DELETE FROM tracked;
     DELETE FROM schedules; DELETE FROM batches; DELETE FROM run_history; DELETE FROM job_log;
     DELETE FROM progress; DELETE FROM task_history;
     UPDATE leases SET holder = NULL, expires_at = now(); ALTER SEQUENCE jobs_id_seq RESTART;

@@ -18,7 +18,6 @@ from .prune import Prune
 from .publications import Publications
 from .schedules import Schedules
 from .sweep import SweepDuty
-from .tag_counts import TagCounts
 from .tasks_of_emptied_broker import TasksOfEmptiedBroker
 from .timers import Timers
 from .tree_deletions import TreeDeletions
@@ -50,7 +49,6 @@ DUTIES: tuple[type[SweepDuty], ...] = (
     TreeDeletions,
     LimitKeys,
     CapacitySamples,
-    TagCounts,
     Prune,
 )
 

@@ -77,8 +77,6 @@ TABLES = {
     "state": Table("job_id key value"),
     "aliases": Table("name job_id"),
     "tags": Table("tag job_id place", "SELECT INSERT DELETE"),
-    "tag_counts": Table("tag jobs"),
-    "tag_changes": Table("id tag change"),
     "tracked": Table("job_id place", "SELECT INSERT DELETE"),
     "run_history": Table("job_id place run_no worker began_at ended_at how detail"),
     "task_history": Table("id task_id task queue how ended_at lasted_s", "SELECT INSERT DELETE"),
@@ -94,7 +92,7 @@ TABLES = {
 }
 
 TRIGGERS = (
-    "messages_enter_pool", "messages_leave_pool", "messages_pause_in_pool", "messages_rest_in_pool", "tags_lose",
+    "messages_enter_pool", "messages_leave_pool", "messages_pause_in_pool", "messages_rest_in_pool",
 )  # fmt: skip
 """Triggers without which slots of capacity pools, and jobs of a tag, would not be counted."""
 
