@@ -106,7 +106,6 @@ class Workers:
         self._begin(key, worker_id)
         workers.beat(connections, worker_id, schema="sidejob")
         self._stage.declare_dead(worker_id)
-        holds.held_by_nobody(connections, 200)
         self._sweeper.run_once()
 
     def _durable(self) -> None:

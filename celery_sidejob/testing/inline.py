@@ -25,8 +25,8 @@ from ..operations.runtime import Runtime
 from ..services.duty import Report
 from ..services.heartbeat.heartbeat import Heartbeat
 from ..services.sweep.dead_workers import DeadWorkers
-from ..services.sweep.due_tasks import DueTasks
-from ..services.sweep.lost_tasks import LostTasks
+from ..services.sweep.due import DueTasks
+from ..services.sweep.lost_runs import LostRuns
 from ..services.sweep.sweep import Sweep
 from ..store import publications, workers
 from ..store.outbox.due import doomed, due
@@ -114,9 +114,8 @@ def _rescue_lost(runtime: Runtime) -> None:
     sweep = Sweep(runtime)
 
     def all_rescued() -> bool:
-        while LostTasks(sweep).run_once()["tasks_taken"]:
-            pass
-        DeadWorkers(sweep).run_once()  # not a job that the server has locked until it notices its client's death
+        DeadWorkers(sweep).run_once()
+        LostRuns(sweep).run_once()  # not a job that the server has locked until it notices its client's death
         return not any(row.dead_at for row in workers.list_all(runtime.connections, runtime.settings))
 
     wait_until(all_rescued, message="the runs of dead workers to be rescued")

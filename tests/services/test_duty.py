@@ -232,7 +232,7 @@ def prepare(shop: Stage) -> dict[str, tuple[str, Callable[[], bool]]]:
         return lambda: bool(shop.sql(f"SELECT 1 WHERE {statement}", *parameters))
 
     return {
-        "rescued": ("DeadWorkers", holds("(SELECT losses = 1 FROM jobs WHERE id = %s)", lost.id)),
+        "rescued": ("LostRuns", holds("(SELECT losses = 1 FROM jobs WHERE id = %s)", lost.id)),
         "passed on": ("UnusedRoom", holds("NOT EXISTS (SELECT FROM port_waiters)")),
         "matured": ("Timers", holds("NOT EXISTS (SELECT FROM timers)")),
         "batches": ("Batches", holds("EXISTS (SELECT FROM batches WHERE ended_at IS NOT NULL)")),
@@ -240,7 +240,7 @@ def prepare(shop: Stage) -> dict[str, tuple[str, Callable[[], bool]]]:
         "terminated": ("TreeTerminations", holds("(SELECT status <> 'queued' FROM jobs WHERE id = %s)", left.id)),
         "deleted": ("TreeDeletions", holds("NOT EXISTS (SELECT FROM jobs WHERE id = %s)", gone.id)),
         "published": (
-            "Doorbells", holds("EXISTS (SELECT FROM messages WHERE job_id = %s AND published_at IS NOT NULL)", owed.id),
+            "DueJobs", holds("EXISTS (SELECT FROM messages WHERE job_id = %s AND published_at IS NOT NULL)", owed.id),
         ),
         "stored": ("UnsentResults", holds("EXISTS (SELECT FROM askings WHERE job_id = %s AND stored_at IS NOT NULL)",
                                            ended.id)),
@@ -249,7 +249,7 @@ def prepare(shop: Stage) -> dict[str, tuple[str, Callable[[], bool]]]:
             "CapacityPools", holds("(SELECT pool_shard = 0 FROM messages WHERE job_id = %s)", filled.id)
         ),
         "pruned": ("Prune", holds("NOT EXISTS (SELECT FROM jobs WHERE id = %s)", old.id)),
-        "taken": ("LostTasks", holds("(SELECT losses = 1 FROM messages WHERE task_id = 'taken')")),
+        "taken": ("LostRuns", holds("(SELECT losses = 1 FROM messages WHERE task_id = 'taken')")),
         "sent": (
             "DueTasks", holds("(SELECT published_at IS NOT NULL FROM messages WHERE task_id = 'due')"),
         ),

@@ -79,13 +79,13 @@ class Backlog:
             )
         return self._whole[queue]
 
-    def look_for_all(self, kind: Kind, after: Any) -> bool:
-        """Publish again the rows with keys above `after` whose messages should be in the broker and are not.
+    def look_for_all(self, kind: Kind) -> bool:
+        """Publish again the rows of one kind whose messages should be in the broker and are not.
 
         False if this must be repeated: the broker does not answer, or another worker sweeps.
         """
         self.begin_turn()  # earlier looks say nothing about the rows read now
-        seen_at = None
+        after, seen_at = kind.lowest, None
         while page := checks.in_broker(self._runtime.connections, kind, after=after):
             after, seen_at = page[-1].key, seen_at or page[0].read_at
             lost = [row for row in page if not self.is_whole(row.queue)]

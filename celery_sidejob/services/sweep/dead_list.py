@@ -9,12 +9,12 @@ from ...model.errors import StoreUnavailableError
 from ...model.row_errors import log_row_error
 from ...operations import burials
 from ..duty import Report
-from .sweep import Sweep, TaskDuty
+from .sweep import Sweep, SweepDuty
 
 logger = logging.getLogger("celery_sidejob")
 
 
-class DeadList(TaskDuty):
+class DeadList(SweepDuty):
     """Reads the transport's dead list to its end; leaves tasks that are not durable there for a person to decide.
 
     If the process dies before an entry is removed, the entry stays. The next sweeper then finds the row doomed, or in

@@ -1,25 +1,19 @@
-"""Finds workers that died, and rescues the runs they held, one job per transaction."""
+"""Finds workers that died; `lost_runs.py` takes the runs that they held."""
 
 from __future__ import annotations
 
 import time
-from typing import Any
 
-from ...model.crash_points import reach
-from ...model.loss import Loss, LossKind
 from ...store import workers
-from ...store.outbox import holds
-from ...store.outbox.kinds import JOBS
 from ..duty import Count, Report
 from .sweep import SweepDuty
 
-RESCUED = Count("rescued", "Lost runs rescued.")
 TROUBLE_S = 10.0
 """Seconds after an outage of the store in which a free lock means nothing: its owner may still be reconnecting."""
 
 
 class DeadWorkers(SweepDuty):
-    """Suspects, declares dead, rescues: each is a step of its own, and only two observations make it irrevocable."""
+    """Suspects, and declares dead: two steps, because only two observations make it irrevocable."""
 
     is_urgent = True
     counts = (
@@ -31,7 +25,6 @@ class DeadWorkers(SweepDuty):
             "suspected", "Workers suspected of being dead: poll again in a while, one that stays silent is declared "
             "dead.", is_work=False,
         ),
-        RESCUED,
     )  # fmt: skip
 
     def _do(self, report: Report) -> None:
@@ -39,8 +32,7 @@ class DeadWorkers(SweepDuty):
         silence_s = settings.lease / 2
         trouble_at = max(self._sweep.trouble_at, worker.lock_lost_at if worker else self._sweep.trouble_at)
         trouble = time.monotonic() - trouble_at < TROUBLE_S
-        self._sweep.suspects = False
-        gone = False
+        self._sweep.suspects = self._sweep.has_dead = False
         for row in workers.liveness(self._connections, schema=settings.schema, silence_s=silence_s):
             dead, suspected = row.dead_at is not None, row.suspect_at is not None
             if not dead and not suspected:
@@ -55,16 +47,4 @@ class DeadWorkers(SweepDuty):
                 )
                 report["declared_dead"] += dead
             report["suspected"] += suspected and not dead
-            if dead:
-                gone = True
-                self._rescue_all(row, report)
-        if gone:
-            workers.forget_dead(self._connections)
-
-    def _rescue_all(self, worker: Any, report: Report) -> None:
-        # A worker that left by itself gave back all it held, except jobs that were locked at that moment.
-        is_lost = worker.suspect_at is not None
-        for held in holds.held_by(self._connections, JOBS, worker.id):
-            reach("rescue:before")
-            loss = Loss(LossKind(worker.loss_kind), worker.ident, held.pid, silent_s=worker.silent_s)
-            self._rescue(report, held.job_id, run_no=held.run_no, worker_id=worker.id, loss=loss if is_lost else None)
+            self._sweep.has_dead |= dead

@@ -7,18 +7,15 @@ from .capacity_pools import CapacityPools
 from .capacity_samples import CapacitySamples
 from .dead_list import DeadList
 from .dead_workers import DeadWorkers
-from .doorbells import Doorbells
-from .due_tasks import DueTasks
+from .due import DueJobs, DueTasks
 from .emptied_broker import EmptiedBroker
 from .gates import Gates, LimitKeys
-from .held_by_nobody import HeldByNobody
-from .lost_tasks import LostTasks
+from .lost_runs import LostRuns
 from .parked_terminations import ParkedTerminations
 from .prune import Prune
 from .publications import Publications
 from .schedules import Schedules
 from .sweep import SweepDuty
-from .tasks_of_emptied_broker import TasksOfEmptiedBroker
 from .timers import Timers
 from .tree_deletions import TreeDeletions
 from .tree_terminations import TreeTerminations
@@ -28,7 +25,7 @@ from .vanished_queues import VanishedQueues
 
 DUTIES: tuple[type[SweepDuty], ...] = (
     DeadWorkers,
-    HeldByNobody,
+    LostRuns,
     Timers,
     UnusedRoom,
     Schedules,
@@ -39,9 +36,7 @@ DUTIES: tuple[type[SweepDuty], ...] = (
     VanishedQueues,
     CapacityPools,
     Gates,
-    Doorbells,
-    LostTasks,
-    TasksOfEmptiedBroker,
+    DueJobs,
     DeadList,  # before the tasks it dooms would count as missing and be published again
     DueTasks,
     UnsentResults,

@@ -1,8 +1,10 @@
-"""Notices that the broker was emptied, and has the lost messages of jobs published again, the oldest first."""
+"""Notices that the broker was emptied, and has the lost messages published again, of each kind the oldest first."""
 
 from __future__ import annotations
 
-from ...store.outbox.kinds import JOBS
+from collections.abc import Sequence
+
+from ...store.outbox.kinds import KINDS, Kind
 from ..duty import Count, Report
 from .sweep import Sweep, SweepDuty
 
@@ -18,16 +20,17 @@ class EmptiedBroker(SweepDuty):
 
     def __init__(self, sweep: Sweep) -> None:
         super().__init__(sweep)
-        self._emptied = False  # kept here, because the broker tells only once
+        self._sought: Sequence[Kind] = ()
+        """The kinds whose messages are still to be looked for: the broker tells only once that it was emptied."""
 
     def is_due(self) -> bool:
         """Tell whether it is time to look for the marker, or the last look for all messages is unfinished."""
-        return self._runtime.broker.ready and (self._emptied or super().is_due())
+        return self._runtime.broker.ready and (bool(self._sought) or super().is_due())
 
     def _do(self, report: Report) -> None:
-        if not self._emptied:
-            self._emptied = self._runtime.broker.was_emptied(self._runtime.stores.label_of(self._runtime.store))
-        if self._emptied:
+        broker, stores = self._runtime.broker, self._runtime.stores
+        if not self._sought and broker.was_emptied(stores.label_of(self._runtime.store)):
+            self._sought = KINDS
+        if self._sought:
             report["broker_emptied"] += 1
-            self._sweep.tasks_emptied = True
-            self._emptied = not self._sweep.backlog.look_for_all(JOBS, 0)
+            self._sought = [kind for kind in self._sought if not self._sweep.backlog.look_for_all(kind)]

@@ -5,10 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from ...model.loss import Loss
-from ...operations import recovery
 from ...operations.runtime import Runtime
-from ..duty import Duty, Report
+from ..duty import Duty
 from ..heartbeat.heartbeat import Heartbeat
 from ..set_aside import SetAside
 from .backend_thread import BackendThread
@@ -40,8 +38,8 @@ class Sweep:
         """Whether some schedule has a time to come, as the worker's lease told it last; a sweep by hand looks."""
         self.has_batches = True
         """The same of a batch that has not ended."""
-        self.tasks_emptied = False
-        """Whether the broker was emptied and the search for its tasks is not done yet."""
+        self.has_dead = False
+        """Whether a worker was declared dead and is not forgotten yet."""
 
 
 TURN_S = 0.45
@@ -71,20 +69,6 @@ class SweepDuty(Duty):
             self.due_at = time.monotonic()
             return True
         return not self._sweep.may_go_on()
-
-    def _rescue(
-        self, report: Report, job_id: int, *, run_no: int, worker_id: int, loss: Loss | None = recovery.UNTOLD
-    ) -> None:
-        """Rescue a lost run, unless its job is set aside; from a transaction that holds the job it is torn away."""
-        with self._sweep.aside.by_itself("rescue", job_id) as may:
-            if may and recovery.rescue(self._runtime, job_id, run_no=run_no, worker_id=worker_id, loss=loss):
-                report["rescued"] += 1
-            elif may:
-                recovery.end_holder(self._runtime, job_id)
-
-
-class TaskDuty(SweepDuty):
-    """A duty for the messages of ordinary durable tasks."""
 
     def _may_publish(self) -> bool:
         return self._runtime.broker.ready and self._sweep.may_go_on()

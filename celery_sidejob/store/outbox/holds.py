@@ -238,19 +238,17 @@ def overdue(executor: Reader, leases: Mapping[int, float], *, worker_id: int) ->
     )
 
 
-_HELD_BY_NOBODY = Statement("""
-SELECT m.job_id, m.for_run AS run_no, m.locked_by AS worker_id FROM {messages} m
-WHERE m.locked_by IS NOT NULL AND m.job_id IS NOT NULL AND NOT EXISTS (
-  SELECT FROM {workers} w WHERE w.id = m.locked_by AND w.dead_at IS NULL)
-ORDER BY m.job_id LIMIT %(limit)s""")
+_HELD_BY_DEAD = Statement(f"""
+SELECT m.job_id, m.for_run AS run_no, m.locked_by AS worker_id, m.locked_pid AS pid, w.ident,
+  w.dead_at IS NOT NULL AND w.suspect_at IS NULL AS has_left, {LOSS_KIND} AS loss_kind, {SILENT_S} AS silent_s
+FROM {{messages}} m LEFT JOIN {{workers}} w ON w.id = m.locked_by
+WHERE m.locked_by IS NOT NULL AND m.job_id IS NOT NULL AND (w.id IS NULL OR w.dead_at IS NOT NULL)
+ORDER BY m.job_id""")
 
 
-def held_by_nobody(executor: Reader, limit: int) -> Sequence[Any]:
-    """Read runs whose worker is dead and forgotten: a claim waited for a lock and was committed after its worker died.
-
-    Reads the whole of `messages`: once per lease.
-    """
-    return executor.run(_HELD_BY_NOBODY, limit=limit)
+def held_by_dead(executor: Reader) -> Sequence[Any]:
+    """Read the jobs' runs whose worker was declared dead, or is forgotten; reads the runs in progress."""
+    return executor.run(_HELD_BY_DEAD)
 
 
 # -- of durable tasks that were lost ---------------------------------------------------------------------------------

@@ -19,6 +19,8 @@ class Kind:
     """The columns of the key and of the generation."""
     types: tuple[str, str]
     """The Postgres types of these two columns."""
+    lowest: str | int
+    """Less than every key."""
 
     def __str__(self) -> str:
         return self.name
@@ -35,10 +37,10 @@ class Kind:
 
 
 JOBS = Kind(
-    "jobs", "(m.job_id IS NOT NULL OR m.task_id LIKE 'continuation:%%')", "job_id", "for_run", ("bigint", "bigint")
+    "jobs", "(m.job_id IS NOT NULL OR m.task_id LIKE 'continuation:%%')", "job_id", "for_run", ("bigint", "bigint"), 0
 )
 """Doorbells of jobs, and the continuations of their askings; a continuation has no generation."""
-TASKS = Kind("tasks", "m.generation IS NOT NULL", "task_id", "generation", ("text", "int"))
+TASKS = Kind("tasks", "m.generation IS NOT NULL", "task_id", "generation", ("text", "int"), "")
 """Whole messages of ordinary durable tasks."""
 KINDS = (JOBS, TASKS)
 

@@ -17,9 +17,8 @@ from celery_sidejob.services.heartbeat import prefetched
 from celery_sidejob.services.heartbeat.deliveries import Deliveries
 from celery_sidejob.services.heartbeat.prefetched import Prefetched
 from celery_sidejob.services.heartbeat.worker import Worker
-from celery_sidejob.services.sweep import doorbells
 from celery_sidejob.services.sweep.backlog import Backlog
-from celery_sidejob.services.sweep.due_tasks import PER_QUEUE
+from celery_sidejob.services.sweep.due import PER_QUEUE
 from celery_sidejob.store import workers
 from celery_sidejob.store.outbox.kinds import JOBS, TASKS, Kind
 from celery_sidejob.store.statement import Statement
@@ -126,7 +125,7 @@ def test_a_long_backlog_gets_no_copy(shop: Shop, monkeypatch: pytest.MonkeyPatch
 
 def test_a_long_backlog_of_jobs_gets_no_copy(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redis_look, "OF_A_LIST", 20)
-    many = 2 * doorbells.PAGE
+    many = 2 * PER_QUEUE
     shop.enqueue(*(f"job-{number}" for number in range(many)), queue="long")
     shop.enqueue(*(f"urgent-{number}" for number in range(many)), queue="long", priority=9)
     shop.enqueue("alone", queue="other")
@@ -233,7 +232,7 @@ def test_what_is_not_marked_yet_may_have_been_lost_with_all_that_an_emptied_brok
         shop.enqueue(*names)
     shop.connections.run(UNMARKED, task_ids=names[98:])
 
-    assert Backlog(shop.sidejob.runtime, lambda: True).look_for_all(kind, 0 if kind is JOBS else "")
+    assert Backlog(shop.sidejob.runtime, lambda: True).look_for_all(kind)
 
     assert shop.missing() == set(names[98:])
 

@@ -15,7 +15,7 @@ from celery_sidejob.operations.hold import Hold
 from celery_sidejob.services.heartbeat.heartbeat import Heartbeat
 from celery_sidejob.services.sweep import dead_workers, sweep
 from celery_sidejob.services.sweep import sweeper as sweeping
-from celery_sidejob.services.sweep.doorbells import PAGE
+from celery_sidejob.services.sweep.due import PER_QUEUE as PAGE
 from celery_sidejob.services.sweep.sweeper import Sweeper
 from celery_sidejob.store import workers
 from celery_sidejob.store.outbox import checks, publishing

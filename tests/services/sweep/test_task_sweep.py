@@ -23,8 +23,8 @@ from celery_sidejob.operations.task_run_end import end_task_runs
 from celery_sidejob.services.heartbeat import deliveries, held_tasks
 from celery_sidejob.services.heartbeat.held_tasks import HeldTasks
 from celery_sidejob.services.heartbeat.worker import Worker
-from celery_sidejob.services.sweep import due_tasks
-from celery_sidejob.services.sweep.due_tasks import PER_QUEUE
+from celery_sidejob.services.sweep import due
+from celery_sidejob.services.sweep.due import PER_QUEUE
 from celery_sidejob.services.sweep.sweeper import PollReport
 from celery_sidejob.store import workers
 from celery_sidejob.store.outbox import checks, holds
@@ -201,7 +201,7 @@ def test_no_queue_is_too_long_and_none_keeps_back_another(post: Post, monkeypatc
         " SELECT 'd' || n, 'post.letter', 'post', 'lost', '{}' FROM generate_series(1, 600) n"
     )
 
-    monkeypatch.setattr(due_tasks, "TURN_S", 0.0)
+    monkeypatch.setattr(due, "TURN_S", 0.0)
     report = post.sidejob.poll()
 
     assert post.sent("other") == ["last"], "the youngest of all, in a queue of its own"
