@@ -28,7 +28,7 @@ from .hooks.jobs.calls import CeleryTasks
 from .hooks.jobs.decorators import P, R, SharedSideJobTask, task_of
 from .hooks.jobs.eager import run_here
 from .hooks.jobs.results import CeleryResults
-from .hooks.patches import broker_url, bugreport, chord_apply, send_task, settings_table, task_sender
+from .hooks.patches import app_methods, celery_chords, task_sender
 from .hooks.signals import SignalObserver
 from .hooks.steps.consumer_step import DisconnectionStep
 from .hooks.steps.worker_step import SideJobStep
@@ -127,17 +127,17 @@ class SideJob:
         app.steps["consumer"].add(DisconnectionStep)
         pool_process.install()
         app.on_after_finalize.connect(self._add_beat_entry, weak=False)
-        broker_url.install(app, configuration.broker_in_store)
-        bugreport.install(app)
-        settings_table.install(app)
+        app_methods.resolve_urls(app, configuration.broker_in_store)
+        app_methods.mask_report(app)
+        app_methods.mask_settings(app)
         task_sender.install(app, keeping.KeepingAMQP)
-        send_task.install(app, keeping.send_task)
+        app_methods.send_by(app, keeping.send_task)
         control.install(app)
         ending.install()
         durable_elsewhere.install()
         marking.watch_tasks(app)
         durable_request.install()
-        chord_apply.install(calling)
+        celery_chords.lend_transactions(calling)
         app.on_after_finalize.connect(lambda **_: marking.mark(app), weak=False)
         recording.install()
         announcing.install()

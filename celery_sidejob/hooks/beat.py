@@ -7,7 +7,7 @@ from typing import Any
 
 from celery import Celery, _state
 
-from .patches import task_making
+from .patches import app_methods
 
 TASK = "celery_sidejob.poll"
 ENTRY = "celery-sidejob-poll"
@@ -31,7 +31,7 @@ def _register(app: Celery) -> None:
         """Sweep once and report it."""
         return dataclasses.asdict(app.sidejob.poll())
 
-    task_making.make(app, poll, name=TASK, ignore_result=True, acks_late=False)
+    app_methods.make_task(app, poll, name=TASK, ignore_result=True, acks_late=False)
 
 
 _state.connect_on_app_finalize(_register)

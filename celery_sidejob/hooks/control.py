@@ -23,7 +23,7 @@ from ..model.checks import shown
 from ..model.errors import InvalidValueError, StoreUnavailableError
 from ..operations import revocation
 from .broker.attempt import connection_to, established
-from .patches.existing_class import above
+from .patches.wrapping import above
 
 logger = logging.getLogger("celery_sidejob")
 

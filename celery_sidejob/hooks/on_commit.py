@@ -11,7 +11,7 @@ from typing import Any
 from celery.app.task import Task
 
 from ..model.errors import SchemaError
-from .patches.existing_class import become
+from .patches.wrapping import become
 
 
 class OnCommit(Task):

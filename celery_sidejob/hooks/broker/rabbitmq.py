@@ -11,7 +11,7 @@ from kombu import Producer, Queue
 
 from ...model.messages import GONE
 from ..messages.carried import check_amqp, check_route
-from ..patches.basic_publish import without_waiting
+from ..patches.rabbitmq import without_waiting
 
 
 class UnroutableError(Exception):

@@ -17,7 +17,7 @@ from celery.local import PromiseProxy, Proxy
 from ...jobs.job import Job
 from ...jobs.running import RunningJob
 from .. import apps, bodies
-from ..patches import task_making
+from ..patches import app_methods
 from ..task_options import check_options
 from .sidejob_task import SideJobTask
 
@@ -147,7 +147,7 @@ def build(app: Celery, body: Any, name: str | None, options: dict[str, Any], not
         app.register_task(task)
     else:
         marked = base if issubclass(base, SideJobTask) else type("SideJobTask", (SideJobTask, base), {"abstract": True})
-        task = task_making.make(app, body, name=name, base=marked, **options)
+        task = app_methods.make_task(app, body, name=name, base=marked, **options)
     for option, value in sent.items():
         setattr(type(task), option, value)
     task._hooks = noted

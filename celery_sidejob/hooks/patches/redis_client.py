@@ -1,10 +1,4 @@
-"""Replaces `Channel._create_client` of one channel of kombu's Redis transport; read in kombu 5.5.2 and 5.7.0.
-
-kombu makes a client for each command, which takes longer than to send it (0.2 ms): publishing has one, a delivery two,
-for what is noted at its arrival and taken back at its acknowledgement. A client has no state but its pool, which kombu
-shares between them as it is. Our own transport does the same in its channel. If a later kombu makes clients by another
-name, they are made for each command again.
-"""
+"""Keeps the client of a channel of kombu's Redis transport."""
 
 from __future__ import annotations
 
@@ -21,7 +15,15 @@ def is_redis(channel: Any) -> bool:
 
 
 def keep_client(channel: Any) -> None:
-    """Have the channel make a client once for each pool of connections that it opens; leaves other brokers' alone."""
+    """Have the channel make a client once for each pool of connections that it opens; leaves other brokers' alone.
+
+    Replaces `Channel._create_client` of one channel of kombu's Redis transport; read in kombu 5.5.2 and 5.7.0.
+
+    kombu makes a client for each command, which takes longer than to send it (0.2 ms): publishing has one, a delivery
+    two, for what is noted at its arrival and taken back at its acknowledgement. A client has no state but its pool,
+    which kombu shares between them as it is. Our own transport does the same in its channel. If a later kombu makes
+    clients by another name, they are made for each command again.
+    """
     if not hasattr(channel, "_create_client"):
         return
     kept: Any = None

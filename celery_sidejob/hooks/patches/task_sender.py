@@ -18,7 +18,7 @@ from celery.app.amqp import AMQP
 from kombu.utils.imports import symbol_by_name
 
 from ..durability import is_durable
-from .existing_class import above
+from .wrapping import above
 
 REPR_POSITION = 21
 """How many arguments `as_task_v2` takes between a call's own and those that say how these are shown."""

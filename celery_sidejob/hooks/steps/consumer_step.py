@@ -11,7 +11,7 @@ from celery.concurrency.solo import TaskPool as Solo
 from ...services.loop import Loop
 from .. import events
 from ..masking import masked
-from ..patches import consumer_start, draining, lost_connection, redis_read, task_handler
+from ..patches import celery_consumer, draining
 from ..patches.redis_client import keep_client
 from ..worker import declined, delivered
 from ..worker.appetite import Appetite
@@ -30,10 +30,10 @@ class DisconnectionStep(bootsteps.StartStopStep):
     def __init__(self, c: Any, task_events: bool = True, **kwargs: Any) -> None:
         super().__init__(c, **kwargs)
         events.remember(c, task_events)
-        consumer_start.install(c.blueprint)
-        lost_connection.install(c, delivered.note_lost_connection)
+        celery_consumer.survive_deleted_queues(c.blueprint)
+        celery_consumer.note_lost_connections(c, delivered.note_lost_connection)
         declined.install(c)
-        task_handler.install(c)
+        celery_consumer.give_up_malformed(c)
         self._looks: Loop | None = None
         self._appetite: Appetite | None = None
         if c.app.sidejob.settings.database_url is not None:
@@ -51,7 +51,7 @@ class DisconnectionStep(bootsteps.StartStopStep):
             if is_green and c.event_dispatcher:
                 draining.look_without_waiting(c.event_dispatcher.connection)
         if broker == "redis":
-            redis_read.install(c.connection.transport.cycle)
+            celery_consumer.drop_unreadable(c.connection.transport.cycle)
         if broker == "redis" and is_green:
             tell = draining.fetch_when_there_is_room(c.connection, c.task_consumer.channel.qos)
             if self._appetite is not None:

@@ -24,7 +24,7 @@ from ...services.loop import Loop
 from ...services.sweep.sweeper import Sweeper
 from .. import configuration, task_check
 from ..broker.rabbitmq_watchdog import RabbitMQWatchdog
-from ..patches import pool_apply, pool_flush, soft_shutdown, worker_stop
+from ..patches import pools, stopping
 from ..tasks import marking
 from ..worker import board, greenlets, pool_kind
 from ..worker.bell import Bell
@@ -88,12 +88,12 @@ class SideJobStep(bootsteps.StartStopStep):
         for loop in self._loops:
             loop.start()
         signals.worker_shutting_down.connect(lambda **_: stop_flag.announce(), weak=False)
-        soft_shutdown.install(worker, stop_flag.announce)
-        worker_stop.install(worker, self.terminate)
-        pool_apply.report_failures(worker.pool)
+        stopping.announce_soft_shutdown(worker, stop_flag.announce)
+        stopping.tell_of_cut_off(worker, self.terminate)
+        pools.report_failures(worker.pool)
         greenlets.install(worker.pool)
-        pool_apply.end_quietly(worker.pool)
-        pool_flush.install(worker.pool)
+        pools.end_quietly(worker.pool)
+        pools.remember_runs(worker.pool)
         signals.worker_shutdown.connect(self._leave, weak=False)
 
     def register_with_event_loop(self, worker: Any, hub: Any) -> None:

@@ -32,7 +32,7 @@ from ...operations import keeping
 from ...operations.durable_runs import Run
 from ...operations.runtime import Runtime
 from ..durability import UNLOCK
-from ..patches import chord_counting
+from ..patches import celery_chords
 from .keeping import present_run
 from .present_call import Counting, Together, calling, present_call
 
@@ -114,8 +114,8 @@ def install(app: Celery, backend: Any) -> bool:
 
     Twice does no harm.
     """
-    chord_counting.install(backend, count=partial(_count, app, backend))
-    return chord_counting.is_redis(backend)
+    celery_chords.count_by(backend, count=partial(_count, app, backend))
+    return celery_chords.is_redis(backend)
 
 
 def count_again(runtime: Runtime, app: Celery, backend: Any, request: Context, value: Any) -> bool:
@@ -124,7 +124,7 @@ def count_again(runtime: Runtime, app: Celery, backend: Any, request: Context, v
     `runtime` is that of the store which has the part; the body may be in any. What a run finds owed follows it; outside
     of one the body is kept before this returns.
     """
-    if not request.chord or not request.group or not chord_counting.is_redis(backend):
+    if not request.chord or not request.group or not celery_chords.is_redis(backend):
         return True
     if _body_is_known(runtime, backend, request):
         return True
@@ -150,7 +150,7 @@ def is_settled(run: Run, backend: Any, request: Context, value: Any) -> bool:
     Mostly it is, or other parts are still to be counted. It is not if the last part was counted by another run, which
     is about to publish the body, or died before it could.
     """
-    if not request.chord or not request.group or not chord_counting.is_redis(backend) or run.claim is not None:
+    if not request.chord or not request.group or not celery_chords.is_redis(backend) or run.claim is not None:
         return True
     return not _is_complete(backend, request.group) or count_again(run.runtime, backend.app, backend, request, value)
 
@@ -160,11 +160,11 @@ def _count(app: Celery, backend: RedisBackend, request: Context, *args: Any, **o
     run = present_run(app)
     ours = {"tell": partial(_fail, backend, request), "forget": partial(_forget, backend)}
     if run is None:
-        return chord_counting.count(backend, request, *args, **ours, **options)
+        return celery_chords.count(backend, request, *args, **ours, **options)
     counting = Counting(run.runtime, request, run.follows)
     try:
         with calling(counting=counting):
-            counted = chord_counting.count(backend, request, *args, **ours, **options)
+            counted = celery_chords.count(backend, request, *args, **ours, **options)
     except Exception:
         del run.follows[counting.first :]  # errbacks: it is counted again
         raise

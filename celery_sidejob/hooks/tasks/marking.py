@@ -12,8 +12,8 @@ from ...model.errors import SettingsError
 from .. import bodies
 from ..durability import is_durable, known_tasks
 from ..on_commit import made_early
-from ..patches import task_making
-from ..patches.existing_class import become
+from ..patches import app_methods
+from ..patches.wrapping import become
 from ..task_options import OF_ORDINARY_TASKS, check_capacity, check_durable, check_ordinary
 from .durable_task import DurableTask
 
@@ -31,7 +31,7 @@ def watch_tasks(app: Celery) -> None:
     Modules that are imported late make such. What is raised when an app is finalized is raised again at each use of its
     tasks.
     """
-    task_making.install(app, made=partial(_mark_if_final, app), completed=partial(_check_all, app))
+    app_methods.tell_of_tasks(app, made=partial(_mark_if_final, app), completed=partial(_check_all, app))
 
 
 def _check_all(app: Celery) -> None:

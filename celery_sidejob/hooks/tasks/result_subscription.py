@@ -13,7 +13,7 @@ from typing import Any
 from celery import Celery
 from celery.backends.rpc import RPCBackend
 
-from ..patches import task_call
+from ..patches import result_backend
 from .present_call import present_call
 
 logger = logging.getLogger("celery_sidejob")
@@ -21,7 +21,7 @@ logger = logging.getLogger("celery_sidejob")
 
 def install(backend: Any) -> None:
     """Put off what Celery asks of the backend for a call: `Call.subscriptions` collects it; twice does no harm."""
-    task_call.install(backend, _on_task_call)
+    result_backend.ask_by(backend, _on_task_call)
 
 
 def subscribe_quietly(app: Celery, subscribe: Callable[[], Any]) -> None:

@@ -27,7 +27,7 @@ from ...operations.durable_ends import LATE_END_PATIENCE_S
 from ...operations.durable_runs import Run
 from ...operations.retrying import PAUSE_S
 from .. import bodies
-from ..patches import outcome_telling
+from ..patches import result_backend
 from . import chords
 from .keeping import present_run
 
@@ -39,7 +39,7 @@ UNREADABLE = (DecodeError, ContentDisallowed)
 
 def install(backend: Any) -> None:
     """Tell a backend of durable tasks in this way; twice does no harm."""
-    outcome_telling.install(
+    result_backend.tell_by(
         backend, store_result=partial(_store, backend), mark_as_done=partial(_done, backend), mark_as_failure=_failed,
         mark_as_retry=_retried, chord_error_from_stack=partial(chords.fail_unlocked, backend),
         _call_task_errbacks=partial(_call_errbacks, backend),

@@ -21,7 +21,7 @@ from typing import Any
 from celery.concurrency.solo import TaskPool as Solo
 from celery.worker import state
 
-from ..patches import task_request
+from ..patches import celery_consumer
 from . import pool_kind
 from .bell import Bell
 from .delivered import Delivered
@@ -71,7 +71,7 @@ class Appetite:
     def __init__(self, c: Any) -> None:
         self._c = c
         self._is_solo = isinstance(c.pool, Solo)
-        task_request.install(c, self._handle)
+        celery_consumer.hand_over_by(c, self._handle)
         self._waiting: dict[Delivered, float] = {}
         self._ended = deque([(monotonic(), _ended())])
         self._looks_at_idle = 0

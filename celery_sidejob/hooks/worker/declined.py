@@ -21,7 +21,7 @@ from ...services.heartbeat.heartbeat import Heartbeat
 from ...store.outbox.kinds import JOBS, TASKS, Kind
 from ..messages.doorbell import HEADER
 from ..messages.kept_message import content_of
-from ..patches import refused_message
+from ..patches import celery_consumer
 from .holders import holders
 
 logger = logging.getLogger("celery_sidejob")
@@ -29,7 +29,7 @@ logger = logging.getLogger("celery_sidejob")
 
 def install(consumer: Any) -> None:
     """Have a consumer's worker decline such messages."""
-    refused_message.replace(consumer, partial(_decline, consumer))
+    celery_consumer.refuse_by(consumer, partial(_decline, consumer))
 
 
 def _decline(consumer: Any, message: Any, error: BaseException, is_unknown: bool) -> bool:

@@ -19,7 +19,7 @@ from kombu.transport import virtual
 from ...model import native
 from ...model.durable import WORKER
 from ...services.heartbeat.deliveries import RELEASED, Deliveries, Delivery
-from ..patches.generated_request import wrap_generated
+from ..patches.celery_consumer import wrap_generated
 from ..patches.redis_client import is_redis
 from .pool_kind import has, has_processes, not_begun
 from .received import OF_THE_PARENT, check_request

@@ -11,7 +11,7 @@ from amqp.exceptions import ChannelError, RecoverableConnectionError
 from celery.concurrency.solo import TaskPool as Solo
 from celery.worker import state
 
-from ..patches import consuming, draining, virtual_qos
+from ..patches import draining, rabbitmq, virtual_qos
 from .appetite import LOOK_S, Appetite, Fetcher
 from .delivered import Delivered
 
@@ -90,8 +90,8 @@ class FromRabbitMQ(Fetcher):
         self._appetite = appetite
         self._is_solo = isinstance(c.pool, Solo)
         self._consumer = c.task_consumer
-        self._consume = consuming.replace_consume(self._consumer, self._open)
-        self._set_window = consuming.replace_prefetch(c.qos, self._note_most)
+        self._consume = rabbitmq.replace_consume(self._consumer, self._open)
+        self._set_window = rabbitmq.replace_prefetch(c.qos, self._note_most)
         self._most = UNLIMITED
         self._note_most(prefetch_count=c.initial_prefetch_count)
         self._window = 0

@@ -7,15 +7,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ..patches import pool_apply, retry_pause
+from ..patches import pools
 
 
 def install(pool: Any) -> None:
     """Have Celery wait where greenlets may, if this pool runs them; for the start of a worker."""
     if getattr(pool, "is_green", False):
-        retry_pause.install()
+        pools.pause_in_greenlets()
         _handle_signals_in_greenlets()
-        pool_apply.let_messages_wait(pool)
+        pools.let_messages_wait(pool)
 
 
 def _handle_signals_in_greenlets() -> None:

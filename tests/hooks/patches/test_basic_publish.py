@@ -8,7 +8,7 @@ import kombu
 import pytest
 from amqp import Channel
 
-from celery_sidejob.hooks.patches.basic_publish import without_waiting
+from celery_sidejob.hooks.patches.rabbitmq import without_waiting
 
 
 def test_messages_of_a_block_wait_for_no_answer_and_all_answers_come(

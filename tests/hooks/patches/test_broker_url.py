@@ -7,7 +7,7 @@ from typing import Any
 
 from celery import Celery
 
-from celery_sidejob.hooks.patches import broker_url
+from celery_sidejob.hooks.patches import app_methods
 
 
 def test_every_connection_is_made_by_the_url_that_was_found(app: Celery) -> None:
@@ -24,7 +24,7 @@ def test_every_connection_is_made_by_the_url_that_was_found(app: Celery) -> None
         asked.append(url)
         return "memory://found", {"own": 2, "given": 2}
 
-    broker_url.install(app, resolve)
+    app_methods.resolve_urls(app, resolve)
 
     with app.pool.acquire() as pooled, app.producer_pool.acquire() as producer:
         connections = [app.connection(), app.connection_for_read(), app.connection_for_write(), pooled]

@@ -9,7 +9,7 @@ from celery import Celery
 from celery.bin.celery import report
 from click.testing import CliRunner
 
-from celery_sidejob.hooks.patches import bugreport
+from celery_sidejob.hooks.patches import app_methods
 
 
 def test_what_is_reported_shows_no_password(app: Celery) -> None:
@@ -17,7 +17,7 @@ def test_what_is_reported_shows_no_password(app: Celery) -> None:
     app.conf.cache_of_the_project = "redis://user:secret@cache"
     assert "secret" in app.bugreport(), "Celery masks it by itself now"
 
-    bugreport.install(app)
+    app_methods.mask_report(app)
 
     printed = CliRunner().invoke(report, obj=SimpleNamespace(app=app, echo=print)).output
     assert "@cache" in printed

@@ -17,7 +17,7 @@ from celery.concurrency.solo import TaskPool as Solo
 from celery.concurrency.thread import TaskPool
 from celery.worker import state
 
-from celery_sidejob.hooks.patches import pool_apply
+from celery_sidejob.hooks.patches import pools
 
 BUSY = """
 from celery import maybe_patch_concurrency
@@ -25,11 +25,11 @@ maybe_patch_concurrency(["celery", "worker", "--pool=gevent"])
 import gevent
 from celery import Celery
 from celery.concurrency.gevent import TaskPool
-from celery_sidejob.hooks.patches import pool_apply
+from celery_sidejob.hooks.patches import pools
 
 pool = TaskPool(1, app=Celery("greenlets", set_as_current=False))
 pool.start()
-pool_apply.let_messages_wait(pool)
+pools.let_messages_wait(pool)
 ended = []
 
 def body(number):
@@ -62,7 +62,7 @@ def pool() -> Iterator[Any]:
     """Threads that have been told to end, as a cold stop does in the midst of whatever the worker does."""
     made = TaskPool(1, app=Celery("threads", set_as_current=False))
     made.start()
-    pool_apply.end_quietly(made)
+    pools.end_quietly(made)
     assert made.apply_async(lambda: None) is not None
     made.stop()
     yield made
@@ -117,7 +117,7 @@ def test_a_request_is_told_how_its_run_ended_whatever_was_raised(
     """A thread forgot it, and the request counted as running for good; solo ended."""
     pool = kind(1, app=Celery("failing", set_as_current=False))
     pool.start()
-    pool_apply.report_failures(pool)
+    pools.report_failures(pool)
     request = Told(fails_over_it=fails)
 
     def traced() -> str:

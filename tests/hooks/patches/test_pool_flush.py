@@ -10,13 +10,13 @@ from celery.concurrency.asynpool import AsynPool
 from celery.concurrency.solo import TaskPool
 from celery.worker.consumer import Consumer
 
-from celery_sidejob.hooks.patches import pool_flush
+from celery_sidejob.hooks.patches import pools
 
 RUNNING = """
 import os
 from celery import Celery
 from celery.concurrency.prefork import TaskPool
-from celery_sidejob.hooks.patches import pool_flush
+from celery_sidejob.hooks.patches import pools
 from kombu.asynchronous import Hub, set_event_loop
 
 hub = Hub()
@@ -26,7 +26,7 @@ app = Celery("processes", set_as_current=False)
 pool = TaskPool(1, app=app, threads=False, initargs=(app, "here"))
 pool.start()
 pool.register_with_event_loop(hub)
-pool_flush.install(pool)
+pools.remember_runs(pool)
 accepted, ended = [], []
 pool.apply_async(os.read, (gate, 1), accept_callback=lambda *how: accepted.append(how), callback=ended.append)
 while not accepted:
@@ -52,6 +52,6 @@ def test_the_pool_hears_of_the_end_of_what_ran_meanwhile() -> None:
 def test_a_pool_without_processes_is_left_alone() -> None:
     pool = TaskPool()
 
-    pool_flush.install(pool)
+    pools.remember_runs(pool)
 
     assert "flush" not in vars(pool)

@@ -13,9 +13,9 @@ from celery import maybe_patch_concurrency
 maybe_patch_concurrency(["celery", "worker", "--pool=gevent"])
 import gevent
 from kombu.utils.functional import retry_over_time
-from celery_sidejob.hooks.patches import retry_pause
+from celery_sidejob.hooks.patches import pools
 if sys.argv[1] == "ours":
-    retry_pause.install()
+    pools.pause_in_greenlets()
 going_on = gevent.spawn(gevent.sleep, 0.01)
 try:
     retry_over_time(lambda: 1 / 0, ZeroDivisionError, max_retries=1, interval_start=1)

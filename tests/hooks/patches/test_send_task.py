@@ -8,7 +8,7 @@ from typing import Any
 
 from celery import Celery, chain, group
 
-from celery_sidejob.hooks.patches import send_task
+from celery_sidejob.hooks.patches import app_methods
 from celery_sidejob.hooks.tasks.keeping import PRODUCER_INDEX
 from tests.hooks.patches.conftest import task_of
 
@@ -24,7 +24,7 @@ def test_all_ways_to_call_pass_it(app: Celery) -> None:
         sent.append((app, name, options.get("producer") is None or len(args) <= PRODUCER_INDEX))
         return before(name, *args, **options)
 
-    send_task.install(app, send)
+    app_methods.send_by(app, send)
     plain = task_of(app, "plain")
 
     app.send_task("contract.elsewhere")

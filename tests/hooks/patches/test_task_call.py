@@ -12,7 +12,7 @@ from celery.backends.base import Backend
 from celery.backends.redis import RedisBackend
 from celery.backends.rpc import RPCBackend
 
-from celery_sidejob.hooks.patches import task_call
+from celery_sidejob.hooks.patches import result_backend
 
 
 @pytest.mark.parametrize("backend", [Backend, RedisBackend, RPCBackend])
@@ -27,8 +27,8 @@ def test_who_calls_a_task_asks_it_once(app: Celery) -> None:
         asked.append((backend, task_id))
         return before(producer, task_id)
 
-    task_call.install(app.backend, ask)
-    task_call.install(app.backend, ask)
+    result_backend.ask_by(app.backend, ask)
+    result_backend.ask_by(app.backend, ask)
 
     result = app.send_task("contract.elsewhere")
     app.send_task("contract.elsewhere", ignore_result=True)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from celery import Celery, Task
 
-from celery_sidejob.hooks.patches import task_making
+from celery_sidejob.hooks.patches import app_methods
 from celery_sidejob.model.errors import SettingsError
 from tests.hooks.patches.conftest import task_of
 
@@ -21,7 +21,7 @@ def test_each_task_passes_however_it_is_made(app: Celery) -> None:
         made.append(task.name)
         return task
 
-    task_making.install(app, made=note, completed=lambda: made.append("complete"))
+    app_methods.tell_of_tasks(app, made=note, completed=lambda: made.append("complete"))
 
     class Own(Task):
         name = "contract.own"
@@ -41,7 +41,7 @@ def test_what_is_wrong_is_said_again_at_each_use(app: Celery) -> None:
     def refuse() -> None:
         raise SettingsError("a task has a wrong option")
 
-    task_making.install(app, made=lambda task: task, completed=refuse)
+    app_methods.tell_of_tasks(app, made=lambda task: task, completed=refuse)
 
     for _ in range(2):
         with pytest.raises(SettingsError, match="wrong option"):

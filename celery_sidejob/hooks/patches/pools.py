@@ -16,6 +16,7 @@ keeps messages, and a cold stop may log an error.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -24,6 +25,7 @@ from billiard.einfo import ExceptionInfo
 from billiard.exceptions import WorkerLostError
 from celery.exceptions import WorkerShutdown, WorkerTerminate
 from celery.worker import state
+from kombu.utils import functional
 
 from .wrapping import wrap
 
@@ -153,3 +155,40 @@ def _apply_unless_over(before: Callable[..., Any], *args: Any, **options: Any) -
         if not state.should_terminate:
             raise
         return None
+
+
+def remember_runs(pool: Any) -> None:
+    """Have a pool of processes remember what runs in it, or will.
+
+    Replaces `TaskPool.flush` of one pool of processes; read in Celery 5.5.0 and 5.7.0.
+
+    When the connection to the broker broke, `Consumer.on_close` calls it to drop what the pool has not begun. Celery
+    5.5 forgets with it, in `AsynPool._cache`, what runs: the worker then hears nothing of the end of these runs, nor
+    that their process died, and they keep their places in the pool for ever. Celery 5.7 forgets only what was sent to a
+    process that has not said yet that it begins; it begins all the same. Ours has the pool remember both. If a later
+    Celery forgets them elsewhere, a worker begins fewer runs at a time after each break, and runs again what it has
+    sent.
+    """
+    processes = getattr(pool, "_pool", None)
+    if hasattr(processes, "_cache"):
+        wrap(pool, "flush", partial(_flush, processes))
+
+
+def _flush(processes: Any, before: Callable[[], None]) -> None:
+    known = dict(processes._cache)
+    before()
+    sent = {number: job for number, job in known.items() if job._accepted or job._write_to}  # or half sent before
+    processes._cache.update((number, job) for number, job in sent.items() if not job.ready())
+
+
+def pause_in_greenlets() -> None:
+    """Let bodies go on while kombu pauses.
+
+    Replaces `kombu.utils.functional.sleep`, in a worker with gevent; read in kombu 5.5.2 and 5.7.0.
+
+    `retry_over_time` calls this name of its module between two tries to connect: up to half a minute, on a broker that
+    is down. gevent looks at all objects there are when it replaces Python's locks, Celery's lazy names among them,
+    which import kombu; and it replaces `time.sleep` only after that. If a later kombu pauses by another name, all
+    greenlets stand still while it connects.
+    """
+    functional.sleep = time.sleep
