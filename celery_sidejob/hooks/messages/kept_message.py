@@ -25,7 +25,7 @@ from kombu.utils.json import loads as kombu_loads
 from ...model.durable import CALL, DEATHS, HEADER, KEPT_FORMAT, REPUBLISHED, Content, Message, digest_of, header_of
 from ...model.errors import InvalidValueError
 from ...transport.decoding import check_task
-from .carried import NewerFormatError
+from .carried import NewerFormatError, check_names
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -45,6 +45,13 @@ PROTOCOL_2 = (
 
 RESERVED = "continuation:"
 """The beginning of the keys of rows that are not messages of tasks."""
+
+
+def check_id(task: str, task_id: str) -> None:
+    """Raise InvalidValueError for a task id that a broker, or the store, cannot carry."""
+    check_names(task, task_id=task_id)
+    if task_id.startswith(RESERVED):
+        raise InvalidValueError(f"task_id={task_id!r} begins with {RESERVED!r}, which names rows of another kind.")
 
 
 def publish(app: Celery, producer: Any, message: Message, *, declared: set[str], timeout: float) -> None:

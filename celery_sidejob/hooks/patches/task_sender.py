@@ -49,7 +49,7 @@ class DurableAMQP(AMQP):
         if len(more) <= REPR_POSITION:
             for key, given in (("argsrepr", args), ("kwargsrepr", kwargs)):
                 if not given and options.get(key) is None:
-                    options[key] = self._how_nothing_looks[key]
+                    options[key] = self.how_nothing_looks[key]
         made = super().as_task_v2(task_id, name, args, kwargs, *more, **options)
         if made.sent_event and is_durable(self.app, name):  # that of a job says nothing of its arguments
             hide = self.app.sidejob.settings.redacted
@@ -57,7 +57,8 @@ class DurableAMQP(AMQP):
         return made
 
     @cached_property
-    def _how_nothing_looks(self) -> dict[str, str]:
+    def how_nothing_looks(self) -> dict[str, str]:
+        """How Celery shows no arguments."""
         headers = super().as_task_v2("", "", (), {}).headers
         return {key: headers[key] for key in ("argsrepr", "kwargsrepr")}
 

@@ -37,11 +37,11 @@ from ..call_options import check_call
 from ..durability import is_durable, known_tasks
 from ..messages.carried import check_names
 from ..messages.encoding import encoded
-from ..messages.kept_message import RESERVED, as_bytes, own_priority, publication_of, time_of
+from ..messages.kept_message import as_bytes, check_id, own_priority, publication_of, time_of
 from ..patches.task_sender import DurableAMQP
 from . import chord_transaction, ending, result_subscription, sending_in
 from .lazy_producer import LazyProducer
-from .present_call import Call, Together, calling, present_call
+from .present_call import Call, Made, Together, calling, present_call
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -188,6 +188,7 @@ class KeepingProducer:
             raise InvalidValueError(f"unique= of {self._task} is for single calls: call its apply_async().")
         message = self._message(body, deaths, self._new_call(options["headers"]), **options)
         together.messages.append(message)
+        together.made = Made(message, body, options.get("serializer"), options.get("compression"))
         if self._runtime.settings.on_store_down == "publish":
             together.without_rows.append(partial(self._producer.publish, body, **_without_row(message, options)))
 
@@ -238,9 +239,7 @@ class KeepingProducer:
         task_id = headers.get("id")
         if task_id is None:
             raise SettingsError(f"{self._task} is durable, and that needs messages of task_protocol 2.")
-        check_names(self._task, task_id=task_id)
-        if task_id.startswith(RESERVED):
-            raise InvalidValueError(f"task_id={task_id!r} begins with {RESERVED!r}, which names rows of another kind.")
+        check_id(self._task, task_id)
         content_type, content_encoding, data = encoded(self._task, body, serializer)
         data = as_bytes(data, content_encoding)
         if compression:

@@ -21,11 +21,23 @@ from ...operations.durable_runs import Claim
 from ...operations.runtime import Runtime
 
 
+class Made(NamedTuple):
+    """A message that Celery has made, and what it was made of."""
+
+    message: Message
+    body: Any
+    """Arguments, keyword arguments, and what follows the task."""
+    serializer: Any
+    compression: Any
+
+
 @dataclass
 class Together:
     """Messages of one call that are kept together, and what is done once they are."""
 
     messages: list[Message] = field(default_factory=list)
+    made: Made | None = None
+    """The last that Celery has made."""
     without_rows: list[Callable[[], Any]] = field(default_factory=list)
     """How each is sent where the store is away and `sidejob_on_store_down` says so."""
     events: list[Callable[[], Any]] = field(default_factory=list)

@@ -1,7 +1,7 @@
 """Many durable tasks in one call: one commit for all their rows, one pipeline of the broker for a page of messages.
 
-Celery makes each message as it always does, signals and all; what it hands to its producer is collected. Then all are
-kept or none, and given to the broker together.
+Celery makes each message as it always does, signals and all (or as it would, `composing.py`); what it hands to its
+producer is collected. Then all are kept or none, and given to the broker together.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ...model.durable import Message
 from ...model.errors import InvalidValueError, StoreUnavailableError
 from ...operations import keeping
 from ..durability import is_durable, known_tasks
+from .composing import Composer
 from .keeping import present_run
 from .present_call import Together, calling
 
@@ -42,10 +43,10 @@ def send_many(app: Celery, signatures: Iterable[Signature], transaction: Any) ->
         return [signature.apply_async() for signature in wanted]
     together = Together()
     with ExitStack() as stack:
-        with calling(together=together):
+        with calling(together=together, subscriptions=together.subscriptions):
             # One of Celery's producers for all; it connects only if something is published that is no durable task.
-            producer = stack.enter_context(app.producer_pool.acquire(block=True))
-            results = [_collected(index, signature, producer) for index, signature in enumerate(wanted)]
+            composer = Composer(app, together, stack.enter_context(app.producer_pool.acquire(block=True)))
+            results = [_collected(index, signature, composer) for index, signature in enumerate(wanted)]
         _keep(app, together, transaction)
         if transaction is None:
             _tell(app, together.events)
@@ -66,16 +67,20 @@ def made(app: Celery, signatures: Sequence[Signature]) -> tuple[Sequence[Message
 
         return (), run
     together = Together()
-    with calling(together=together), app.producer_pool.acquire(block=True) as producer:
+    with (
+        calling(together=together, subscriptions=together.subscriptions),
+        app.producer_pool.acquire(block=True) as producer,
+    ):
+        composer = Composer(app, together, producer)
         for signature in signatures:
-            signature.apply_async(producer=producer)
+            composer.send(signature)
     return together.messages, lambda: _tell(app, together.events)
 
 
-def _collected(index: int, signature: Signature, producer: Any) -> Any:
-    """Have Celery make one message; what it cannot take is told with the index of the signature."""
+def _collected(index: int, signature: Signature, composer: Composer) -> Any:
+    """Have one message made; what it cannot take is told with the index of the signature."""
     try:
-        return signature.apply_async(producer=producer)
+        return composer.send(signature)
     except TypeError as error:
         raise TypeError(f"signatures[{index}] of send_many(), of {signature.task}: {error}") from error
     except InvalidValueError as error:

@@ -1,0 +1,235 @@
+"""Messages of `send_many` that are made after one of Celery's: what Celery makes, to the byte, where nothing looks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import wraps
+from typing import Any
+
+import psycopg
+import pytest
+from celery import Celery, signals
+from celery.app.amqp import AMQP
+from celery.app.task import Task
+from celery.canvas import Signature
+
+from celery_sidejob.hooks.tasks.composing import Composer
+from tests.tools.apps import make_app
+
+LATER = datetime(2100, 1, 1, tzinfo=UTC)
+QUOTED = 'a "quoted" \\ %(id)s %s \N{SNOWMAN} \N{PILE OF POO}\n'
+
+
+class OwnAMQP(AMQP):
+    """A project's own, which may make messages of its own."""
+
+
+class Traced(Task):
+    """A project's task that looks at each call."""
+
+    abstract = True
+
+    def apply_async(self, *args: Any, **options: Any) -> Any:
+        return super().apply_async(*args, **options)
+
+
+@pytest.fixture
+def again(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The ids of the messages that were made after others."""
+    seen: list[str] = []
+    send = Composer._send_again
+
+    def noting(self: Composer, signature: Signature, composed: Any) -> Any:
+        result = send(self, signature, composed)
+        seen.append(result.id)
+        return result
+
+    monkeypatch.setattr(Composer, "_send_again", noting)
+    return seen
+
+
+@pytest.fixture
+def app(database_url: str, redis_url: str) -> Iterator[Celery]:
+    """An app with durable tasks, and a backend that wants to know of each call."""
+    made = make_app("shop", broker=redis_url, result_backend=redis_url, sidejob_database_url=database_url)
+
+    @made.task(name="mail", durable=True, shared=False)
+    def mail(*to: object, **about: object) -> None:
+        pass
+
+    @made.task(name="letter", durable=True, shared=False, ignore_result=True, serializer="yaml")
+    def letter(to: object) -> None:
+        pass
+
+    made.finalize()
+    yield made
+    made.sidejob.close()
+    made.close()
+
+
+def rows(app: Celery, database_url: str, signatures: Sequence[Signature]) -> list[tuple[Any, ...]]:
+    """What `send_many` keeps; it is rolled back."""
+    with psycopg.connect(database_url) as connection:
+        app.sidejob.send_many(signatures, transaction=connection)
+        found = connection.execute(
+            "SELECT task_id, task, queue, publication, body, expires_at, due_at > now() FROM sidejob.messages "
+            "ORDER BY task_id"
+        ).fetchall()
+        connection.rollback()
+    return found
+
+
+ALIKE: dict[str, Callable[[Any], Signature]] = {
+    "nothing": lambda app: app.tasks["mail"].s(),
+    "arguments": lambda app: app.tasks["mail"].s(1, [2.5, None], {"a": QUOTED}, about=QUOTED, more=(1, 2)),
+    "envelopes": lambda app: app.tasks["mail"].s({"__type__": 1, "__value__": 2}, datetime(2026, 1, 1)),
+    "much": lambda app: app.tasks["mail"].s("x" * 5000, list(range(1000))),
+    "options": lambda app: app.tasks["mail"].s(1).set(eta=LATER, headers={"mine": QUOTED}, priority=7),
+    "compressed": lambda app: app.tasks["mail"].s("x" * 100).set(compression="zlib", queue="letters"),
+    "pickled": lambda app: app.tasks["mail"].s({1, 2}).set(serializer="pickle"),
+    "followed": lambda app: app.tasks["mail"].s(1).set(
+        link=app.tasks["letter"].s(), link_error=app.tasks["letter"].si(3)
+    ),
+    "of its own": lambda app: app.tasks["letter"].s("me"),
+    "stamped": lambda app: app.tasks["mail"].s(1).set(stamped_headers=["mark"], mark="x"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ALIKE)
+def test_each_is_what_celery_makes(app: Celery, database_url: str, again: list[str], kind: str) -> None:
+    task = ALIKE[kind](app)
+    signatures = [
+        task.clone().set(task_id="1-first"),
+        Signature(task.task, (), {}, app=app).set(**task.options).set(task_id="2-empty"),
+        task.clone().set(task_id="3 \N{SNOWMAN} %"),
+        task.clone().set(task_id="4-last"),
+    ]
+    if kind == "of its own":  # it takes one argument
+        del signatures[1]
+
+    composed = rows(app, database_url, signatures)
+    assert again == [signature.options["task_id"] for signature in signatures[1:]]
+    with looking():
+        by_celery = rows(app, database_url, signatures)
+
+    assert len(again) == len(signatures) - 1, "with a receiver Celery makes each"
+    assert composed == by_celery
+
+
+@contextmanager
+def looking() -> Iterator[None]:
+    """Have somebody look at each message in the block."""
+
+    def look(**_: Any) -> None:
+        pass
+
+    signals.before_task_publish.connect(look)
+    try:
+        yield
+    finally:
+        signals.before_task_publish.disconnect(look)
+
+
+def test_tasks_and_options_may_take_turns(app: Celery, database_url: str, again: list[str]) -> None:
+    mail, letter = app.tasks["mail"], app.tasks["letter"]
+    signatures = [mail.s(1), letter.s(1), mail.s(2), letter.s(2), mail.s(3).set(queue="letters"), mail.s(4)]
+    for number, signature in enumerate(signatures):
+        signature.set(task_id=str(number))
+
+    composed = rows(app, database_url, signatures)
+
+    assert again == ["2", "3"], "each change of options is made by Celery"
+    with looking():
+        assert composed == rows(app, database_url, signatures)
+
+
+def test_results_are_celerys(app: Celery, again: list[str]) -> None:
+    results = app.sidejob.send_many([app.tasks["mail"].s(n) for n in range(3)] + [app.tasks["letter"].s(1)] * 2)
+
+    assert len(again) == 3
+    assert [result.ignored for result in results] == [False] * 3 + [True] * 2
+    assert len({result.id for result in results}) == 5
+    subscribed = set(app.backend.result_consumer._pubsub.channels)
+    asked = [result.id for result in results if app.backend.get_key_for_task(result.id) in subscribed]
+    assert asked == [result.id for result in results[:3]]
+
+
+def connect(signal: str) -> Callable[..., None]:
+    def look(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(getattr(signals, signal), "receivers", [(("mine", 0), lambda **_: None)])
+
+    return look
+
+
+def wrapped(owner: Any, name: str) -> Callable[..., None]:
+    def look(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+        method = getattr(owner, name)
+
+        @wraps(method)
+        def traced(*args: Any, **options: Any) -> Any:
+            return method(*args, **options)
+
+        monkeypatch.setattr(owner, name, traced)
+
+    return look
+
+
+def wrapped_on_the_app(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrapped(app, "send_task")(app, monkeypatch)
+
+
+def routed(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    app.conf.task_routes = [lambda name, args, kwargs, options, task=None: {"queue": f"of-{args[0]}"}]
+    app.amqp.__dict__.pop("router", None)
+    app.amqp._rtable = None
+    app.amqp.router = app.amqp.Router(queues=app.amqp.queues)
+
+
+LOOKS: dict[str, Callable[..., None]] = {
+    "a receiver before": connect("before_task_publish"),
+    "a receiver after": connect("after_task_publish"),
+    "a receiver of old": connect("task_sent"),
+    "a traced task": wrapped(Task, "apply_async"),
+    "a traced app": wrapped(Celery, "send_task"),
+    "a traced app of one": wrapped_on_the_app,
+    "a traced signature": wrapped(Signature, "apply_async"),
+    "traced messages": wrapped(AMQP, "as_task_v2"),
+    "events": lambda app, _: app.conf.update(task_send_sent_event=True),
+    "a route": routed,
+}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_celery_makes_each_where_something_looks(
+    app: Celery, again: list[str], monkeypatch: pytest.MonkeyPatch, look: str
+) -> None:
+    LOOKS[look](app, monkeypatch)
+
+    results = app.sidejob.send_many(app.tasks["mail"].s(number) for number in range(3))
+
+    assert again == []
+    assert len(results) == 3
+
+
+@pytest.mark.parametrize("own", ["amqp", "task", "shadow", "down"])
+def test_celery_makes_each_of_a_project_that_may_look(
+    database_url: str, redis_url: str, again: list[str], own: str
+) -> None:
+    settings = {"sidejob_on_store_down": "publish"} if own == "down" else {}
+    app = make_app("own", broker=redis_url, sidejob_database_url=database_url, **settings)
+    if own == "amqp":
+        app.amqp.__class__ = type("KeepingOwn", (type(app.amqp), OwnAMQP), {})
+    options: dict[str, Any] = {"base": Traced} if own == "task" else {}
+    if own == "shadow":
+        options["shadow_name"] = lambda task, args, kwargs, options: f"mail to {args[0]}"
+
+    @app.task(name="mail", durable=True, shared=False, **options)
+    def mail(to: object) -> None:
+        pass
+
+    assert len(app.sidejob.send_many(mail.s(number) for number in range(3))) == 3
+    assert again == []
+    app.sidejob.close()
+    app.close()
