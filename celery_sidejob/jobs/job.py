@@ -71,6 +71,7 @@ from ..unit.open_unit import active, submit
 from .blocking import block_until
 from .creation import check_child_name_is_free, create, draft, encode_state, port_rows, when
 from .depending import check_in_run, check_on_failure, ids_of, pending_edges
+from .drafts import Drafts
 from .history import HistoryEntry, entry_of, pending
 from .moving import move_of, moved_to, stage_of
 from .port import Port
@@ -789,7 +790,7 @@ def find_by_task_id(runtime: Runtime, task_id: str) -> Job | None:
 def enqueue(runtime: Runtime, task: Any, args: Any = (), kwargs: Any = None, **options: Any) -> Job:
     """Make one job, in one transaction or as part of the run's unit; nothing of it is left behind after an error."""
     transaction = _borrowed(runtime, options.pop("transaction", None))
-    new = _draft(runtime, {"task": task, "args": args, "kwargs": kwargs, **options}, transaction)
+    new = draft(runtime, task, args, kwargs, **_with_parent(options), executor=transaction)
     return _create(runtime, [new], transaction)[0]
 
 
@@ -798,22 +799,24 @@ def enqueue_many(runtime: Runtime, items: Iterable[Mapping[str, Any]], transacti
 
     An item is the arguments of `draft`. An item that is refused is named by its place.
     """
-    transaction, drafts = _borrowed(runtime, transaction), []
+    transaction, new = _borrowed(runtime, transaction), []
+    drafts = Drafts(runtime, transaction)
     for n, item in enumerate(items):
         try:
-            drafts.append(_draft(runtime, item, transaction))
+            new.append(drafts.draft(_with_parent(item)))
         except (ValueError, TypeError, LookupError) as error:
             error.args = (f"items[{n}] of enqueue_many(): {error}",)
             raise
-    return _create(runtime, drafts, transaction)
+    return _create(runtime, new, transaction)
 
 
 def _borrowed(runtime: Runtime, transaction: Any) -> Any:
     return None if transaction is None else runtime.connections.borrow(transaction)
 
 
-def _draft(runtime: Runtime, item: Mapping[str, Any], transaction: Any) -> NewJob:
-    return draft(runtime, **{**item, "parent": _id_of(item.get("parent"))}, executor=transaction)
+def _with_parent(item: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the arguments of a draft with the id of the parent in place of its handle."""
+    return {**item, "parent": _id_of(item["parent"])} if "parent" in item else item
 
 
 def _create(runtime: Runtime, drafts: Sequence[NewJob], transaction: Any) -> list[Job]:

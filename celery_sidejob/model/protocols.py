@@ -179,6 +179,12 @@ class Tasks(Protocol):
     ) -> Call:
         """Resolve a task, a name or a signature, and check the arguments against the task's own parameters."""
 
+    def naming(self, task: str) -> Callable[[Any, Any], str] | None:
+        """Return what checks the arguments of further calls of a task, and gives each a task id.
+
+        None where something looks at single calls, so that each is to be resolved by itself.
+        """
+
     def admission(self, task: str, queue: str) -> Admission | None:
         """Return how a job of a task waits for slots in a queue, if its call names no pool; None without a pool."""
 

@@ -39,7 +39,7 @@ from ..call_options import check_call, check_options
 from ..durability import is_durable
 from ..messages.carried import check_headers, check_names
 from ..overload import Overloaded
-from ..tasks import sending
+from ..tasks import composing, sending
 from .propagation import propagated
 
 logger = logging.getLogger("celery_sidejob")
@@ -134,6 +134,19 @@ class CeleryTasks:
             admission=admission or admission_to(self._app, queue, follows=is_follower(merged)),
             **self._traced(name, queue, args, kwargs, self._asking(known, merged)),
         )
+
+    def naming(self, task: str) -> Callable[[Any, Any], str] | None:
+        """Return what checks the arguments of further calls of a task, and names them; see the protocol."""
+        known = self._app.tasks.get(task)
+        if known is None or composing.is_listened_to() or not composing.routes_by_name(self._app):
+            return None
+
+        def name(args: Any, kwargs: Any) -> str:
+            if known.typing:
+                check_arguments(known.run, task, args, kwargs)
+            return str(uuid())
+
+        return name
 
     def _registered(self, name: str) -> tuple[str, Mapping[str, Any]]:
         """Return the queue and the options with which a worker has registered a task whose code is not here."""

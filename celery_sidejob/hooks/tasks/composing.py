@@ -21,6 +21,7 @@ from celery.utils.saferepr import saferepr
 from kombu.compression import compress
 from kombu.utils.uuid import uuid
 
+from ...model.alike import alike
 from ...model.durable import Message
 from ..durability import known_tasks
 from ..messages.encoding import JSON, encoded
@@ -87,7 +88,11 @@ class Composed:
 
     def fits(self, signature: Signature) -> bool:
         """Tell whether the message of a signature differs in nothing but its id and arguments."""
-        return type(signature) is Signature and signature.type is self.task and _without_id(signature) == self._options
+        return (
+            type(signature) is Signature
+            and signature.type is self.task
+            and alike(_without_id(signature), self._options)
+        )
 
     def message(self, task_id: str, signature: Signature) -> Message:
         """Return the message of a signature that fits."""
@@ -145,6 +150,18 @@ def _without_id(signature: Signature) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name != "task_id"} if "task_id" in options else options
 
 
+def is_listened_to() -> bool:
+    """Tell whether somebody is told of each publication of a task."""
+    told = (signals.before_task_publish, signals.after_task_publish, signals.task_sent)
+    return any(signal.receivers for signal in told)
+
+
+def routes_by_name(app: Celery) -> bool:
+    """Tell whether the name of a task alone says where its calls go: no route is a function."""
+    router = app.amqp.router
+    return type(router) is Router and all(type(route) is MapRoute for route in router.routes)
+
+
 def _nothing_looks_at_messages(app: Celery) -> bool:
     """Tell whether messages of this app are made alike, and nothing else than their rows follows from them.
 
@@ -152,12 +169,10 @@ def _nothing_looks_at_messages(app: Celery) -> bool:
     """
     sending, amqp = app.send_task, app.amqp
     return (
-        not (signals.before_task_publish.receivers or signals.after_task_publish.receivers)
-        and not (signals.task_sent.receivers or app.conf.task_send_sent_event or app.current_worker_task)
+        not (is_listened_to() or app.conf.task_send_sent_event or app.current_worker_task)
         and app.sidejob.settings.on_store_down != "publish"
         and getattr(sending, "func", None) is send_task and sending.args[1:] == (Celery.send_task.__get__(app),)
-        and type(amqp) is KeepingAMQP and type(amqp.router) is Router
-        and all(type(route) is MapRoute for route in amqp.router.routes)
+        and type(amqp) is KeepingAMQP and routes_by_name(app)
         and _is_celerys(AMQP, "as_task_v2") and _is_celerys(type(app), "send_task")
     )  # fmt: skip
 

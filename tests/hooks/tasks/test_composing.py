@@ -99,13 +99,9 @@ ALIKE: dict[str, Callable[[Any], Signature]] = {
 
 @pytest.mark.parametrize("kind", ALIKE)
 def test_each_is_what_celery_makes(app: Celery, database_url: str, again: list[str], kind: str) -> None:
-    task = ALIKE[kind](app)
-    signatures = [
-        task.clone().set(task_id="1-first"),
-        Signature(task.task, (), {}, app=app).set(**task.options).set(task_id="2-empty"),
-        task.clone().set(task_id="3 \N{SNOWMAN} %"),
-        task.clone().set(task_id="4-last"),
-    ]
+    ids = ("1-first", "2-empty", "3 \N{SNOWMAN} %", "4-last")
+    signatures = [ALIKE[kind](app).clone().set(task_id=task_id) for task_id in ids]
+    signatures[1].update(args=(), kwargs={})
     if kind == "of its own":  # it takes one argument
         del signatures[1]
 
@@ -182,9 +178,8 @@ def wrapped_on_the_app(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def routed(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
     app.conf.task_routes = [lambda name, args, kwargs, options, task=None: {"queue": f"of-{args[0]}"}]
-    app.amqp.__dict__.pop("router", None)
-    app.amqp._rtable = None
-    app.amqp.router = app.amqp.Router(queues=app.amqp.queues)
+    monkeypatch.setattr(app.amqp, "_rtable", None)
+    monkeypatch.setattr(app.amqp, "router", app.amqp.Router())
 
 
 LOOKS: dict[str, Callable[..., None]] = {
