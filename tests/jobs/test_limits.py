@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -24,6 +25,7 @@ from celery_sidejob.services.sweep.unused_room import UnusedRoom
 from celery_sidejob.store import room
 from celery_sidejob.store.connection.own_executor import OwnExecutor
 from celery_sidejob.store.statement import Statement
+from celery_sidejob.unit import read_ahead
 from tests.acceptance.lenders import LENDERS
 from tests.tools.crash_points import Arm
 from tests.tools.in_process import Stage
@@ -580,16 +582,17 @@ def test_packets_that_a_run_is_marking_are_read_in_their_order(
     quietly(stage, target.input("in"), *later)
     job = writer(stage, target)
     quietly(stage, job.input("in"), 3)
-    real, reading = room.mark, list[Any]()
+    real, reading, looks = room.mark, list[Any](), list[float]()
 
     def while_somebody_reads(*given: Any) -> None:
         real(*given)
         if not reading:
             with stage.sidejob.port_options(notify=False):
                 reading.append(aside(read, stage, handle(stage, target).input("in")))
-            stage.wait_for_waiters()
+            stage.wait_until(lambda: bool(looks or stage.waiters()), message="the reader to be held up")
 
     monkeypatch.setattr(room, "mark", while_somebody_reads)
+    monkeypatch.setattr(read_ahead, "time", SimpleNamespace(sleep=looks.append))  # a run looks again and again
     stage.run(job)
     assert reading[0].result(20) == expected
     stage.drain()

@@ -211,10 +211,7 @@ def test_a_run_that_a_stopping_worker_gives_back_is_begun_by_another(
 
     def other_worker() -> None:
         tried.append(aside(stage.claim, life.job, worker_id=stage.new_worker(), for_run=2))
-        if held_at == "release:before-commit":
-            stage.wait_for_waiters()
-        else:
-            tried[0].result(10)
+        stage.wait_until(tried[0].done, message="the claim, which waits for nothing: there is no such run yet")
 
     at(held_at, other_worker)
     assert recovery.release(stage.runtime, hold.job_id, run_no=1, worker_id=hold.worker_id, wait=True)

@@ -53,6 +53,8 @@ class Stage:
         """Why the last run was nothing that Celery is to tell of, by the job's id: it is suspended, or was refused."""
         self.holds: dict[int, Hold] = {}
         """What was claimed last, by the job's id."""
+        self.missed: list[str] = []
+        """What has not come true in time, to the test's end."""
         self._bodies: dict[int, Callable[..., Any]] = {}
         self._disproved: BaseException | None = None
         self._numbers = itertools.count(1)
@@ -172,12 +174,27 @@ class Stage:
         """A connection of the test's own, past any proxy, in autocommit, to be closed by it (`with` does)."""
         return connect(self._outside, **options)
 
-    def wait_for_waiters(self, count: int = 1) -> None:
-        """Return once so many backends wait for a lock."""
+    def waiters(self) -> int:
+        """How many backends wait for a lock."""
         waiting = (
             "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
         )
-        wait_until(lambda: self.sql(waiting)[0][0] >= count, message=f"{count} backends to wait for a lock")
+        return int(self.sql(waiting)[0][0])
+
+    def wait_for_waiters(self, count: int = 1) -> None:
+        """Return once so many backends wait for a lock."""
+        self.wait_until(lambda: self.waiters() >= count, message=f"{count} backends to wait for a lock")
+
+    def wait_until(self, fact: Callable[[], bool], *, message: str) -> None:
+        """Wait in the middle of a transaction: what does not come true fails the test, whoever handles the error.
+
+        The package would take a TimeoutError for an outage, and Postgres ends a session that has waited for so long.
+        """
+        try:
+            wait_until(fact, message=message)
+        except TimeoutError as late:
+            self.missed.append(str(late))
+            raise
 
     def row_counts(self) -> dict[str, int]:
         """How many rows each of our tables has."""
@@ -333,6 +350,7 @@ def stage(
     made = Stage(store_url(stage_database_url), looking=stage_looking())
     try:
         yield made
+        assert made.missed == []
         assert made.broken_rules() == []
     finally:
         made.sql(EMPTY)
