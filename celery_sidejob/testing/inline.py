@@ -24,9 +24,8 @@ from ..operations.publications import deliver_page
 from ..operations.runtime import Runtime
 from ..services.duty import Report
 from ..services.heartbeat.heartbeat import Heartbeat
-from ..services.sweep.dead_workers import DeadWorkers
+from ..services.sweep.dead_workers import DeadWorkers, LostRuns
 from ..services.sweep.due import DueTasks
-from ..services.sweep.lost_runs import LostRuns
 from ..services.sweep.sweep import Sweep
 from ..store import publications, workers
 from ..store.outbox.due import doomed, due

@@ -29,7 +29,7 @@ from celery_sidejob import (
 from celery_sidejob.jobs.capacity import SlotHolder, declare
 from celery_sidejob.operations import capacity, queues
 from celery_sidejob.operations.noted_asks import apply_noted_asks
-from celery_sidejob.services.sweep.capacity_samples import CapacitySamples
+from celery_sidejob.services.sweep.gates import CapacitySamples
 from celery_sidejob.services.sweep.sweep import Sweep
 from tests.acceptance.lenders import LENDERS
 from tests.tools.apps import make_app

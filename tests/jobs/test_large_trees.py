@@ -15,10 +15,9 @@ from celery_sidejob.operations import deletion, lock_set, tree_terminations
 from celery_sidejob.operations.lock_set import TOGETHER
 from celery_sidejob.operations.noted_asks import apply_noted_asks
 from celery_sidejob.services.duty import Report
-from celery_sidejob.services.sweep import tree_deletions as sweep
+from celery_sidejob.services.sweep import trees as sweep
 from celery_sidejob.services.sweep.sweep import Sweep
-from celery_sidejob.services.sweep.tree_deletions import TreeDeletions
-from celery_sidejob.services.sweep.tree_terminations import TreeTerminations
+from celery_sidejob.services.sweep.trees import TreeDeletions, TreeTerminations
 from celery_sidejob.store.connection.own_executor import OwnExecutor
 from celery_sidejob.store.statement import Statement
 from tests.tools.between import Between, between_look_and_lock

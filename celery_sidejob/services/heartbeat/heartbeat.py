@@ -23,14 +23,12 @@ from ...store.outbox.kinds import JOBS, TASKS
 from ..duty import Duties, Duty, Report
 from .deliveries import RunKey
 from .heartbeat_file import HeartbeatFile
+from .held_jobs import HeldJobs, Overdue
 from .held_tasks import HeldTasks
 from .liveness_lock import LivenessLock
 from .memory_kills import MemoryKills
-from .orphans import Orphans
-from .overdue import Overdue
 from .pool_processes import PoolProcesses
 from .prefetched import Prefetched
-from .strays import Strays
 from .worker import Worker
 
 logger = logging.getLogger("celery_sidejob")
@@ -68,13 +66,11 @@ class Heartbeat(Worker):
         self.managed: frozenset[str] | None = None
         """The managed queues, as of the last beat; None before the first."""
         self.tasks = HeldTasks(self)
-        self._strays = Strays(self)
-        self._orphans = Orphans(self, self._strays)
+        self._jobs = HeldJobs(self)
         self._duties = Duties(
             Beat(self),
-            self._orphans,
+            self._jobs,
             self.tasks,
-            self._strays,
             Overdue(self),
             Prefetched(self, self.runs, JOBS),
             Prefetched(self, self.tasks.runs, TASKS),
@@ -152,7 +148,7 @@ class Heartbeat(Worker):
         died = self._processes.died(self.runs.busy() | self.tasks.runs.busy())  # reports each death only once
         for pid, status in died.items():
             loss = Loss.of_process(self.ident, pid, status, out_of_memory=self.memory_kills.were_just_now())
-            self._orphans.died[pid] = self.tasks.died[pid] = loss
+            self._jobs.died[pid] = self.tasks.died[pid] = loss
         report = Report()
         self._duties.do(report)
         return report

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
+from .asks import Timers, UnusedRoom
 from .batches import Batches
-from .capacity_pools import CapacityPools
-from .capacity_samples import CapacitySamples
 from .dead_list import DeadList
-from .dead_workers import DeadWorkers
+from .dead_workers import DeadWorkers, LostRuns
 from .due import DueJobs, DueTasks
-from .emptied_broker import EmptiedBroker
-from .gates import Gates, LimitKeys
-from .lost_runs import LostRuns
+from .emptied_broker import EmptiedBroker, VanishedQueues
+from .gates import CapacityPools, CapacitySamples, Gates, LimitKeys
 from .parked_terminations import ParkedTerminations
 from .prune import Prune
 from .publications import Publications
 from .schedules import Schedules
 from .sweep import SweepDuty
-from .timers import Timers
-from .tree_deletions import TreeDeletions
-from .tree_terminations import TreeTerminations
+from .trees import TreeDeletions, TreeTerminations
 from .unsent_results import UnsentResults
-from .unused_room import UnusedRoom
-from .vanished_queues import VanishedQueues
 
 DUTIES: tuple[type[SweepDuty], ...] = (
     DeadWorkers,

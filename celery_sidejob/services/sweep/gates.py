@@ -1,12 +1,14 @@
-"""Lets runs into managed queues whose gates are open: after a pause, a death, a token of a rate, a higher limit."""
+"""Lets runs into managed queues whose gates are open, and into capacity pools with free slots."""
 
 from __future__ import annotations
 
 import time
 
 from ...operations import permits
+from ...operations.capacity import fill
 from ...operations.queues import rank
 from ...store import queues
+from ...store.capacity import sample
 from ...store.permits import MOST_LET_IN
 from ..duty import Count, Report
 from .sweep import SweepDuty
@@ -16,7 +18,10 @@ TURN_S = 0.5
 
 
 class Gates(SweepDuty):
-    """Ranks what waited before its queue was managed; publishes what waits at open gates, as far as those are open."""
+    """Ranks what waited before its queue was managed; publishes what waits at open gates, as far as those are open.
+
+    A gate opens after a pause, a death, a token of a rate, a higher limit.
+    """
 
     counts = (Count("let_in", "Messages that waited at the gate of a managed queue and were published."),)
 
@@ -36,3 +41,19 @@ class LimitKeys(SweepDuty):
 
     def _do(self, report: Report) -> None:
         queues.forget_keys(self._connections)
+
+
+class CapacityPools(SweepDuty):
+    """Fills such pools: slots are handed over when they are freed, except to rows that are not due, or locked."""
+
+    def _do(self, report: Report) -> None:
+        report["pools_filled"] += fill(self._runtime)
+
+
+class CapacitySamples(SweepDuty):
+    """Samples every pool that has moved since its last sample; a store without pools is read only."""
+
+    interval_s = 10.0
+
+    def _do(self, report: Report) -> None:
+        report["pools_sampled"] += sample(self._connections)

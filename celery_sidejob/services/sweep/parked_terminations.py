@@ -7,11 +7,9 @@ import logging
 from ...operations.shutdown import end_parked
 from ...store import parked
 from ..duty import Count, Report
-from .sweep import SweepDuty
+from .sweep import PAGE, SweepDuty
 
 logger = logging.getLogger("celery_sidejob")
-
-PAGE = 100
 
 
 class ParkedTerminations(SweepDuty):

@@ -7,12 +7,7 @@ import time
 from ...jobs.scheduling import make_due
 from ...store import schedules
 from ..duty import Count, Report
-from .sweep import Sweep, SweepDuty
-
-SLICE_S = 0.25
-"""Seconds after which a turn begins nothing further."""
-PAGE = 50
-"""Schedules that are read at once."""
+from .sweep import PAGE, SLICE_S, Sweep, SweepDuty
 
 
 class Schedules(SweepDuty):

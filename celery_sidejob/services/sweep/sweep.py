@@ -42,6 +42,10 @@ class Sweep:
         """Whether a worker was declared dead and is not forgotten yet."""
 
 
+PAGE = 200
+"""Rows that a duty reads at once, unless it has a reason for another number."""
+SLICE_S = 0.25
+"""Seconds after which a turn of a long duty begins nothing further."""
 TURN_S = 0.45
 """Seconds that a worker lets pass, at least, before it does a duty again that is not urgent: two looks of `TICK_S`."""
 

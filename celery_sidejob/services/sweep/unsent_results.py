@@ -11,11 +11,10 @@ from ...model.row_errors import log_row_error
 from ...operations.after_commit import settle
 from ...store import askings
 from ..duty import Count, Report
-from .sweep import Sweep, SweepDuty
+from .sweep import PAGE, Sweep, SweepDuty
 
 logger = logging.getLogger("celery_sidejob")
 
-PAGE = 200
 RESULT_GRACE_S = 5.0
 """Seconds that the process ending an asking has to store its result itself."""
 

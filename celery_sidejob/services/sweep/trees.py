@@ -1,4 +1,4 @@
-"""Finishes deletions of large trees that a caller has left, or that its death has interrupted."""
+"""Finishes terminations and deletions of large trees that a caller has left, or that its death has interrupted."""
 
 from __future__ import annotations
 
@@ -6,14 +6,26 @@ import time
 from collections.abc import Iterator
 
 from ...operations.deletion import TerminatedTree
+from ...operations.tree_terminations import terminate_page
 from ...store import tree_deletions
 from ..duty import Count, Report
-from .sweep import Sweep, SweepDuty
+from .sweep import PAGE, SLICE_S, Sweep, SweepDuty
 
-SLICE_S = 0.25
-"""Seconds after which a turn begins no further part."""
-PAGE = 100
-"""Roots that are read at once."""
+
+class TreeTerminations(SweepDuty):
+    """Terminates pages of jobs until its slice of time is over."""
+
+    counts = (Count("terminated_pages", "Pages of large trees that were terminated."),)
+    interval_s = 2.0
+
+    def _do(self, report: Report) -> None:
+        until = time.monotonic() + SLICE_S
+        while terminate_page(self._runtime):
+            report["terminated_pages"] += 1
+            if self._must_stop(until):
+                return
+
+
 LATER_S = 10.0
 """Seconds after which a tree is tried again in which something was in the way."""
 
