@@ -40,7 +40,7 @@ from celery import Celery
 from benchmarks.suspended import quantile
 from benchmarks.turns import Median
 from celery_sidejob import Job, JobNotFoundError, SideJob, embedded
-from celery_sidejob.model.run_end import RunEnd
+from celery_sidejob.model.status import RunEnd
 from celery_sidejob.operations import endings, runs
 from celery_sidejob.operations.job_run_end import Ending
 from celery_sidejob.operations.runs import Unit

@@ -14,7 +14,7 @@ import psycopg
 from celery import Celery
 
 from celery_sidejob import SideJob, embedded
-from celery_sidejob.model.run_end import RunEnd
+from celery_sidejob.model.status import RunEnd
 from celery_sidejob.operations import endings, runs
 from celery_sidejob.operations.job_run_end import Ending
 from celery_sidejob.operations.runs import Unit

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ..deadset import MOST_DIGITS, DeadEntry
 from ..model.errors import SideJobError
-from ..model.plural import counted
+from ..model.printable import counted
 from . import names
 from .command import Failed, answering, load_modules, nothing_matches
 from .options import AtLeast, check_one_way, limit_option, queue_option, task_option, together, yes_option

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from ..inspection import Inspection
-from ..model.plural import counted
+from ..model.printable import counted
 from . import names
 from .command import Failed, answering
 from .looks import looks

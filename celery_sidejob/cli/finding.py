@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from ..jobs.job import Job
-from ..model.plural import counted
+from ..model.printable import counted
 from .command import answering, job_named
 from .options import job_argument, limit_option
 from .output import Output, status, table_if_any

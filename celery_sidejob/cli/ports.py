@@ -12,7 +12,7 @@ import click
 from ..inspection import Inspection
 from ..jobs.job import Job
 from ..jobs.port import Port
-from ..model.plural import counted
+from ..model.printable import counted
 from .command import Failed, answering, job_named, load_modules
 from .json_values import parsed
 from .options import AtLeast, job_argument

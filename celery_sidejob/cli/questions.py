@@ -7,8 +7,7 @@ from collections.abc import Mapping
 
 import click
 
-from ..model.plural import counted
-from ..model.printable import printable
+from ..model.printable import counted, printable
 from .command import Failed, with_app
 
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from ..hooks import control
 from ..inspection import Inspection
-from ..model.plural import counted
+from ..model.printable import counted
 from ..operations import revocation
 from ..operations.revocation import RevokedInAll
 from . import names

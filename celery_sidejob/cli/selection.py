@@ -8,7 +8,7 @@ from typing import Any
 
 from ..jobs.job import Job
 from ..model.errors import JobNotFoundError, SideJobError, StoreUnavailableError
-from ..model.plural import counted
+from ..model.printable import counted
 from . import names
 from .command import INTERRUPTED, Failed, job_named
 from .options import check_one_way

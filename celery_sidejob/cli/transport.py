@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..hooks.broker.dead_list import list_of
-from ..model.plural import counted
+from ..model.printable import counted
 from ..transport.dead_list import DeadList, DeadMessage
 from ..transport.postgres.overview import overview_of
 from .command import Failed, nothing_matches, with_app, with_output

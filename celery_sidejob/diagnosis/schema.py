@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from ..model.errors import SideJobError, StoreUnavailableError
 from ..model.finding import Finding, error, warning, well
-from ..model.plural import first_of
+from ..model.printable import first_of
 from ..operations.runtime import Runtime
 from ..store import health, revisions, workers
 from ..store.errors import UPGRADE, LacksRights

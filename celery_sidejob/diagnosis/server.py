@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..model.finding import Finding, error, graded, warning, well
-from ..model.plural import counted, first_of
+from ..model.printable import counted, first_of
 from ..operations.runtime import Runtime
 from ..store import health
 from ..store.statement import Transaction

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..model.finding import Finding, error, warning, well
-from ..model.plural import counted, first_of
+from ..model.printable import counted, first_of
 from ..operations.runtime import Runtime
-from ..store import health, piles, workers
+from ..store import estimates, health, workers
 from ..store.broker.messages import COUNTED
 from ..store.outbox.references import count
 from ..store.schema import schema_check
@@ -25,14 +25,14 @@ CHILDREN = 10_000
 
 def retention(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     """Look for finished jobs that nothing removes, and for very large families."""
-    finished = piles.finished(executor) if runtime.settings.retention is None else 0
+    finished = estimates.finished(executor) if runtime.settings.retention is None else 0
     if finished >= FINISHED:
         yield warning(
             "retention", f"about {finished} finished jobs are kept for ever", meaning="Nothing removes them, so "
             "the tables, backups and every VACUUM grow with them.",
             remedy="Set sidejob_retention, or retention= of their tasks.",
         )  # fmt: skip
-    families = piles.families(executor, least=CHILDREN)
+    families = estimates.families(executor, least=CHILDREN)
     if families:
         shown = first_of(f"job {row.parent_id} has about {row.children}" for row in families)
         yield warning(

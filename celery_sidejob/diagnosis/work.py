@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from ..model.errors import SchemaError, StoreUnavailableError
 from ..model.finding import Finding, error, graded, warning, well
-from ..model.plural import counted, first_of
+from ..model.printable import counted, first_of
 from ..operations.runtime import Runtime
 from ..store import asks, depths, health, parked, room, served, stats, workers
 from ..store import queues as queue_rows

@@ -8,7 +8,7 @@ from functools import partial
 
 from ..model.errors import SideJobError
 from ..model.finding import Finding, error, graded, warning, well
-from ..model.plural import counted, first_of
+from ..model.printable import counted, first_of
 from ..operations.runtime import Runtime
 from ..store import depths, health, served, stats
 from ..store import workers as rows_of_workers

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from celery import Celery
 
 from ..model.finding import Finding, Level, warning, well
-from ..model.plural import first_of
+from ..model.printable import first_of
 from .durability import is_durable, matches
 from .task_options import OF_ORDINARY_TASKS, given
 

@@ -7,6 +7,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from .durable import Key
+
 
 @dataclass(frozen=True, slots=True)
 class Sought:
@@ -49,3 +51,29 @@ class Look(Protocol):
 
     def find(self, sought: Sequence[Sought]) -> Sight | None:
         """Look for messages, at a bounded cost; None if the broker cannot answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Buried:
+    """A message in the transport's dead list."""
+
+    text: bytes
+    """The entry's text in the list, by which it is found again."""
+    key: Key | None
+    """The row of the message; None for a message without one."""
+    store: str | None
+    """The name of the store with that row, if there are several stores."""
+    is_doorbell: bool
+    """A doorbell: it only said that a job owes a run, and the store knows that without it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """How far a list was read that grows at its end: a number and the last entry, which reveal a removed entry."""
+
+    number: int = 0
+    last: bytes | None = None
+
+    def past(self, texts: Sequence[bytes]) -> Cursor:
+        """Return the cursor after further entries, which stay in the list."""
+        return Cursor(self.number + len(texts), texts[-1]) if texts else self

@@ -1,8 +1,9 @@
-"""Text of others on its way to a terminal, a log or a page: nothing in it moves a cursor, hides or forges a line."""
+"""Text as people read it: numbers with nouns, and text of others, in which nothing moves a cursor or hides a line."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 _INVISIBLE = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
@@ -48,3 +49,15 @@ class Shown:
 
     def __repr__(self) -> str:
         return printable(repr(self._value))
+
+
+def counted(count: int, one: str, many: str) -> str:
+    """Return a number with its noun, or its verb."""
+    return f"{count:,} {one if count == 1 else many}"
+
+
+def first_of(texts: Iterable[str], *, most: int = 5, separator: str = ", ") -> str:
+    """Return the first texts, and how many more there are."""
+    every = list(texts)
+    more = f" and {len(every) - most:,} more" if len(every) > most else ""
+    return separator.join(every[:most]) + more

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal, Protocol
 
-from .broker_view import Look
-from .buried import Buried, Cursor
+from .broker_view import Buried, Cursor, Look
 from .call import Call
 from .capacity import Admission
 from .durable import Message

@@ -66,3 +66,19 @@ MOVES: dict[Status | None, frozenset[Status]] = {
 `tests/store/test_moves.py` compares it with the effects of the statements, under the schema's CHECKs. The diagram in
 docs/lifecycle.md is drawn from it.
 """
+
+
+class RunEnd(StrEnum):
+    """How a run ended, whoever ended it."""
+
+    COMPLETED = "completed"
+    SUSPENDED = "suspended"
+    FAILED = "failed"
+    RETRIED = "retried"
+    """It raised, and will be tried again."""
+    TERMINATED = "terminated"
+    """It was the shutdown of its job."""
+    LOST = "lost"
+    """Its worker died, or gave it up because the store was unavailable."""
+    GIVEN_BACK = "given back"
+    """Its worker stops, or cannot run it after all. This is not a loss."""

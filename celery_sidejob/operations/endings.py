@@ -12,8 +12,7 @@ from ..model.crash_points import reach
 from ..model.errors import JobNotFoundError
 from ..model.messages import FORMAT
 from ..model.names import storable
-from ..model.run_end import RunEnd
-from ..model.status import ASKABLE, Status
+from ..model.status import ASKABLE, RunEnd, Status
 from ..store import claims, jobs, tree_terminations
 from ..store.errors import FAILURES, Moved
 from ..store.statement import Transaction

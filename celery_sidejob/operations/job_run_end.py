@@ -18,8 +18,7 @@ from ..model.errors import FullPort
 from ..model.events import JobBuried, RunFailed
 from ..model.loss import Loss
 from ..model.messages import Outcome
-from ..model.run_end import RunEnd
-from ..model.status import Status
+from ..model.status import RunEnd, Status
 from ..store import askings, asks, claims, dead, moving, packets, ports
 from ..store.outbox import arming, continuations
 from ..store.statement import Transaction

@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 
 from ..model.events import Measured, TaskFinished
-from ..model.run_end import RunEnd
 from ..model.statistics import Measure
+from ..model.status import RunEnd
 from .durable_runs import Run
 from .hold import Hold
 from .runtime import Runtime

@@ -11,8 +11,7 @@ from ..model.changes import Change, Log, Move
 from ..model.errors import JobNotFoundError, StoreUnavailableError
 from ..model.events import RunLost, RunRescued
 from ..model.loss import Loss
-from ..model.run_end import RunEnd
-from ..model.status import Status
+from ..model.status import RunEnd, Status
 from ..store import claims, jobs, tree_terminations
 from ..store.borrowed import holders
 from ..store.errors import LacksRights

@@ -8,8 +8,7 @@ from typing import Any
 
 from ..model.changes import Terminate
 from ..model.errors import LeaseLostError
-from ..model.run_end import RunEnd
-from ..model.status import Status
+from ..model.status import RunEnd, Status
 from ..store import jobs, parked, trees, workers
 from ..store.statement import Reader, Transaction
 from .after_commit import AfterCommit

@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 
 from ..model.errors import LeaseLostError
-from ..model.run_end import RunEnd
+from ..model.status import RunEnd
 from ..operations import endings, runs
 from ..operations.hold import Hold
 from ..operations.job_run_end import Ending

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ..model.run_end import RunEnd
+from ..model.status import RunEnd
 from .statement import Statement
 
 UNLOCKED = "locked_by = NULL, locked_at = NULL, locked_pid = NULL"

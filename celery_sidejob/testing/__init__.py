@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .assertions import assert_dead, assert_enqueued, assert_packets, refute_enqueued
-    from .clock import move_clock
     from .crashes import crash_after, crash_before
-    from .emptying import empty_store
+    from .databases import empty_store, move_clock
     from .inline import run_job, run_until_quiet
     from .waiting import wait_until
     from .worker import Worker, Workers
@@ -26,8 +25,8 @@ _MODULE_OF = {
     "assert_packets": ".assertions",
     "crash_after": ".crashes",
     "crash_before": ".crashes",
-    "empty_store": ".emptying",
-    "move_clock": ".clock",
+    "empty_store": ".databases",
+    "move_clock": ".databases",
     "refute_enqueued": ".assertions",
     "run_job": ".inline",
     "run_until_quiet": ".inline",

@@ -15,9 +15,11 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
-from ..model.errors import SettingsError
+from ..model.checks import SECONDS, in_seconds, is_seconds, shown
+from ..model.errors import InvalidValueError, SettingsError
 from ..model.recurrence import Plan, Window
 from ..store.errors import first_line
+from .subject import sidejob_of
 
 OWN = "sidejob_test_"
 """What the names of the databases begin with that are made here."""
@@ -186,3 +188,30 @@ def _move_plans(connection: psycopg.Connection[Any], schedules: sql.Identifier, 
         plan = Plan(name, tuple(map(Window.of_json, windows)), jitter_s).moved_back(by)
         due_at = None if plan.next is None or is_paused else plan.made_at(plan.next)  # the jitter depends on the time
         connection.execute(write.format(schedules), [json.dumps(plan.as_json()), plan.next, due_at, name])
+
+
+def empty_store(sidejob: Any = None) -> None:
+    """Delete all jobs, messages, dead entries and workers; the broker keeps its messages, which then mean nothing.
+
+    SettingsError, and nothing is deleted, if the database's name does not say that it is one for tests.
+    """
+    settings = sidejob_of(sidejob).settings
+    url = settings.require_database_url()
+    check_is_for_tests(url)
+    empty(url, settings.schema)
+
+
+def move_clock(by: timedelta | float, *, sidejob: Any = None) -> None:
+    """Have this time pass (a timedelta, or seconds): for jobs, messages, timers, schedules, retention and the dead set.
+
+    All times in the store move into the past, so nothing in a production process asks for a clock. Workers do not seem
+    silent: `kill` and `freeze` are for that. Messages that a worker has in its memory, as those with an `eta` within
+    `sidejob_timer_horizon`, wait as long as before. The `nominal_time` of what a schedule makes is as much earlier.
+    A cron expression that is given, changed or resumed afterwards goes by the calendar of today.
+    """
+    seconds = in_seconds(by)
+    if not is_seconds(seconds):
+        raise InvalidValueError(f"move_clock() takes {SECONDS}, or a timedelta, not {shown(by)}.")
+    settings = sidejob_of(sidejob).settings
+    check_is_for_tests(settings.require_database_url())
+    move_back(settings.require_database_url(), settings.schema, float(seconds))

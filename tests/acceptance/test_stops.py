@@ -12,7 +12,7 @@ from celery.exceptions import TaskRevokedError
 from celery_sidejob.jobs.job import Job
 from celery_sidejob.model.errors import LeaseLostError
 from celery_sidejob.model.messages import Doorbell
-from celery_sidejob.model.run_end import RunEnd
+from celery_sidejob.model.status import RunEnd
 from celery_sidejob.operations import endings, runs
 from celery_sidejob.operations.job_run_end import Ending
 from celery_sidejob.operations.runs import Unit

@@ -13,8 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from celery_sidejob import InvalidValueError, Job, RunningJob, Statistics, StoreUnavailableError
 from celery_sidejob.hooks.signals import SignalObserver
-from celery_sidejob.model.run_end import RunEnd
 from celery_sidejob.model.statistics import Amount, Measure, Tally
+from celery_sidejob.model.status import RunEnd
 from celery_sidejob.operations import endings, recovery
 from celery_sidejob.operations.job_run_end import Ending
 from celery_sidejob.prometheus import exposition

@@ -17,7 +17,7 @@ import pytest
 
 from celery_sidejob import Job, LeaseLostError, RunningJob
 from celery_sidejob.model.changes import SetState
-from celery_sidejob.model.run_end import RunEnd
+from celery_sidejob.model.status import RunEnd
 from celery_sidejob.operations import endings, recovery, runs
 from celery_sidejob.operations.hold import Hold
 from celery_sidejob.operations.job_run_end import Ending

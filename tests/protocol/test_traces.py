@@ -18,7 +18,7 @@ import redis
 
 from celery_sidejob import NO_DATA, IllegalMoveError, Job, LeaseLostError, RunningJob
 from celery_sidejob.model.changes import Ask, Change, Write
-from celery_sidejob.model.run_end import RunEnd
+from celery_sidejob.model.status import RunEnd
 from celery_sidejob.operations import endings, recovery, runs
 from celery_sidejob.operations.job_run_end import Ending
 from celery_sidejob.operations.runs import Unit

@@ -11,7 +11,7 @@ from celery import Celery
 
 from ...model.errors import SchemaError, SettingsError, StoreUnavailableError
 from ...model.finding import Finding, error, warning, well
-from ...model.plural import counted, first_of
+from ...model.printable import counted, first_of
 from ...store import health
 from ...store.errors import UPGRADE, LacksRights
 from ...transport.postgres.link import Link

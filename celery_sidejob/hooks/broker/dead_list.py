@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ...model.buried import Buried, Cursor
+from ...model.broker_view import Buried, Cursor
 from ...model.durable import HEADER, Address, Key, key_of
 from ...model.names import why_not_name
 from ...transport.dead_list import DeadList, DeadMessage

@@ -7,8 +7,7 @@ from functools import cached_property
 
 from celery import Celery
 
-from ...model.broker_view import Look, Sight, Sought
-from ...model.buried import Buried, Cursor
+from ...model.broker_view import Buried, Cursor, Look, Sight, Sought
 from ...model.errors import SettingsError
 from ...store.connection.connections import Connections
 from ...store.outbox import references

@@ -38,8 +38,7 @@ from ...model.errors import (
 from ...model.events import JobMoved, LeaseLost
 from ...model.loss import Loss, LossKind
 from ...model.messages import Outcome, is_readable
-from ...model.run_end import RunEnd
-from ...model.status import Status
+from ...model.status import RunEnd, Status
 from ...operations import endings, log, recovery, runs
 from ...operations.endings import error_json
 from ...operations.hold import BeginsAgainError, Hold

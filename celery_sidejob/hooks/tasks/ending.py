@@ -18,7 +18,7 @@ from celery.exceptions import Ignore, SoftTimeLimitExceeded
 from ...model.durable import Death, Held
 from ...model.errors import LeaseLostError, StoreUnavailableError
 from ...model.loss import Loss
-from ...model.run_end import RunEnd
+from ...model.status import RunEnd
 from ...operations import burials, capacity, durable_ends, durable_locks, measuring, permits
 from ...operations.durable_runs import Run, lease_lost
 from .. import bodies

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from ...model.buried import Buried, Cursor
+from ...model.broker_view import Buried, Cursor
 from ...model.errors import StoreUnavailableError
 from ...model.row_errors import log_row_error
 from ...operations import burials

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...model.durable import Content, Death, Key
-from ...model.run_end import RunEnd
+from ...model.status import RunEnd
 from ..dead import OLD, OWN, Bounds
 from ..statement import Reader, Statement, Transaction, first
 from ..task_end import TaskEnd

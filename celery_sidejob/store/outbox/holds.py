@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ...model.durable import Content, Held, Key, Message
 from ...model.loss import Loss
-from ...model.run_end import RunEnd
+from ...model.status import RunEnd
 from ..broker.holds import HOLDS, IS_FRESH, IS_HELD, OVER, RUNS, WAITED, ended
 from ..statement import Autocommit, Reader, Statement, Transaction, first
 from ..task_end import UNLOCKED, TaskEnd

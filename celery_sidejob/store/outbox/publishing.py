@@ -78,7 +78,6 @@ _RESERVE = {
         missing="found.published_at IS NOT NULL",
         fate="'publish'",
         columns="""m.job_id, m.for_run, m.publication,
-  extract(epoch FROM now() - m.due_at)::double precision AS waited_s,
   (SELECT j.task FROM {jobs} j WHERE j.id = m.job_id) AS task,
   (SELECT j.priority FROM {jobs} j WHERE j.id = m.job_id) AS priority,
   (SELECT a.options::text FROM {askings} a WHERE a.task_id = m.task_id) AS options""",

@@ -13,7 +13,7 @@ from typing import Any
 
 from ...model.checks import is_number
 from ...model.durable import Content, Key, Message
-from ...model.run_end import RunEnd
+from ...model.status import RunEnd
 from ..statement import Reader, Statement, Transaction, first
 from ..task_end import UNLOCKED, TaskEnd
 from .arming import FIRST_CHECK_S, NEVER, WITHOUT_SLOT

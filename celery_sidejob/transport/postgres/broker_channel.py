@@ -13,7 +13,7 @@ from kombu.log import get_logger
 from kombu.transport import virtual
 from kombu.transport.base import to_rabbitmq_queue_arguments
 
-from ...model.plural import counted
+from ...model.printable import counted
 from ...store.broker import consumers, messages
 from ..decoding import Message, NotAMessageError
 from ..quarantine import Quarantine

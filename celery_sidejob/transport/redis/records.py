@@ -12,7 +12,7 @@ from typing import Any
 from kombu.log import get_logger
 from kombu.utils.json import dumps, loads
 
-from ...model.plural import counted
+from ...model.printable import counted
 from ..announcements import message_buried, messages_recovered
 from ..begun import SUSPECT, is_counted_by_a_row, is_for_later, returns
 from .keys import Keys

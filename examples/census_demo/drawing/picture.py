@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 from xml.etree import ElementTree as ET
 
-from celery_sidejob.model.plural import counted
+from celery_sidejob.model.printable import counted
 
 from .node import COLOURS, UNKNOWN, Node, printable, text_width
 

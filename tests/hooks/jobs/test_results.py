@@ -9,7 +9,7 @@ import pytest
 from kombu.serialization import loads
 
 from celery_sidejob import Job, RunningJob
-from celery_sidejob.model.run_end import RunEnd
+from celery_sidejob.model.status import RunEnd
 from celery_sidejob.operations import endings, recovery
 from celery_sidejob.operations.job_run_end import Ending
 from tests.tools.in_process import Stage

@@ -8,14 +8,14 @@ PROGRAM = """
 from gevent import monkey
 monkey.patch_all()
 import gevent
-from celery_sidejob.store.connection import places
+from celery_sidejob.store.connection import turns
 
 def use(name, seconds):
     with pool.one():
         order.append(name)
         gevent.sleep(seconds)
 
-pool, order = places.Places(2), []
+pool, order = turns.Places(2), []
 users = [gevent.spawn(use, name, 0.05) for name in range(9)]
 gevent.sleep(0.01)
 users[4].kill()  # while it waits
@@ -24,13 +24,13 @@ gevent.joinall(users)
 assert order == [0, 1, 2, 3, 5, 6, 7, 8], order
 assert (pool._free, len(pool._waiting)) == (2, 0)
 
-places.PATIENCE_S = 0.05
-pool, order = places.Places(1), []
+turns.PATIENCE_S = 0.05
+pool, order = turns.Places(1), []
 users = [gevent.spawn(use, name, 30.0) for name in range(2)]
 gevent.joinall(users, timeout=1.0)
 assert order == [0, 1], order
 
-places.PATIENCE_S = 30.0
+turns.PATIENCE_S = 30.0
 users.append(gevent.spawn(use, 2, 30.0))
 gevent.sleep(0.01)
 users[0].kill()  # its place is for the one that waits, and not for the one that went on without
