@@ -11,7 +11,7 @@ from ..jobs.job import Job
 from ..model.errors import DuplicateError
 from . import names
 from .command import Failed, answering, load_modules
-from .json_values import JsonValue
+from .options import JsonValue
 from .output import Output
 from .times import Moment, Seconds
 

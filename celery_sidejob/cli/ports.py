@@ -14,8 +14,7 @@ from ..jobs.job import Job
 from ..jobs.port import Port
 from ..model.printable import counted
 from .command import Failed, answering, job_named, load_modules
-from .json_values import parsed
-from .options import AtLeast, job_argument
+from .options import AtLeast, job_argument, parsed
 from .output import Output, moment, shortened
 
 port_argument = click.argument("name", metavar="PORT")

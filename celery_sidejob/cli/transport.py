@@ -21,7 +21,7 @@ from .output import Output, printable, table_if_any
 from .questions import confirm
 
 if TYPE_CHECKING:
-    from ..transport.redis.release import Released
+    from ..transport.redis.overview import Released
 
 COLUMNS = {
     "Id": "id", "Died": "died_at", "Queue": "queue", "Task": "task", "Task id": "task_id", "Reason": "reason",
@@ -48,7 +48,7 @@ def release_command(app: Any, output: Output, force: bool) -> None:
     Stop those workers first: a worker that stops as usual gives its messages back by itself, and this command gives
     back those of killed workers. Ends with 1 while some are alive. The app's broker_url may be redis:// again.
     """
-    from ..transport.redis.release import release  # here: every `celery` command imports this file
+    from ..transport.redis.overview import release  # here: every `celery` command imports this file
 
     with _channel(app, ["redis"]) as channel:
         released = release(channel, force=force)

@@ -13,7 +13,7 @@ from typing import Any
 from ..model.changes import CloseBatch, JoinBatch
 from ..model.checks import check_label, shown
 from ..model.errors import BatchClosedError, BatchNotFoundError, IllegalMoveError, InvalidValueError
-from ..operations import batch_ends, batches
+from ..operations import batches, works
 from ..operations.runtime import Runtime
 from ..store import batches as rows
 from ..store.statement import Transaction
@@ -185,7 +185,7 @@ def settle(runtime: Runtime, batch_id: int) -> bool:
         seen = runtime.connections.transact("batch", lambda executor: rows.note_ends(executor, batch_id), single=True)
         if not seen.noted:
             break
-    return not seen.looked_at and batch_ends.end(runtime, batch_id, lambda row: works_of(runtime, _follows(row)))
+    return not seen.looked_at and works.end_batch(runtime, batch_id, lambda row: works_of(runtime, _follows(row)))
 
 
 def settle_all(runtime: Runtime) -> None:

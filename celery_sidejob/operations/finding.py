@@ -1,13 +1,15 @@
-"""Tags of jobs and the tracking of jobs, as the changes of one transaction make them."""
+"""Tags, tracking and histories of jobs, as the changes of one transaction make them; a run's end writes its own row."""
 
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Sequence
+from time import monotonic
 
-from ..model.changes import FindingChange, NewJob, Tag, Track, Untag
+from ..model.changes import FindingChange, Log, NewJob, Tag, Track, Untag
 from ..model.channel import TRACKED
-from ..store import tags, tracked
+from ..store import history, tags, tracked
 from ..store.statement import Transaction
 from .after_commit import AfterCommit
 
@@ -30,3 +32,24 @@ def tag_new(executor: Transaction, new: Sequence[NewJob]) -> None:
     tagged = [(job.id, job.tags) for job in new if job.tags]
     if tagged:
         tags.add(executor, tagged)
+
+
+def write_history(executor: Transaction, found: Sequence[Log], *, keep: int) -> None:
+    """Write the entries that jobs make in their histories, the last `keep` of each job."""
+    if not found or not keep:
+        return
+    kept: dict[int, deque[Log]] = {}
+    for change in found:
+        kept.setdefault(change.job_id, deque(maxlen=keep)).append(change)
+    now = monotonic()
+    history.log(
+        executor,
+        [
+            {
+                "job_id": one.job_id, "what": one.message, "age_s": now - one.made_at, "run_no": one.run_no,
+                "worker_id": one.worker_id, "detail": one.detail,
+            }
+            for entries in kept.values() for one in entries
+        ],
+        keep=keep,
+    )  # fmt: skip

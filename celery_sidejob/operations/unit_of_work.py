@@ -40,7 +40,7 @@ from ..store import jobs, state
 from ..store.batches import close as close_batch
 from ..store.borrowed.borrowed import Borrowed
 from ..store.statement import Transaction
-from . import batches, dependencies, finding, history, moving, unique_keys
+from . import batches, dependencies, finding, moving, unique_keys
 from .after_commit import AfterCommit
 from .family import Family
 from .follow_up import follow_up
@@ -135,7 +135,7 @@ class Applied:
                 judged.append(self.wakes.addressed(change) if isinstance(change, Ask) else change)
         self._write_state()
         entries = [change for change in self._changes if isinstance(change, Log)]
-        history.write(self._executor, entries, keep=self._history)
+        finding.write_history(self._executor, entries, keep=self._history)
         for one in judged:
             match one:
                 case Write() | Publish() | Connect():

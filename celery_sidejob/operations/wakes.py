@@ -13,7 +13,7 @@ from ..model.events import JobBuried
 from ..model.status import ASKABLE, Status
 from ..store import asks, dead, ports, tree_terminations, trees
 from ..store.statement import Transaction
-from . import history
+from . import finding
 from .after_commit import AfterCommit
 from .being_deleted import is_being_deleted
 from .dependencies import mark_ended
@@ -243,5 +243,5 @@ class Wakes:
             ports.subscribe(self._executor, job_id)
         if before in ENDED and after == Status.QUEUED:
             told = Log(job_id, "revived", json.dumps({"from": before}), time.monotonic())
-            history.write(self._executor, [told], keep=self._history)
+            finding.write_history(self._executor, [told], keep=self._history)
         self._after_commit.moved(self._lock_set.job(job_id), before, after, change)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ..model.changes import NewJob
 from ..model.durable import Message
-from ..store import jobs
+from ..store import batches, jobs
 from ..store.statement import Transaction
 from .after_commit import AfterCommit
 from .follow_up import follow_up
@@ -58,3 +59,24 @@ def follow_works(runtime: Runtime, works: Works, written: Written) -> None:
     if written.to_send:
         publish_kept(runtime, written.to_send)
     works.tell()
+
+
+def end_batch(runtime: Runtime, batch_id: int, prepare: Callable[[Any], list[Works]]) -> bool:
+    """Make what follows a batch whose members have all ended; `prepare` makes that ready. False if it goes on.
+
+    If the process dies before the commit, nothing was made, and another sweeper does it.
+    """
+
+    def work(executor: Transaction) -> list[tuple[Works, Written]] | None:
+        row = batches.lock_if_done(executor, batch_id)
+        if row is None:
+            return None
+        works = prepare(row)
+        written = [(one, write(runtime, executor, one)) for one in works]
+        batches.end(executor, batch_id)
+        return written
+
+    done = runtime.connections.transact("batch", work)
+    for works, written in done or ():
+        follow_works(runtime, works, written)
+    return done is not None

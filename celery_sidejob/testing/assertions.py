@@ -14,7 +14,7 @@ from ..jobs.port import Port
 from ..model.durable import Message
 from ..model.status import Status
 from ..store import job_lists
-from ..store.outbox.due import undone
+from ..store.outbox.doorbells import undone
 from .subject import call_of, shown, sidejob_of
 
 MOST = 1000

@@ -28,7 +28,7 @@ from ..services.sweep.dead_workers import DeadWorkers, LostRuns
 from ..services.sweep.due import DueTasks
 from ..services.sweep.sweep import Sweep
 from ..store import publications, workers
-from ..store.outbox.due import doomed, due
+from ..store.outbox.doorbells import doomed, due
 from .databases import declare_dead
 from .freezing import family
 from .subject import shown, sidejob_of

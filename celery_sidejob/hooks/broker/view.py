@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
+from amqp.exceptions import AccessRefused
 from celery import Celery
 
 from ...model.broker_view import Buried, Cursor, Look, Sight, Sought
@@ -15,8 +18,9 @@ from ..configuration import broker_identity
 from ..messages import doorbell
 from . import dead_list, rabbitmq
 from .connection import BrokerConnection
-from .marker import Markers
 from .redis_look import RedisLook
+
+logger = logging.getLogger("celery_sidejob")
 
 
 class StoreLook:
@@ -106,3 +110,28 @@ class CeleryBroker:
             return dead_list.has_list(self._app.connection_for_write().transport.Channel)
         except SettingsError:  # a URL that cannot be read, of which others tell
             return False
+
+
+class Markers:
+    """The markers of all stores with one schema: a key in Redis, an exchange in RabbitMQ, elsewhere nothing.
+
+    A marker that is gone shows that the broker has lost what it had. Nobody uses the exchange. It is durable, so it is
+    gone only if the virtual host was reset.
+    """
+
+    def __init__(self, schema: str) -> None:
+        self._schema = schema
+        self._forbidden: set[str] = set()
+
+    def is_there(self, channel: Any, family: str, store: str | None) -> bool:
+        """Tell whether a store's is, and put it there where it is not; True where there can be none."""
+        marked = self._schema if store is None else f"{self._schema}:{store}"
+        if family == "redis":
+            return bool(channel.client.set(f"celery_sidejob:marker:{marked}", "1", get=True, keepttl=False))
+        if family == "amqp" and marked not in self._forbidden:
+            try:
+                return rabbitmq.has_exchange(channel.connection, f"celery_sidejob.marker.{marked}")
+            except AccessRefused as error:
+                self._forbidden.add(marked)
+                logger.warning("A reset of RabbitMQ's virtual host is noticed only after sidejob_lost_after: %s", error)
+        return True

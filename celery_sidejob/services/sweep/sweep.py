@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from ...operations.runtime import Runtime
+from ...store.connection.turns import take_turns
 from ..duty import Duty
 from ..heartbeat.heartbeat import Heartbeat
+from ..loop import Turn
 from ..set_aside import SetAside
-from .backend_thread import BackendThread
 from .backlog import Backlog
 from .unsendable import Unsendable
+
+logger = logging.getLogger("celery_sidejob")
 
 
 class Sweep:
@@ -76,3 +82,39 @@ class SweepDuty(Duty):
 
     def _may_publish(self) -> bool:
         return self._runtime.broker.ready and self._sweep.may_go_on()
+
+
+class BackendThread:
+    """Does one call of the result backend at a time; without `apart`, in the sweeper's own thread.
+
+    In that thread a silent backend would block the sweeper for minutes.
+    """
+
+    def __init__(self, *, apart: bool) -> None:
+        self._apart = apart
+        self._speaking: threading.Thread | None = None
+        self._turn = Turn()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the last call is still in progress."""
+        return self._speaking is not None and self._speaking.is_alive()
+
+    def do(self, work: Callable[[], Any]) -> bool:
+        """Start `work`; False if the last call is still in progress."""
+        if not self._apart:
+            work()
+            return True
+        if self.is_busy:
+            return False
+        self._speaking = threading.Thread(target=self._run, args=(work,), name="sidejob-results", daemon=True)
+        self._speaking.start()
+        return True
+
+    def _run(self, work: Callable[[], Any]) -> None:
+        take_turns()
+        try:
+            with self._turn:
+                work()
+        except Exception:
+            logger.exception("Results could not be brought to the backend; it is tried again")
