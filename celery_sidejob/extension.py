@@ -32,7 +32,7 @@ from .hooks.patches import app_methods, celery_chords, task_sender
 from .hooks.signals import SignalObserver
 from .hooks.steps.consumer_step import DisconnectionStep
 from .hooks.steps.worker_step import SideJobStep
-from .hooks.tasks import durable_elsewhere, durable_request, ending, keeping, marking, sending
+from .hooks.tasks import calls, durable_elsewhere, durable_request, ending, keeping, marking, sending
 from .hooks.tasks.present_call import calling
 from .hooks.worker import pool_process, recording
 from .inspection import Inspection
@@ -131,7 +131,7 @@ class SideJob:
         app_methods.mask_report(app)
         app_methods.mask_settings(app)
         task_sender.install(app, keeping.KeepingAMQP)
-        app_methods.send_by(app, keeping.send_task)
+        app_methods.send_by(app, calls.send_task)
         control.install(app)
         ending.install()
         durable_elsewhere.install()

@@ -8,14 +8,19 @@ publication has a receiver, no route is a function, and nobody has replaced a me
 from __future__ import annotations
 
 import json
+import os
+import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import FunctionType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from celery import Celery, signals
 from celery.app.amqp import AMQP
 from celery.app.routes import MapRoute, Router
+from celery.backends.rpc import RPCBackend
 from celery.canvas import Signature
 from celery.utils.saferepr import saferepr
 from kombu.compression import compress
@@ -26,8 +31,59 @@ from ...model.durable import Message
 from ..durability import known_tasks
 from ..messages.encoding import JSON, encoded
 from ..messages.kept_message import as_bytes, check_id, publication_of
-from .keeping import KeepingAMQP, send_task
-from .present_call import Made, Together
+from .keeping import KeepingAMQP
+from .present_call import PLAIN, Made, Noted, Together, calling, present_call
+
+OPTIONS = frozenset(
+    {
+        "task_type", "ignore_result", "serializer", "compression", "queue", "exchange", "routing_key", "priority",
+        "delivery_mode", "time_limit", "soft_time_limit", "shadow",
+    }
+)  # fmt: skip
+"""Options of a single call after whose message others may be made: it has no time, and nothing follows it."""
+OF_ONE_CALL = frozenset({"task_id", "result_cls"})
+"""Options by which one call differs from the next."""
+_UNESCAPED = re.compile(r"[ !#-\[\]-~]*").fullmatch
+"""Tells whether JSON has a text as it is."""
+MOST_MODELS = 4
+"""For how many combinations of options the messages of a task's single calls are made after others."""
+
+
+_models: WeakKeyDictionary[Any, dict[str, list[Composed]]] = WeakKeyDictionary()
+"""By what makes an app's messages and the name of a task: the messages after which those of single calls are made."""
+
+
+def model_of(app: Celery, name: str, options: Mapping[str, Any], args: Any, kwargs: Any) -> Composed | None:
+    """Return the message after which that of a task's call is made; None if Celery is to make it."""
+    models = _models.get(app.amqp, {}).get(name, ())
+    are_arguments = isinstance(args, list | tuple | None) and isinstance(kwargs, Mapping | None)
+    if not models or not are_arguments or present_call() is not PLAIN or not _are_alone(app):
+        return None
+    asked = _asked(options)
+    return next((model for model in models if model.fits(asked)), None)
+
+
+def may_compose(app: Celery, send: Any, options: Mapping[str, Any]) -> bool:
+    """Tell whether other messages may be made after that of a task's call: it has no time, and nothing follows it."""
+    asked = _asked(options)
+    return (
+        present_call() is PLAIN and "task_type" in asked and asked.keys() <= OPTIONS
+        and send == Celery.send_task.__get__(app) and _are_alone(app) and _are_celerys(app)
+        and not isinstance(app.backend, RPCBackend)
+    )  # fmt: skip
+
+
+def remember(app: Celery, name: str, options: Mapping[str, Any], made: Made, args: Any, kwargs: Any) -> None:
+    """Make messages of further calls of a task with these options after this one."""
+    models = _models.setdefault(app.amqp, {}).setdefault(name, [])
+    models[:] = [model for model in models if model.is_of_this_process]
+    if len(models) < MOST_MODELS:
+        model = Composed.after(app, options["task_type"], _asked(options), made, args, kwargs)
+        models += [] if model is None else [model]
+
+
+def _asked(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None and name not in OF_ONE_CALL}
 
 
 class Composer:
@@ -37,82 +93,102 @@ class Composer:
         self._app = app
         self._together = together
         self._producer = producer
-        self._composed: dict[str, Composed] = {}
-        self._may_compose = _nothing_looks_at_messages(app)
+        self._models: dict[str, Composed] = {}
+        sending = app.send_task
+        is_ours = isinstance(sending, partial) and sending.args[1:] == (Celery.send_task.__get__(app),)
+        self._may_compose = is_ours and _are_alone(app) and _are_celerys(app) and _is_celerys(Signature, "apply_async")
 
     def send(self, signature: Signature) -> Any:
         """Have the message of a signature collected, and return the task's result."""
-        composed = self._composed.get(signature.task)
-        if composed is not None and composed.fits(signature):
-            return self._send_again(signature, composed)
-        result = signature.apply_async(producer=self._producer)
-        made = self._together.made
-        is_known = signature.task in known_tasks(self._app)
-        if self._may_compose and is_known and made is not None and _is_common(signature, made):
-            composed = Composed(self._app, signature, made)
-            if composed.message(made.message.task_id, signature) == made.message:
-                self._composed[signature.task] = composed
+        model = self._models.get(signature.task)
+        is_alike = model is not None and type(signature) is Signature and signature.type is model.task
+        if model is not None and is_alike and model.fits(_without_id(signature)):
+            return self._send_again(signature, model)
+        noted = Noted()
+        with calling(noted=noted):
+            result = signature.apply_async(producer=self._producer)
+        task = known_tasks(self._app).get(signature.task)
+        if self._may_compose and task is not None and type(signature) is Signature and noted.made is not None:
+            options = _without_id(signature)
+            model = Composed.after(self._app, task, options, noted.made, signature.args, signature.kwargs)
+            self._models |= {} if model is None else {signature.task: model}
         return result
 
-    def _send_again(self, signature: Signature, composed: Composed) -> Any:
+    def _send_again(self, signature: Signature, model: Composed) -> Any:
         """Do what Celery does for a call, with a message that is not made anew."""
-        task, task_id = composed.task, signature.options.get("task_id")
+        task, task_id = model.task, signature.options.get("task_id")
         if task.typing:
             task.__header__(*signature.args, **signature.kwargs)
         if task_id:
             check_id(task.name, task_id)
-        message = composed.message(task_id or uuid(), signature)
+        message = model.message(task_id or uuid(), signature.args or (), signature.kwargs or {})
         self._together.messages.append(message)
-        if not composed.ignores_result:
+        if not model.ignores_result:
             self._app.backend.on_task_call(self._producer, message.task_id)
-        result = task.AsyncResult(message.task_id)
-        result.ignored = composed.ignores_result
-        return result
+        return model.result(task.AsyncResult, message.task_id)
 
 
 class Composed:
-    """A message that Celery has made for a signature, and those of signatures that differ in id and arguments."""
+    """A message that Celery has made for a task and some options, and those that differ in their id and arguments."""
 
-    def __init__(self, app: Celery, signature: Signature, made: Made) -> None:
-        self.task = signature.type
-        self._options = _without_id(signature)
+    def __init__(self, app: Celery, task: Any, options: Mapping[str, Any], made: Made) -> None:
+        self.task = task
+        self._options = options
         self._made = made
         self._about: dict[str, Any] = dict(made.message.about or {})
         self.ignores_result = self._about["headers"]["ignore_result"]
         levels = app.conf.get("task_repr_maxlevels")  # which Celery 5.5 does not have
         self._levels = {} if levels is None else {"maxlevels": levels}
+        self._app = app
         self._amqp = app.amqp
+        self._pid = os.getpid()
         self._publication = self._with_gaps()
         is_constant = not any(made.body[:2]) and self._about["content_type"] == JSON
         self._body_of_nothing = made.message.body if is_constant else None
 
-    def fits(self, signature: Signature) -> bool:
-        """Tell whether the message of a signature differs in nothing but its id and arguments."""
-        return (
-            type(signature) is Signature
-            and signature.type is self.task
-            and alike(_without_id(signature), self._options)
-        )
+    @classmethod
+    def after(
+        cls, app: Celery, task: Any, options: Mapping[str, Any], made: Made, args: Any, kwargs: Any
+    ) -> Composed | None:  # fmt: skip
+        """Return a message as one for others; None if others of its task and options may differ in more."""
+        if not _is_common(task, options, made):
+            return None
+        model = cls(app, task, options, made)
+        return model if model.message(made.message.task_id, args or (), kwargs or {}) == made.message else None
 
-    def message(self, task_id: str, signature: Signature) -> Message:
-        """Return the message of a signature that fits."""
-        args, kwargs = signature.args or (), signature.kwargs or {}
+    @property
+    def is_of_this_process(self) -> bool:
+        """Whether it names this process as its origin, and not the one from which this was forked."""
+        return self._pid == os.getpid()
+
+    def fits(self, options: Mapping[str, Any]) -> bool:
+        """Tell whether the message of a call differs in nothing but its id and arguments."""
+        return self.is_of_this_process and alike(options, self._options)
+
+    def message(self, task_id: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Message:
+        """Return the message of a call that fits."""
         texts = {
             "id": task_id,
             "argsrepr": self._shown(args, "argsrepr"),
             "kwargsrepr": self._shown(kwargs, "kwargsrepr"),
         }
+        own = {"correlation_id": task_id, "reply_to": self._app.thread_oid}
+        inner = {name: _inner(text) for name, text in {**texts, **own}.items()}
         model = self._made.message
-        headers = {**self._about["headers"], **texts, "root_id": task_id}
         return Message(
-            task_id, model.task, model.queue, self._publication % {name: _inner(text) for name, text in texts.items()},
-            self._body(args, kwargs), eta=model.eta, expires_at=model.expires_at, priority=model.priority,
+            task_id, model.task, model.queue, self._publication % inner, self._body(args, kwargs), eta=model.eta,
+            expires_at=model.expires_at, priority=model.priority, admission=model.admission,
             about={
-                **self._about, "headers": headers,
-                "properties": {**self._about["properties"], "correlation_id": task_id},
+                **self._about, "headers": {**self._about["headers"], **texts, "root_id": task_id},
+                "properties": {**self._about["properties"], **own},
             },
-            admission=model.admission,
         )  # fmt: skip
+
+    def result(self, make: Callable[[str], Any], task_id: str) -> Any:
+        """Return the result of a call, as Celery makes it."""
+        result = make(task_id)
+        result.ignored = self.ignores_result
+        return result
 
     def _body(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
         if self._body_of_nothing is not None and not args and not kwargs:
@@ -131,18 +207,19 @@ class Composed:
     def _with_gaps(self) -> str:
         """Return what goes around the body as the text that is kept, with a gap for each of the texts that differ."""
         gaps = {name: secrets.token_hex(16) for name in ("id", "argsrepr", "kwargsrepr")}
+        own = {"correlation_id": secrets.token_hex(16), "reply_to": secrets.token_hex(16)}
         about = {key: value for key, value in self._about.items() if key != "deaths"}
         about["headers"] = {**about["headers"], **gaps, "root_id": gaps["id"]}
-        about["properties"] = {**about["properties"], "correlation_id": gaps["id"]}
+        about["properties"] = {**about["properties"], **own}
         text = publication_of(about).replace("%", "%%")
-        for name, gap in gaps.items():
+        for name, gap in {**gaps, **own}.items():
             text = text.replace(gap, f"%({name})s")
         return text
 
 
 def _inner(text: str) -> str:
     """Return a text as it is inside of a JSON text that is inside of another."""
-    return text if text.isalnum() and text.isascii() else json.dumps(json.dumps(text)[1:-1])[1:-1]
+    return text if _UNESCAPED(text) else json.dumps(json.dumps(text)[1:-1])[1:-1]
 
 
 def _without_id(signature: Signature) -> dict[str, Any]:
@@ -162,32 +239,31 @@ def routes_by_name(app: Celery) -> bool:
     return type(router) is Router and all(type(route) is MapRoute for route in router.routes)
 
 
-def _nothing_looks_at_messages(app: Celery) -> bool:
-    """Tell whether messages of this app are made alike, and nothing else than their rows follows from them.
+def _are_alone(app: Celery) -> bool:
+    """Tell whether messages are all that follows from calls here, and nobody looks at them.
 
     A task that calls others hands much on to them, and notes their results.
     """
-    sending, amqp = app.send_task, app.amqp
+    return not (is_listened_to() or app.current_worker_task or app.conf.task_send_sent_event)
+
+
+def _are_celerys(app: Celery) -> bool:
+    """Tell whether Celery's own methods make an app's messages, from all calls alike."""
     return (
-        not (is_listened_to() or app.conf.task_send_sent_event or app.current_worker_task)
-        and app.sidejob.settings.on_store_down != "publish"
-        and getattr(sending, "func", None) is send_task and sending.args[1:] == (Celery.send_task.__get__(app),)
-        and type(amqp) is KeepingAMQP and routes_by_name(app)
+        type(app.amqp) is KeepingAMQP and routes_by_name(app) and app.sidejob.settings.on_store_down != "publish"
         and _is_celerys(AMQP, "as_task_v2") and _is_celerys(type(app), "send_task")
     )  # fmt: skip
 
 
-def _is_common(signature: Signature, made: Made) -> bool:
+def _is_common(task: Any, options: Mapping[str, Any], made: Made) -> bool:
     """Tell whether others may be made after this message: its task calls it as Celery does, and it follows no other."""
-    task, about = signature.type, made.message.about or {}
+    about = made.message.about or {}
     return (
-        type(signature) is Signature
-        and made.message.call is None and not about["deaths"]
+        made.message.call is None and made.message.unique_key is None and not about["deaths"]
         and about["headers"]["root_id"] == about["headers"]["id"]
-        and signature.options.keys().isdisjoint(("argsrepr", "kwargsrepr"))
+        and options.keys().isdisjoint(("argsrepr", "kwargsrepr", "reply_to"))
         and getattr(task, "_dump_pydantic_arguments", None) is None
         and all(_is_celerys(type(task), name) for name in ("apply_async", "shadow_name", "_get_exec_options"))
-        and _is_celerys(Signature, "apply_async")
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -25,28 +25,20 @@ from kombu.utils.functional import maybe_list
 
 from ...model.capacity import Admission
 from ...model.durable import ADOPTED, CALL, DEATHS, DELAYED, DIGEST, HEADER, REPUBLISHED, WORKER, Message
-from ...model.errors import IllegalMoveError, InvalidValueError, SettingsError, StoreUnavailableError
-from ...model.unique import Unique
+from ...model.errors import InvalidValueError, SettingsError, StoreUnavailableError
 from ...operations import capacity, durable_ends, keeping
 from ...operations.durable_runs import Run
-from ...operations.unique_keys import KeyHeldError, is_replaced
 from ...store.errors import RowsLocked
-from ..admission import admission_of, admission_to, is_follower, waiting_in
+from ..admission import admission_to, waiting_in
 from ..apps import runtime_for
-from ..call_options import check_call
-from ..durability import is_durable, known_tasks
 from ..messages.carried import check_names
 from ..messages.encoding import encoded
 from ..messages.kept_message import as_bytes, check_id, own_priority, publication_of, time_of
 from ..patches.task_sender import DurableAMQP
-from . import chord_transaction, ending, result_subscription, sending_in
-from .lazy_producer import LazyProducer
-from .present_call import Call, Made, Together, calling, present_call
+from . import ending
+from .present_call import Made, Together, present_call
 
 logger = logging.getLogger("celery_sidejob")
-
-PRODUCER_INDEX = 5
-"""Where among send_task's arguments, after the name, a producer is that is given without its keyword."""
 
 _in_callbacks = getattr(celery_amqp, "_callback_publish_retry", None)
 """Celery's own note that it publishes the callbacks and the rest of the chain of a task that has ended well."""
@@ -57,89 +49,6 @@ def present_run(app: Celery) -> Run | None:
     parent = app.current_worker_task
     found: Run | None = getattr(parent.request, "sidejob_run", None) if parent is not None else None
     return found
-
-
-def send_task(app: Celery, send: Callable[..., Any], name: str, *args: Any, **options: Any) -> Any:
-    """Send a task; the subscription to the result of a durable one is made after its message was kept, and may fail.
-
-    Celery subscribes before, and then a Redis that is away fails the call after twenty seconds.
-    """
-    if chord_transaction.is_lending():
-        with chord_transaction.handed_over(options):
-            return send_task(app, send, name, *args, **options)
-    unique = Unique.take(options)
-    admission, follows = admission_of(known_tasks(app).get(name), options), is_follower(options)
-    if unique is not None:
-        return _send_unique(app, send, Call(unique=unique, admission=admission, follows=follows), name, args, options)
-    if not is_durable(app, name):
-        if admission is not None:
-            raise _has_no_row(app, name, "capacity")
-        if options.get("transaction") is not None and not getattr(known_tasks(app).get(name), "sidejob", False):
-            return sending_in.send_in(app, send, name, args, options)
-        return send(name, *args, **options)
-    return _send_durable(app, send, name, args, options, Call(admission=admission, follows=follows))
-
-
-def _has_no_row(app: Celery, name: str, option: str) -> InvalidValueError:
-    """Return the error of a call that needs a row, of a task whose messages have none."""
-    instead = "make it so with durable=True or sidejob_durable_tasks"
-    if getattr(known_tasks(app).get(name), "sidejob", False):
-        instead = "call enqueue(), or its apply_async()"
-    return InvalidValueError(f"A message of {name} has no row, and {option}= needs one: {instead}.")
-
-
-def _send_unique(
-    app: Celery, send: Callable[..., Any], call: Call, name: str, args: Any, options: dict[str, Any]
-) -> Any:
-    """Send a durable task whose key is to be its own until it is done, or return the result of the one that has it.
-
-    Before it is sent again another may have got the key, or the task that has it may have begun or ended: each time it
-    is judged anew.
-    """
-    if not is_durable(app, name):
-        raise _has_no_row(app, name, "unique")
-    unique, replaces = call.unique, None
-    assert unique is not None
-    while True:
-        try:
-            return _send_durable(app, send, name, args, dict(options), call._replace(replaces=replaces))
-        except KeyHeldError as held:
-            if not is_replaced(unique, held):
-                return app.AsyncResult(held.task_id)
-            if options.get("transaction") is not None:
-                raise IllegalMoveError(
-                    f"Task {held.task_id} has the unique key {unique.key!r}, and on_duplicate='replace' cannot be part "
-                    "of transaction=: it would lock that task until your commit. Call it before or after."
-                ) from None
-            replaces = held.task_id
-
-
-def _send_durable(
-    app: Celery, send: Callable[..., Any], name: str, args: Any, options: dict[str, Any], call: Call
-) -> Any:
-    check_call(name, options)
-    together = present_call().together
-    subscriptions: list[Callable[[], Any]] = [] if together is None else together.subscriptions
-    lazy = None
-    if len(args) <= PRODUCER_INDEX and not any(options.get(name) for name in ("producer", "publisher", "connection")):
-        lazy = options["producer"] = LazyProducer(app)
-    result_subscription.install(app.backend)
-    try:
-        with calling(
-            subscriptions=subscriptions,
-            unique=call.unique,
-            replaces=call.replaces,
-            admission=call.admission,
-            follows=call.follows,
-        ):
-            result = send(name, *args, **options)
-    finally:
-        if lazy is not None:
-            lazy.close()
-    if together is None:
-        for subscribe in subscriptions:
-            result_subscription.subscribe_quietly(app, subscribe)
-    return result
 
 
 class KeepingProducer:
@@ -188,7 +97,6 @@ class KeepingProducer:
             raise InvalidValueError(f"unique= of {self._task} is for single calls: call its apply_async().")
         message = self._message(body, deaths, self._new_call(options["headers"]), **options)
         together.messages.append(message)
-        together.made = Made(message, body, options.get("serializer"), options.get("compression"))
         if self._runtime.settings.on_store_down == "publish":
             together.without_rows.append(partial(self._producer.publish, body, **_without_row(message, options)))
 
@@ -261,11 +169,14 @@ class KeepingProducer:
         admission = present.admission or admission_to(self._app, str(queue), follows=present.follows)
         if admission is not None:
             capacity.prepare(self._runtime, [admission])
-        return Message(
+        message = Message(
             task_id, self._task, str(queue), publication_of(about, deaths, call), data, eta=time_of(headers.get("eta")),
             expires_at=time_of(headers.get("expires")), priority=own_priority(about), about={**about, "deaths": deaths},
             call=call, admission=admission,
         )  # fmt: skip
+        if present.noted is not None:
+            present.noted.made = Made(message, body, serializer, compression)
+        return message
 
     def _bound_queue(self, named: str, exchange: str | None, routing_key: Any) -> str | None:
         """Return the app's queue that gets a message which names an exchange alone, None if that is not known.

@@ -31,13 +31,18 @@ class Made(NamedTuple):
     compression: Any
 
 
+@dataclass(slots=True)
+class Noted:
+    """Where the message that Celery makes is noted, for others to be made after it."""
+
+    made: Made | None = None
+
+
 @dataclass
 class Together:
     """Messages of one call that are kept together, and what is done once they are."""
 
     messages: list[Message] = field(default_factory=list)
-    made: Made | None = None
-    """The last that Celery has made."""
     without_rows: list[Callable[[], Any]] = field(default_factory=list)
     """How each is sent where the store is away and `sidejob_on_store_down` says so."""
     events: list[Callable[[], Any]] = field(default_factory=list)
@@ -71,6 +76,7 @@ class Call(NamedTuple):
     """The transaction of a chord whose tasks are called."""
     together: Together | None = None
     """Where messages are only collected: whoever asks for that keeps them."""
+    noted: Noted | None = None
     subscriptions: list[Callable[[], Any]] | None = None
     """Subscriptions to results, which the result backend is asked for once the messages are kept."""
     counting: Counting | None = None
@@ -84,8 +90,9 @@ class Call(NamedTuple):
     """Whether Celery makes the call for another, so that it is not refused."""
 
 
-_PLAIN = Call()
-_call: ContextVar[Call] = ContextVar("celery_sidejob_call", default=_PLAIN)
+PLAIN = Call()
+"""A call of which nothing is to be known here."""
+_call: ContextVar[Call] = ContextVar("celery_sidejob_call", default=PLAIN)
 
 present_call = _call.get
 

@@ -9,7 +9,7 @@ from typing import Any
 from celery import Celery, chain, group
 
 from celery_sidejob.hooks.patches import app_methods
-from celery_sidejob.hooks.tasks.keeping import PRODUCER_INDEX
+from celery_sidejob.hooks.tasks.calls import PRODUCER_INDEX
 from tests.hooks.patches.conftest import task_of
 
 

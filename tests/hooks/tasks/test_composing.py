@@ -1,11 +1,13 @@
-"""Messages of `send_many` that are made after one of Celery's: what Celery makes, to the byte, where nothing looks."""
+"""Messages of calls that are made after one of Celery's: what Celery makes, to the byte, where nothing looks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import psycopg
@@ -15,7 +17,9 @@ from celery.app.amqp import AMQP
 from celery.app.task import Task
 from celery.canvas import Signature
 
-from celery_sidejob.hooks.tasks.composing import Composer
+from celery_sidejob import InvalidValueError
+from celery_sidejob.hooks.tasks import composing
+from celery_sidejob.hooks.tasks.composing import MOST_MODELS, Composed
 from tests.tools.apps import make_app
 
 LATER = datetime(2100, 1, 1, tzinfo=UTC)
@@ -39,14 +43,13 @@ class Traced(Task):
 def again(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The ids of the messages that were made after others."""
     seen: list[str] = []
-    send = Composer._send_again
+    result = Composed.result
 
-    def noting(self: Composer, signature: Signature, composed: Any) -> Any:
-        result = send(self, signature, composed)
-        seen.append(result.id)
-        return result
+    def noting(self: Composed, make: Any, task_id: str) -> Any:
+        seen.append(task_id)
+        return result(self, make, task_id)
 
-    monkeypatch.setattr(Composer, "_send_again", noting)
+    monkeypatch.setattr(Composed, "result", noting)
     return seen
 
 
@@ -73,12 +76,18 @@ def rows(app: Celery, database_url: str, signatures: Sequence[Signature]) -> lis
     """What `send_many` keeps; it is rolled back."""
     with psycopg.connect(database_url) as connection:
         app.sidejob.send_many(signatures, transaction=connection)
-        found = connection.execute(
-            "SELECT task_id, task, queue, publication, body, expires_at, due_at > now() FROM sidejob.messages "
-            "ORDER BY task_id"
-        ).fetchall()
+        found = taken(connection)
         connection.rollback()
     return found
+
+
+def taken(connection: psycopg.Connection[Any]) -> list[tuple[Any, ...]]:
+    """What is kept, which is so no longer."""
+    found = connection.execute(
+        "WITH gone AS (DELETE FROM sidejob.messages RETURNING *) "
+        "SELECT task_id, task, queue, publication, body, expires_at, due_at > now() FROM gone ORDER BY task_id"
+    )
+    return found.fetchall()
 
 
 ALIKE: dict[str, Callable[[Any], Signature]] = {
@@ -112,6 +121,93 @@ def test_each_is_what_celery_makes(app: Celery, database_url: str, again: list[s
 
     assert len(again) == len(signatures) - 1, "with a receiver Celery makes each"
     assert composed == by_celery
+
+
+SINGLE: dict[str, tuple[str, Mapping[str, Any]]] = {
+    "plain": ("mail", {}),
+    "of its own": ("letter", {}),
+    "options": ("mail", {"queue": "letters", "priority": 7, "time_limit": 5, "shadow": QUOTED, "compression": "zlib"}),
+    "pickled": ("mail", {"serializer": "pickle", "ignore_result": True}),
+}
+CALLS: list[tuple[Any, Any]] = [((1,), None), ((QUOTED,), {}), (["x" * 5000], None), (({"a": 1},), {}), ((1,), {})]
+
+
+@pytest.mark.parametrize("kind", SINGLE)
+def test_single_calls_are_what_celery_makes(app: Celery, database_url: str, again: list[str], kind: str) -> None:
+    name, options = SINGLE[kind]
+
+    def call() -> list[tuple[Any, ...]]:
+        with ThreadPoolExecutor(1) as thread, psycopg.connect(database_url, autocommit=True) as connection:
+            for number, (args, kwargs) in enumerate(CALLS):
+                called = partial(app.tasks[name].apply_async, args, kwargs, task_id=f"{number} \N{SNOWMAN}", **options)
+                thread.submit(called).result() if number % 2 else called()
+            return taken(connection)
+
+    composed = call()
+    assert len(again) == len(CALLS) - 1
+    with looking():
+        by_celery = call()
+
+    assert len(again) == len(CALLS) - 1, "with a receiver Celery makes each"
+    replies = {one[3][one[3].index("reply_to") :] for one in composed}
+    assert [without_reply(row) for row in composed] == [without_reply(row) for row in by_celery]
+    assert len(replies) == 2, "each thread has its own address for replies"
+
+
+def without_reply(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (*row[:3], re.sub(r'reply_to[\\": ]+[0-9a-f-]{36}', "", row[3]), *row[4:])
+
+
+ONE_BY_ONE: dict[str, Mapping[str, Any]] = {
+    "countdown": {"countdown": 5},
+    "expires": {"expires": 60},
+    "headers": {"headers": {"mine": 1}},
+    "link": {"link": {"task": "letter", "args": [1]}},
+    "root": {"root_id": "root"},
+    "key": {"unique": "key"},
+}
+
+
+@pytest.mark.parametrize("option", ONE_BY_ONE)
+def test_celery_makes_calls_that_have_a_time_or_a_follower(app: Celery, again: list[str], option: str) -> None:
+    for _ in range(3):
+        app.tasks["mail"].delay(1)
+        app.tasks["mail"].apply_async((1,), **ONE_BY_ONE[option])
+
+    assert len(again) == 2, "calls without the option are still made after the first of them"
+
+
+def test_wrong_calls_are_celerys_to_refuse(app: Celery, again: list[str]) -> None:
+    app.tasks["mail"].delay(1)
+
+    for args, kwargs, error in (((), {"task_id": "a\0b"}, InvalidValueError), ("text", {}, TypeError)):
+        with pytest.raises(error):
+            app.tasks["mail"].apply_async(args, **kwargs)
+    with pytest.raises(InvalidValueError, match="cannot be encoded"):
+        app.tasks["mail"].delay(object())
+
+
+def test_few_messages_of_a_task_serve_for_others(app: Celery, again: list[str]) -> None:
+    for _ in range(2):
+        for number in range(MOST_MODELS + 2):
+            app.tasks["mail"].apply_async((1,), priority=number)
+
+    assert len(again) == MOST_MODELS
+
+
+def test_messages_made_before_a_fork_serve_no_longer(
+    app: Celery, again: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They name another process as their origin."""
+    app.tasks["mail"].delay(1)
+    ((model,),) = composing._models[app.amqp].values()
+    monkeypatch.setattr(model, "_pid", 1)
+
+    for _ in range(3):
+        app.tasks["mail"].delay(1)
+
+    assert len(again) == 2
+    assert model not in composing._models[app.amqp]["mail"]
 
 
 @contextmanager
@@ -203,6 +299,9 @@ def test_celery_makes_each_where_something_looks(
     LOOKS[look](app, monkeypatch)
 
     results = app.sidejob.send_many(app.tasks["mail"].s(number) for number in range(3))
+    outer = look in ("a traced task", "a traced signature", "a traced app of one")  # these see a single call themselves
+    for number in range(0 if outer else 3):
+        app.tasks["mail"].delay(number)
 
     assert again == []
     assert len(results) == 3
@@ -225,6 +324,8 @@ def test_celery_makes_each_of_a_project_that_may_look(
         pass
 
     assert len(app.sidejob.send_many(mail.s(number) for number in range(3))) == 3
+    for number in range(3):
+        mail.delay(number)
     assert again == []
     app.sidejob.close()
     app.close()

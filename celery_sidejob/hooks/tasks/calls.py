@@ -1,0 +1,132 @@
+"""Calls of tasks: what `Celery.send_task` does for durable ones, in transactions, and for unique keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from celery import Celery
+from kombu.utils.uuid import uuid
+
+from ...model.errors import IllegalMoveError, InvalidValueError
+from ...model.unique import Unique
+from ...operations import keeping
+from ...operations.unique_keys import KeyHeldError, is_replaced
+from ..admission import admission_of, is_follower
+from ..call_options import check_call
+from ..durability import is_durable, known_tasks
+from ..messages.kept_message import check_id
+from . import chord_transaction, composing, result_subscription, sending_in
+from .lazy_producer import LazyProducer
+from .present_call import Call, Noted, calling, present_call
+
+CALLS_BY_TASKS = 2
+"""How many arguments after the name, those of the task, a task gives send_task without their keywords."""
+PRODUCER_INDEX = 5
+"""Where among send_task's arguments, after the name, a producer is that is given without its keyword."""
+
+
+def send_task(app: Celery, send: Callable[..., Any], name: str, *args: Any, **options: Any) -> Any:
+    """Send a task; the subscription to the result of a durable one is made after its message was kept, and may fail.
+
+    Celery subscribes before, and then a Redis that is away fails the call after twenty seconds.
+    """
+    if len(args) == CALLS_BY_TASKS and (model := composing.model_of(app, name, options, *args)) is not None:
+        return _send_again(app, model, *args, **options)
+    if chord_transaction.is_lending():
+        with chord_transaction.handed_over(options):
+            return send_task(app, send, name, *args, **options)
+    unique = Unique.take(options)
+    admission, follows = admission_of(known_tasks(app).get(name), options), is_follower(options)
+    if unique is not None:
+        return _send_unique(app, send, Call(unique=unique, admission=admission, follows=follows), name, args, options)
+    if not is_durable(app, name):
+        if admission is not None:
+            raise _has_no_row(app, name, "capacity")
+        if options.get("transaction") is not None and not getattr(known_tasks(app).get(name), "sidejob", False):
+            return sending_in.send_in(app, send, name, args, options)
+        return send(name, *args, **options)
+    return _send_durable(app, send, name, args, options, Call(admission=admission, follows=follows))
+
+
+def _send_again(
+    app: Celery, model: composing.Composed, args: Any, kwargs: Any, *, result_cls: Any, task_id: str | None = None,
+    **_: Any,
+) -> Any:  # fmt: skip
+    """Send a durable task with a message that is made after one of Celery's; return its result."""
+    if task_id:
+        check_id(model.task.name, task_id)
+    message = model.message(task_id or uuid(), args or (), kwargs or {})
+    keeping.keep(app.sidejob.runtime, message)
+    if not model.ignores_result:
+        result_subscription.subscribe_quietly(app, partial(app.backend.on_task_call, None, message.task_id))
+    return model.result(result_cls, message.task_id)
+
+
+def _has_no_row(app: Celery, name: str, option: str) -> InvalidValueError:
+    """Return the error of a call that needs a row, of a task whose messages have none."""
+    instead = "make it so with durable=True or sidejob_durable_tasks"
+    if getattr(known_tasks(app).get(name), "sidejob", False):
+        instead = "call enqueue(), or its apply_async()"
+    return InvalidValueError(f"A message of {name} has no row, and {option}= needs one: {instead}.")
+
+
+def _send_unique(
+    app: Celery, send: Callable[..., Any], call: Call, name: str, args: Any, options: dict[str, Any]
+) -> Any:
+    """Send a durable task whose key is to be its own until it is done, or return the result of the one that has it.
+
+    Before it is sent again another may have got the key, or the task that has it may have begun or ended: each time it
+    is judged anew.
+    """
+    if not is_durable(app, name):
+        raise _has_no_row(app, name, "unique")
+    unique, replaces = call.unique, None
+    assert unique is not None
+    while True:
+        try:
+            return _send_durable(app, send, name, args, dict(options), call._replace(replaces=replaces))
+        except KeyHeldError as held:
+            if not is_replaced(unique, held):
+                return app.AsyncResult(held.task_id)
+            if options.get("transaction") is not None:
+                raise IllegalMoveError(
+                    f"Task {held.task_id} has the unique key {unique.key!r}, and on_duplicate='replace' cannot be part "
+                    "of transaction=: it would lock that task until your commit. Call it before or after."
+                ) from None
+            replaces = held.task_id
+
+
+def _send_durable(
+    app: Celery, send: Callable[..., Any], name: str, args: Any, options: dict[str, Any], call: Call
+) -> Any:
+    check_call(name, options)
+    together = present_call().together
+    subscriptions: list[Callable[[], Any]] = [] if together is None else together.subscriptions
+    lazy, asked = None, dict(options)
+    noted = present_call().noted
+    if len(args) == CALLS_BY_TASKS and call.unique is None and composing.may_compose(app, send, options):
+        noted = Noted()
+    if len(args) <= PRODUCER_INDEX and not any(options.get(name) for name in ("producer", "publisher", "connection")):
+        lazy = options["producer"] = LazyProducer(app)
+    result_subscription.install(app.backend)
+    try:
+        with calling(
+            noted=noted,
+            subscriptions=subscriptions,
+            unique=call.unique,
+            replaces=call.replaces,
+            admission=call.admission,
+            follows=call.follows,
+        ):
+            result = send(name, *args, **options)
+    finally:
+        if lazy is not None:
+            lazy.close()
+    if together is None:
+        for subscribe in subscriptions:
+            result_subscription.subscribe_quietly(app, subscribe)
+    if noted is not None and noted.made is not None and together is None:
+        composing.remember(app, name, asked, noted.made, *args)
+    return result
