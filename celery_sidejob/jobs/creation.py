@@ -122,10 +122,15 @@ def create(runtime: Runtime, drafts: Sequence[NewJob], transaction: Any = None) 
     """
     if not drafts:
         return ()
-    _check_names_among(first_of_each(drafts))
     lent = transaction is not None or active() is not None
+    are_plain = not lent and all(map(_is_plain, drafts))
+    if are_plain and all(new.admission is None for new in drafts):
+        return _until_known(runtime, drafts, partial(_create_plain, runtime, drafts))
+    _check_names_among(first_of_each(drafts))
     capacity.prepare(runtime, [new.admission for new in drafts], lent=lent)
     with capacity.refusing(runtime):
+        if are_plain:
+            return _until_known(runtime, drafts, lambda: _create_admitted(runtime, drafts))
         if any(new.unique is not None for new in drafts):
             return create_unique(runtime, drafts, partial(_create, runtime, transaction=transaction), transaction)
         return _create(runtime, drafts, transaction)
@@ -138,8 +143,6 @@ def _create(runtime: Runtime, drafts: Sequence[NewJob], transaction: Any) -> Seq
         made = _numbered(drafts, jobs.next_ids(transaction, len(drafts)))
         carry_out(runtime, "enqueue", with_the_replaced(made), transaction)
         return made
-    if unit is None and all(map(_is_plain, drafts)):
-        return _until_known(runtime, drafts, lambda: _create_plain(runtime, drafts))
     made = _numbered(drafts, jobs.next_ids(runtime.connections, len(drafts)))
     if unit is None:
         return _until_known(runtime, drafts, lambda: _create_all(runtime, made))
@@ -252,19 +255,31 @@ def _check_room(runtime: Runtime, unit: OpenUnit, made: Sequence[NewJob]) -> Non
 
 
 def _create_plain(runtime: Runtime, drafts: Sequence[NewJob]) -> list[NewJob]:
-    is_admitted = any(map(capacity.judged, drafts))
+    insert = partial(jobs.insert, new=drafts, check_interval_s=runtime.settings.lost_after)
+    rows = runtime.connections.transact("enqueue", insert, single=True)
+    return _followed(runtime, drafts, rows)
+
+
+def _create_admitted(runtime: Runtime, drafts: Sequence[NewJob]) -> list[NewJob]:
+    """Create plain jobs of capacity pools."""
 
     def work(executor: Transaction) -> Sequence[Any]:
-        admitted = capacity.admit(executor, drafts) if is_admitted else drafts
+        admitted = capacity.admit(executor, drafts)
         return jobs.insert(executor, admitted, check_interval_s=runtime.settings.lost_after)
 
-    rows = runtime.connections.transact("enqueue", work, single=not is_admitted)
-    made = _numbered(drafts, [row.job_id for row in rows])  # ids grow in the order of the drafts
+    rows = runtime.connections.transact("enqueue", work, single=not any(map(capacity.judged, drafts)))
+    return _followed(runtime, drafts, rows)
+
+
+def _followed(runtime: Runtime, drafts: Sequence[NewJob], rows: Sequence[Any]) -> list[NewJob]:
+    """Do what follows the commit that has made jobs, and return them with their ids, which grow in their order."""
+    made = _numbered(drafts, [row.job_id for row in rows])
     after_commit = AfterCommit()
     for new, row in zip(made, rows, strict=True):
         after_commit.created(new, row)
     follow(runtime, after_commit)
-    capacity.ring(runtime, after_commit.pools)
+    if after_commit.pools:
+        capacity.ring(runtime, after_commit.pools)
     return made
 
 

@@ -1,4 +1,4 @@
-"""The drafts of one call that makes many jobs: of a task and its options one is drawn up, and others are made after it.
+"""The drafts of jobs: of a task and its options one is drawn up, and those of further calls are made after it.
 
 What differs between them are the arguments and the task id. Where something looks at single calls, as a routing
 function does, or where a job has what no other job may have, each is drawn up by itself.
@@ -9,12 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from ..model import values
 from ..model.alike import alike
 from ..model.changes import NewJob
+from ..model.protocols import Tasks
+from ..operations import batches
 from ..operations.runtime import Runtime
 from ..store.statement import Transaction
+from ..unit.open_unit import active
 from .creation import draft
 
 
@@ -22,12 +26,29 @@ from .creation import draft
 class _Model:
     options: Mapping[str, Any]
     new: NewJob
-    name: Callable[[Any, Any], str]
-    """Checks the arguments of another job, and returns its task id."""
+    name: Callable[[Any, Any], str | None]
+    """Checks the arguments of another job, and returns its task id; None if the job is to be drawn up by itself."""
+
+
+_of_single_calls: WeakKeyDictionary[Tasks, Drafts] = WeakKeyDictionary()
+OF_SINGLE_CALLS = frozenset({"queue", "priority", "ignore_result", "serializer", "compression", "delivery_mode"})
+"""Options of single calls, other than None, after which the jobs of further ones are made."""
+
+
+def draft_single(runtime: Runtime, item: Mapping[str, Any], executor: Transaction | None) -> NewJob:
+    """Draw up the job of a single call; after another one, if it has no options and is not part of anything."""
+    given = {key: value for key, value in item.items() if value is not None}
+    is_plain = executor is None and given.keys() - {"task", "args", "kwargs"} <= OF_SINGLE_CALLS
+    if not is_plain or active() is not None or batches.present() is not None:
+        return draft(runtime, **item, executor=executor)
+    drafts = _of_single_calls.get(runtime.tasks)
+    if drafts is None:
+        drafts = _of_single_calls[runtime.tasks] = Drafts(runtime, None)
+    return drafts.draft(given)
 
 
 class Drafts:
-    """Draws up the jobs of one call."""
+    """Draws up the jobs of one call, or those of single calls."""
 
     def __init__(self, runtime: Runtime, executor: Transaction | None) -> None:
         self._runtime = runtime
@@ -38,30 +59,35 @@ class Drafts:
     def draft(self, item: Mapping[str, Any]) -> NewJob:
         """Draw up the job of an item, the arguments of `creation.draft`."""
         task, args, kwargs, options = _parts(item)
-        model = self._models.get(task)
+        model = self._models.get(task) if task is not None else None
         are_arguments = isinstance(args, list | tuple | None) and isinstance(kwargs, dict | None)
         if model is not None and are_arguments and alike(options, model.options):
-            return self._after(model, args or (), kwargs or {})
+            task_id = model.name(args or (), kwargs or {})
+            if task_id is not None:
+                return self._after(model.new, task_id, args, kwargs)
         new = draft(self._runtime, **item, executor=self._executor)
         name = self._runtime.tasks.naming(new.task)
-        if name is not None and "task_id" not in options and not (new.unique or new.name or new.aliases):
+        is_own = "task_id" in options or new.unique or new.name or new.aliases
+        if task is not None and name is not None and not is_own:
             self._models[task] = _Model(options, new, name)
         return new
 
-    def _after(self, model: _Model, args: Any, kwargs: Any) -> NewJob:
+    def _after(self, new: NewJob, task_id: str, args: Any, kwargs: Any) -> NewJob:
         return replace(
-            model.new,
-            task_id=model.name(args, kwargs),
+            new,
+            task_id=task_id,
             args=values.encode(list(args), limit=self._limit, what="args") if args else "[]",
             kwargs=values.encode(kwargs, limit=self._limit, what="kwargs") if kwargs else "{}",
         )
 
 
-def _parts(item: Mapping[str, Any]) -> tuple[str, Any, Any, Mapping[str, Any]]:
-    """Return the name of an item's task, "" if it has none, its arguments, and what else it says."""
-    task = item["task"]
-    if isinstance(task, Mapping) and len(item) == 1:  # a signature
-        return task["task"], task["args"], task["kwargs"], task["options"]
+def _parts(item: Mapping[str, Any]) -> tuple[str | None, Any, Any, Mapping[str, Any]]:
+    """Return the name of an item's task, None if that is not simply said, its arguments, and what else it says."""
+    task, args, kwargs = item["task"], item.get("args"), item.get("kwargs")
     others = {key: value for key, value in item.items() if key not in ("task", "args", "kwargs")}
-    name = task if isinstance(task, str) else getattr(task, "name", "")
-    return name, item.get("args"), item.get("kwargs"), others
+    if not isinstance(task, Mapping):
+        name = task if isinstance(task, str) else getattr(task, "name", None)
+        return name if isinstance(name, str) else None, args, kwargs, others
+    if args or kwargs or others:  # a signature, to which these are added
+        return None, None, None, {}
+    return task["task"], task["args"], task["kwargs"], task["options"]

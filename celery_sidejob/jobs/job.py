@@ -69,9 +69,9 @@ from ..unit import view as unit_view
 from ..unit.lookup import locate
 from ..unit.open_unit import active, submit
 from .blocking import block_until
-from .creation import check_child_name_is_free, create, draft, encode_state, port_rows, when
+from .creation import check_child_name_is_free, create, encode_state, port_rows, when
 from .depending import check_in_run, check_on_failure, ids_of, pending_edges
-from .drafts import Drafts
+from .drafts import Drafts, draft_single
 from .history import HistoryEntry, entry_of, pending
 from .moving import move_of, moved_to, stage_of
 from .port import Port
@@ -790,7 +790,8 @@ def find_by_task_id(runtime: Runtime, task_id: str) -> Job | None:
 def enqueue(runtime: Runtime, task: Any, args: Any = (), kwargs: Any = None, **options: Any) -> Job:
     """Make one job, in one transaction or as part of the run's unit; nothing of it is left behind after an error."""
     transaction = _borrowed(runtime, options.pop("transaction", None))
-    new = draft(runtime, task, args, kwargs, **_with_parent(options), executor=transaction)
+    item = _with_parent({"task": task, "args": args, "kwargs": kwargs, **options})
+    new = draft_single(runtime, item, transaction)
     return _create(runtime, [new], transaction)[0]
 
 

@@ -178,10 +178,11 @@ class Tasks(Protocol):
     ) -> Call:
         """Resolve a task, a name or a signature, and check the arguments against the task's own parameters."""
 
-    def naming(self, task: str) -> Callable[[Any, Any], str] | None:
+    def naming(self, task: str) -> Callable[[Any, Any], str | None] | None:
         """Return what checks the arguments of further calls of a task, and gives each a task id.
 
-        None where something looks at single calls, so that each is to be resolved by itself.
+        None where something looks at single calls, so that each is to be resolved by itself; what is returned gives
+        None if something does so by then.
         """
 
     def admission(self, task: str, queue: str) -> Admission | None:

@@ -111,7 +111,8 @@ def follow(runtime: Runtime, after_commit: AfterCommit) -> None:
             runtime, after_commit.doorbells, after_commit.continuations, armed_now=True,
             marks_later=runtime.connections.may_write_behind,
         )  # fmt: skip
-        settle(runtime, after_commit.outcomes)
+        if after_commit.outcomes:
+            settle(runtime, after_commit.outcomes)
 
     runtime.after_commit(carry_out)
 

@@ -5,7 +5,8 @@ The broker is then given the messages (`publishing.py`). If the process dies in 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -20,7 +21,6 @@ from ..store.outbox import tasks
 from ..store.outbox.tasks import Kept, Waits
 from ..store.statement import Reader, Transaction
 from . import batches, capacity
-from .failover.first import in_the_first
 from .lending import do_after_commit
 from .publishing import publish_kept
 from .retrying import patience_s, patiently
@@ -46,11 +46,13 @@ def keep(runtime: Runtime, message: Message) -> None:
     A message due later than `sidejob_timer_horizon` waits in the store. If the process dies between commit and
     publication, the sweeper publishes.
     """
-    batches.check_takes_tasks(runtime)
-    there, tried, kept = in_the_first(runtime, lambda there, tried: _keep(there, message, tried))
+    if batches.present() is not None:
+        batches.check_takes_tasks(runtime)
+    there, tried, kept = _in_the_first(runtime, partial(_keep, message))
     if not kept.waits:
         publish_kept(there, [replace(message, tried=tried) if tried else message])
-    capacity.ring(there, _pools([message]))
+    if message.admission is not None:
+        capacity.ring(there, _pools([message]))
 
 
 class _NotKeptError(Exception):
@@ -145,7 +147,7 @@ def keep_many(runtime: Runtime, messages: Sequence[Message], *, of_run: bool = F
     def keep(there: Runtime, tried: tuple[str, ...]) -> set[str] | None:
         return _keep_all(there, pages, tried, repeated=of_run)
 
-    there, tried, waiting = (runtime, (), keep(runtime, ())) if of_run else in_the_first(runtime, keep)
+    there, tried, waiting = (runtime, (), keep(runtime, ())) if of_run else _in_the_first(runtime, keep)
     if waiting is None:
         return  # all are kept, and the sweeper publishes them
     for page in pages:
@@ -220,7 +222,32 @@ def waits_of(runtime: LocalRuntime) -> Waits:
 # --------------------------------------------------------------------------------------------------------------------
 
 
-def _keep(runtime: Runtime, message: Message, tried: tuple[str, ...]) -> Kept:
+def _in_the_first(runtime: Runtime, do: Callable[[Runtime, tuple[str, ...]], T]) -> tuple[Runtime, tuple[str, ...], T]:
+    """Run `do` in the first of the stores that answers; return that store's runtime, the stores tried, and the result.
+
+    Each call begins with the primary. The stores tried took the call and did not answer, so they may have done it. `do`
+    and the caller are told of them.
+    """
+    tried: list[str] = []
+    failure: StoreDown | None = None
+    stores = runtime.stores
+    for store in stores:
+        if store.is_left_alone:
+            continue
+        there = runtime if store is runtime.store else runtime.at(store)
+        try:
+            with stores.trying(store):
+                name = stores.name_of(store) if stores.several else ""
+                return there, tuple(tried), do(there, tuple(tried))
+        except OutcomeUnknown as error:
+            tried.append(name)
+            failure = error
+        except StoreDown as error:
+            failure = error
+    raise failure or stores.all_left_alone()
+
+
+def _keep(message: Message, runtime: Runtime, tried: tuple[str, ...]) -> Kept:
     """Keep a message in one store."""
     within_s = runtime.stores.wait_s
     is_unknown = False  # whether a try got no answer
@@ -235,7 +262,7 @@ def _keep(runtime: Runtime, message: Message, tried: tuple[str, ...]) -> Kept:
             is_unknown = True
             raise
 
-    with capacity.refusing(runtime):
+    with nullcontext() if message.admission is None else capacity.refusing(runtime):
         while (kept := repeat(once)) is None:
             if is_unknown and _is_kept(runtime, message, within_s):
                 return Kept(waits=True)  # the first of two tries kept it: the sweeper publishes it
@@ -251,20 +278,20 @@ def _try_to_keep(runtime: Runtime, message: Message, tried: tuple[str, ...]) -> 
     Raises _NotKeptError if it has taken slots for nothing.
     """
     within_s = runtime.stores.wait_s
-    is_judged = capacity.judged(message) is not None
+    is_judged = message.admission is not None and message.admission.is_judged
     single = not tried and message.replaces is None and not is_judged and batches.present() is None
 
     def keeping(executor: OwnExecutor) -> Kept | None:
         gave_way = False
         if message.replaces is not None and message.unique_key is not None:
             gave_way = tasks.give_way(executor, message.replaces, key=message.unique_key)
-        admitted = _admitted_alone(executor, message)
+        admitted = _admitted_alone(executor, message) if is_judged else message
         kept = tasks.keep(executor, admitted, waits_of(runtime)) if admitted is not None else None
         if gave_way and kept is None:
             raise _taken(message.task_id)  # nobody has the key now; what has given way comes back
         if is_judged and kept is None:
             raise _NotKeptError
-        if kept is not None:
+        if kept is not None and not single:
             _note(executor, [message], tried)
             batches.join_tasks(executor, [message.task_id])
         return kept

@@ -31,7 +31,7 @@ def publish_kept(runtime: Runtime, messages: Sequence[Message]) -> int:
     """
     in_store = [message for message in messages if runtime.sends(message)]
     if in_store:
-        runtime.publisher.ring(in_store)
+        runtime.publisher.ring_queues(list(dict.fromkeys(message.queue for message in in_store)))
         messages = [message for message in messages if not runtime.sends(message)]
     if not messages:
         return len(in_store)  # all, or none: as after most runs

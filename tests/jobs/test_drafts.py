@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -49,6 +50,7 @@ def test_each_is_as_if_made_by_itself(stage: Stage, drawn: list[Any], kind: str)
     options = OPTIONS[kind]
     alone = [stage.sidejob.enqueue("stage.any", args or (), kwargs, **options) for args, kwargs in CALLS]
 
+    drawn.clear()
     many = stage.sidejob.enqueue_many(
         {"task": any_arguments, "args": args, "kwargs": kwargs, **options} for args, kwargs in CALLS
     )
@@ -74,6 +76,55 @@ def test_signatures_are_drawn_up_once_too(stage: Stage, drawn: list[Any]) -> Non
 
     assert [(job.args, job.info["priority"]) for job in jobs] == [([0], 0), ([2], 0), ([4], 0), ([1], 1)]
     assert len(drawn) == 2
+
+
+def test_jobs_of_single_calls_are_drawn_up_once_too(stage: Stage, drawn: list[Any]) -> None:
+    @stage.sidejob.task(name="stage.any")
+    def any_arguments(job: Any, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    with signals_heard():
+        alone = [any_arguments.enqueue(args or (), kwargs) for args, kwargs in CALLS]
+    assert len(drawn) == len(CALLS), "somebody may look at each"
+
+    drawn.clear()
+    jobs = [any_arguments.enqueue(args or (), kwargs) for args, kwargs in CALLS]
+    results = [any_arguments.apply_async(args, kwargs) for args, kwargs in CALLS]
+
+    assert len(drawn) == 2, "one with the options that apply_async has from its task"
+    for one, job, result in zip(alone, jobs, results, strict=True):
+        infos = [{**each.info, "id": 0, "task_id": "", "created_at": None} for each in (one, job, result.job)]
+        assert infos[0] == infos[1] == infos[2]
+
+
+def test_single_calls_with_what_is_their_own_are_drawn_up_by_themselves(stage: Stage, drawn: list[Any]) -> None:
+    stage.job()
+    stage.job()
+    assert len(drawn) == 1
+
+    for options in ({"tags": ["x"]}, {"unique": "key"}, {"countdown": 5}, {"task_id": "mine"}, {"aliases": ["one"]}):
+        stage.job(**options)
+    with stage.sidejob.batch("batch"):
+        stage.job()
+    stage.inside(lambda job: stage.job())
+
+    assert drawn[1:] == [stage.idle] * 6 + [stage.call, stage.idle], (
+        "of the last two the outer one is the first of its task"
+    )
+
+
+@contextmanager
+def signals_heard() -> Iterator[None]:
+    """Have somebody look at each publication in the block."""
+
+    def look(**_: Any) -> None:
+        pass
+
+    signals.before_task_publish.connect(look)
+    try:
+        yield
+    finally:
+        signals.before_task_publish.disconnect(look)
 
 
 @pytest.mark.parametrize("options", [{"priority": True}, {"state": {"a": True}}])

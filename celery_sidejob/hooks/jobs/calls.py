@@ -135,13 +135,15 @@ class CeleryTasks:
             **self._traced(name, queue, args, kwargs, self._asking(known, merged)),
         )
 
-    def naming(self, task: str) -> Callable[[Any, Any], str] | None:
+    def naming(self, task: str) -> Callable[[Any, Any], str | None] | None:
         """Return what checks the arguments of further calls of a task, and names them; see the protocol."""
-        known = self._app.tasks.get(task)
-        if known is None or composing.is_listened_to() or not composing.routes_by_name(self._app):
+        app, known, router = self._app, self._app.tasks.get(task), self._app.amqp.router
+        if known is None or composing.is_listened_to() or not composing.routes_by_name(app):
             return None
 
-        def name(args: Any, kwargs: Any) -> str:
+        def name(args: Any, kwargs: Any) -> str | None:
+            if composing.is_listened_to() or app.tasks.get(task) is not known or app.amqp.router is not router:
+                return None
             if known.typing:
                 check_arguments(known.run, task, args, kwargs)
             return str(uuid())

@@ -26,8 +26,15 @@ class UnencodableError(InvalidValueError, EncodeError):
     """Arguments that the serializer refuses; an EncodeError too, as an app may expect one of a call."""
 
 
-def encoded(task: str, body: Any, serializer: Any) -> tuple[str, str, Any]:
-    """Return a body's content type, content encoding and data; `body` is of task protocol 2."""
+def as_bytes(data: Any, encoding: str | None = None) -> bytes:
+    """Return a body as the bytes that go over the wire."""
+    if isinstance(data, str):
+        return data.encode(encoding if encoding and encoding != "binary" else "utf-8")
+    return bytes(data)
+
+
+def encoded(task: str, body: Any, serializer: Any) -> tuple[str, str, bytes]:
+    """Return a body's content type, content encoding and bytes; `body` is of task protocol 2."""
     try:
         encoded: tuple[str, str, Any] = dumps(body, serializer=serializer)
         if encoded[0] == JSON and '"__type__"' in encoded[2] and _looks_enveloped(body):
@@ -38,7 +45,7 @@ def encoded(task: str, body: Any, serializer: Any) -> tuple[str, str, Any]:
             if path is not None:
                 raise UnencodableError(f"{name}{path} of the call of {task} cannot be encoded: {error}") from error
         raise
-    return encoded
+    return *encoded[:2], as_bytes(encoded[2], encoded[1])
 
 
 def readable(value: Any) -> Any:

@@ -26,6 +26,7 @@ from ...model.durable import CALL, DEATHS, HEADER, KEPT_FORMAT, REPUBLISHED, Con
 from ...model.errors import InvalidValueError
 from ...transport.decoding import check_task
 from .carried import NewerFormatError, check_names
+from .encoding import as_bytes
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -254,13 +255,6 @@ def _about(message: Message) -> dict[str, Any]:
     if missing:
         raise InvalidValueError(f"message {message.task_id} cannot be read: {', '.join(sorted(missing))} is missing")
     return about
-
-
-def as_bytes(data: Any, encoding: str | None = None) -> bytes:
-    """Return a body as the bytes that go over the wire."""
-    if isinstance(data, str):
-        return data.encode(encoding if encoding and encoding != "binary" else "utf-8")
-    return bytes(data)
 
 
 def time_of(text: Any) -> datetime | None:

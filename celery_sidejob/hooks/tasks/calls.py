@@ -59,7 +59,7 @@ def _send_again(
         check_id(model.task.name, task_id)
     message = model.message(task_id or uuid(), args or (), kwargs or {})
     keeping.keep(app.sidejob.runtime, message)
-    if not model.ignores_result:
+    if model.subscribes:
         result_subscription.subscribe_quietly(app, partial(app.backend.on_task_call, None, message.task_id))
     return model.result(result_cls, message.task_id)
 

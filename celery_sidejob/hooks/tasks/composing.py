@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 from celery import Celery, signals
 from celery.app.amqp import AMQP
 from celery.app.routes import MapRoute, Router
+from celery.backends.base import Backend
 from celery.backends.rpc import RPCBackend
 from celery.canvas import Signature
 from celery.utils.saferepr import saferepr
@@ -30,7 +31,7 @@ from ...model.alike import alike
 from ...model.durable import Message
 from ..durability import known_tasks
 from ..messages.encoding import JSON, encoded
-from ..messages.kept_message import as_bytes, check_id, publication_of
+from ..messages.kept_message import check_id, publication_of
 from .keeping import KeepingAMQP
 from .present_call import PLAIN, Made, Noted, Together, calling, present_call
 
@@ -60,7 +61,10 @@ def model_of(app: Celery, name: str, options: Mapping[str, Any], args: Any, kwar
     if not models or not are_arguments or present_call() is not PLAIN or not _are_alone(app):
         return None
     asked = _asked(options)
-    return next((model for model in models if model.fits(asked)), None)
+    for model in models:
+        if model.fits(asked):
+            return model
+    return None
 
 
 def may_compose(app: Celery, send: Any, options: Mapping[str, Any]) -> bool:
@@ -123,7 +127,7 @@ class Composer:
             check_id(task.name, task_id)
         message = model.message(task_id or uuid(), signature.args or (), signature.kwargs or {})
         self._together.messages.append(message)
-        if not model.ignores_result:
+        if model.subscribes:
             self._app.backend.on_task_call(self._producer, message.task_id)
         return model.result(task.AsyncResult, message.task_id)
 
@@ -137,6 +141,8 @@ class Composed:
         self._made = made
         self._about: dict[str, Any] = dict(made.message.about or {})
         self.ignores_result = self._about["headers"]["ignore_result"]
+        self.subscribes = not self.ignores_result and type(app.backend).on_task_call is not Backend.on_task_call
+        """Whether the result backend is told of each call."""
         levels = app.conf.get("task_repr_maxlevels")  # which Celery 5.5 does not have
         self._levels = {} if levels is None else {"maxlevels": levels}
         self._app = app
@@ -163,7 +169,7 @@ class Composed:
 
     def fits(self, options: Mapping[str, Any]) -> bool:
         """Tell whether the message of a call differs in nothing but its id and arguments."""
-        return self.is_of_this_process and alike(options, self._options)
+        return self._pid == os.getpid() and alike(options, self._options)
 
     def message(self, task_id: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Message:
         """Return the message of a call that fits."""
@@ -194,8 +200,7 @@ class Composed:
         if self._body_of_nothing is not None and not args and not kwargs:
             return self._body_of_nothing
         made = self._made
-        _, content_encoding, data = encoded(self.task.name, (args, kwargs, made.body[2]), made.serializer)
-        data = as_bytes(data, content_encoding)
+        *_, data = encoded(self.task.name, (args, kwargs, made.body[2]), made.serializer)
         return compress(data, made.compression)[0] if made.compression else data
 
     def _shown(self, given: Any, name: str) -> str:
@@ -229,8 +234,8 @@ def _without_id(signature: Signature) -> dict[str, Any]:
 
 def is_listened_to() -> bool:
     """Tell whether somebody is told of each publication of a task."""
-    told = (signals.before_task_publish, signals.after_task_publish, signals.task_sent)
-    return any(signal.receivers for signal in told)
+    before, after, old = signals.before_task_publish, signals.after_task_publish, signals.task_sent
+    return bool(before.receivers or after.receivers or old.receivers)
 
 
 def routes_by_name(app: Celery) -> bool:

@@ -43,7 +43,8 @@ class DurableTask(OnCommit):
     def backend(self) -> Any:
         """The task's result backend, which is told of its outcome by `telling`."""
         backend = super().backend
-        telling.install(backend)
+        if not hasattr(backend, "tells_of_durable_tasks"):
+            telling.install(backend)
         return backend
 
     @backend.setter

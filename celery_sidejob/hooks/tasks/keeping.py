@@ -33,7 +33,7 @@ from ..admission import admission_to, waiting_in
 from ..apps import runtime_for
 from ..messages.carried import check_names
 from ..messages.encoding import encoded
-from ..messages.kept_message import as_bytes, check_id, own_priority, publication_of, time_of
+from ..messages.kept_message import check_id, own_priority, publication_of, time_of
 from ..patches.task_sender import DurableAMQP
 from . import ending
 from .present_call import Made, Together, present_call
@@ -149,7 +149,6 @@ class KeepingProducer:
             raise SettingsError(f"{self._task} is durable, and that needs messages of task_protocol 2.")
         check_id(self._task, task_id)
         content_type, content_encoding, data = encoded(self._task, body, serializer)
-        data = as_bytes(data, content_encoding)
         if compression:
             data, headers["compression"] = compress(data, compression)
         exchange = getattr(exchange, "name", exchange)

@@ -44,6 +44,7 @@ def install(backend: Any) -> None:
         mark_as_retry=_retried, chord_error_from_stack=partial(chords.fail_unlocked, backend),
         _call_task_errbacks=partial(_call_errbacks, backend),
     )  # fmt: skip
+    backend.tells_of_durable_tasks = True
 
 
 def _store(

@@ -250,7 +250,8 @@ class Connections(Autocommit):
         self._idle.close()
 
     def _acquire(self, deadline: float | None, fresh: bool) -> OwnExecutor:
-        self._reset_after_fork()
+        if self._pid != os.getpid():
+            self.forget()
         own = self._thread.over
         if own is not None:
             if own.broken:  # its owner will open another
@@ -264,10 +265,6 @@ class Connections(Autocommit):
             executor.lay_down()
         else:
             self._idle.give_back(executor)
-
-    def _reset_after_fork(self) -> None:
-        if self._pid != os.getpid():
-            self.forget()
 
     def forget(self) -> None:
         """After a fork: the connections and the deferred writes belong to the parent."""

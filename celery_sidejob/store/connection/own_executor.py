@@ -7,6 +7,7 @@ import select
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import psycopg
@@ -179,7 +180,7 @@ class OwnExecutor(Transaction):
                 self._command("ROLLBACK")
             raise
         if single:
-            return self._answered(name, lambda: work(self), f"during {name!r}")
+            return self._answered(name, partial(work, self), f"during {name!r}")
         self._answered(name, lambda: self._command("COMMIT"), f"while {name!r} was being committed")
         return result
 

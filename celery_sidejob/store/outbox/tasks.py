@@ -7,7 +7,7 @@ generation, and for a held row its holder.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -190,13 +190,13 @@ def unpublished(executor: Reader, task_ids: Iterable[str], *, horizon_s: float) 
     return {row.task_id for row in found}
 
 
-def pool_of(message: Message) -> dict[str, Any]:
+def pool_of(message: Message) -> Mapping[str, Any]:
     """Return the columns of a message's capacity pool, all null without one.
 
     Those of a pool that wait are served by their rank, which is the message's priority.
     """
     if message.admission is None:
-        return dict.fromkeys(_OF_POOL)
+        return _NO_POOL
     given = ((message.about or {}).get("properties") or {}).get("priority")
     return {**message.admission.columns, "pool_rank": given if is_number(given, most=255) else 0}
 
@@ -206,7 +206,7 @@ def _columns(message: Message, waits: Waits) -> dict[str, Any]:
         "task": message.task, "queue": message.queue, "publication": message.publication, "body": message.body,
         "eta": message.eta, "expires_at": message.expires_at, "check_interval_s": waits.check_interval_s,
         "horizon_s": waits.horizon_s, "first_check_s": FIRST_CHECK_S, "early_s": EARLY_S, "priority": message.priority,
-        **pool_of(message),
+        **(_NO_POOL if message.admission is None else pool_of(message)),
     }  # fmt: skip
 
 
@@ -224,6 +224,7 @@ def is_kept(executor: Reader, message: Message) -> bool:
 _ENTERS = "%(enters_pool)s AND pool IS DISTINCT FROM %(pool)s::text"
 _WAITS_ANEW = f"(doom IS NULL AND {_ENTERS} AND %(pool)s::text IS NOT NULL)"
 _OF_POOL = {"pool": "text", "pool_weight": "smallint", "pool_rank": "smallint", "pool_runs": "boolean"}
+_NO_POOL: Mapping[str, Any] = dict.fromkeys(_OF_POOL)
 _POOL_ENTERED = ", ".join(
     f"{name} = CASE WHEN {_ENTERS} THEN %({name})s::{of} ELSE {name} END" for name, of in _OF_POOL.items()
 )
