@@ -21,6 +21,10 @@ def targets(text: str) -> set[str]:
     return set(TARGET.findall(text))
 
 
+def test_it_is_read_in_a_few_minutes() -> None:
+    assert len(README.splitlines()) <= 160, "what goes further stands on a page of docs/"
+
+
 def test_with_an_address_each_link_is_absolute() -> None:
     files = "https://code.example/sidejob/blob/v1"
     relative = {target for target in targets(README) if not target.startswith(("#", "https://"))}

@@ -73,8 +73,8 @@ def test_commands_exist(words: list[str]) -> None:
     assert given >= wanted
 
 
-def test_the_readme_names_all_commands() -> None:
-    (listed,) = re.findall(r"`celery -A app sidejob (\w+(?: \| \w+)+)`", (ROOT / "README.md").read_text())
+def test_the_reference_names_all_commands() -> None:
+    (listed,) = re.findall(r"`celery -A app sidejob (\w+(?: \| \w+)+)`", (ROOT / "docs" / "reference.md").read_text())
     assert set(listed.split(" | ")) == set(sidejob.commands)
 
 

@@ -1,4 +1,4 @@
-"""The README's quick start runs as it is written, on Postgres alone, and its parent with children does what it says."""
+"""The README's quick start runs as it is written, on Postgres alone, and the page after it does what it says."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from tests.tools.waiting import wait_until
 from tests.tools.workers import ROOT, Processes, WorkerProcess, environment
 
 README = ROOT / "README.md"
+JOBS = ROOT / "docs" / "jobs.md"
 SESSION = "import doctest, sys; sys.exit(doctest.testfile('session.txt', module_relative=False).failed)"
 NUMBERS = 2_000
 """Each is a commit; the README's own 20,000 take a minute."""
@@ -118,7 +119,7 @@ def test_a_job_that_keeps_its_progress_beside_its_rows_begins_again_behind_them(
             raise current_job.retry(countdown=0)
         return list(range(after + 1, min(after + 100, 450) + 1))
 
-    (shown,) = (text for text in blocks(README, "python") if "def charge_accounts(job)" in text)
+    (shown,) = (text for text in blocks(JOBS, "python") if "def charge_accounts(job)" in text)
     shop = {
         "sidejob_task": stage.sidejob.task, "Session": Session, "engine": engine, "Charge": Charge,
         "next_accounts": next_accounts, "__name__": "shop",
@@ -141,7 +142,7 @@ def test_a_parent_rests_until_all_of_its_children_have_ended(stage: Stage) -> No
             raise ValueError("no such part")
 
     stage.task(bill_part, name="shop.bill_part")
-    (shown,) = (text for text in blocks(README, "python") if "def bill(job, parts)" in text)
+    (shown,) = (text for text in blocks(JOBS, "python") if "def bill(job, parts)" in text)
     shop = {"sidejob_task": stage.sidejob.task, "FINISHED": FINISHED, "__name__": "shop"}
     exec(shown, shop)
 
