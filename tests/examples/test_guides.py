@@ -18,7 +18,7 @@ GUIDES = {
     "django": "django_shop", "flask": "flask_shop", "fastapi": "fastapi_shop", "kubernetes": "kubernetes",
     "ports": "ports", "situations": "situations", "units": "units",
 }  # fmt: skip
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

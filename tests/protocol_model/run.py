@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Every tempting mistake ends in a trace and the protocol as we run it ends in none; otherwise exit with 1.
 
-    python tests/protocol_model/run.py            all of it (`make model`)
+    python tests/protocol_model/run.py            all of it (`./run model`)
     python tests/protocol_model/run.py --quick    the mistakes and the small instances
 
 The instances stand in mut.py, good.py and extra.py, which explore them as they are read. Here they are only collected
