@@ -1,4 +1,4 @@
-"""The pages of `docs/parity/` have every behaviour and weakness of the older systems, calls and tests that exist."""
+"""The pages of `tests/parity/` have every behaviour and weakness of the older systems, calls and tests that exist."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Row:
 
 def rows(page: str) -> list[Row]:
     """The lines of a page's table."""
-    lines = (ROOT / "docs" / "parity" / f"{page}.md").read_text().splitlines()
+    lines = (ROOT / "tests" / "parity" / f"{page}.md").read_text().splitlines()
     found = [line.strip("| ").split(" | ") for line in lines if re.match(r"\| [A-Z-]+\d+ \|", line)]
     return [Row(*columns) for columns in found]
 

@@ -1,4 +1,4 @@
-"""Whether the tests that docs/parity/sidejob.md names fail when the line is broken that does what they prove.
+"""Whether the tests that tests/parity/sidejob.md names fail when the line is broken that does what they prove.
 
     python -m benchmarks parity_mutations [--seed 7] [--items 60] [--only SJ-081,WS-06] [--at-once 1]
 

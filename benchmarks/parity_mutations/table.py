@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "parity" / "sidejob.md"
+PAGE = ROOT / "tests" / "parity" / "sidejob.md"
 TABLE = Path(__file__).with_name("mutations.toml")
 
 
