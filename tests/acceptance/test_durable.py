@@ -775,7 +775,7 @@ def test_a_soft_time_limit_that_strikes_after_the_body_does_not_change_its_end(
 @pytest.mark.pools("prefork", reason="has no soft time limits")
 @pytest.mark.parametrize("task", ["holder", "repeatable"])
 def test_a_soft_time_limit_that_strikes_before_the_body_has_it_begin_later(site: Site, task: str) -> None:
-    """The first message is acknowledged early, and found by the sweeper; the second goes back to the broker."""
+    """The message of the first is acknowledged early, that of the second is not; both are sent again."""
     result = site.call(task, 1, soft_time_limit=1)
     site.go(result)
     with site.locked(result):

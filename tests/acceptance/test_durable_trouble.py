@@ -34,7 +34,7 @@ def test_a_store_that_is_away_when_a_run_begins_and_when_it_ends(site: Site) -> 
         worker = site.worker(env={"SIDEJOB_DATABASE_URL": proxy.url_for(site.database_url), "SIDEJOB_LEASE": "20"})
         proxy.refuse()
         result, late = site.call("holder", 1), site.call("noted_late", 2)
-        worker.wait_for_log("goes back to the broker", TIMEOUT_S)
+        worker.wait_for_log("does not begin now", TIMEOUT_S)
         proxy.pass_through()
 
         site.holding(result)

@@ -29,7 +29,7 @@ from ...model.durable import (
     key_of,
 )
 from ...model.errors import StoreUnavailableError
-from ...operations import durable_locks, measuring, revocation
+from ...operations import durable_locks, measuring
 from ...operations.contents import as_kept, is_forged
 from ...operations.durable_runs import Run
 from ...operations.permits import AtGateError
@@ -41,7 +41,7 @@ from ..messages.kept_message import unpacker
 from ..worker import own_process, recording
 from ..worker.received import OF_THE_PARENT
 from . import chords, missing_row_warning, telling
-from .not_begun import AtGate, Copy, Forged, Left, SentBack
+from .not_begun import Copy, Forged, Left
 from .present_run import RUNS, run_of
 
 logger = logging.getLogger("celery_sidejob")
@@ -92,15 +92,13 @@ def begin(task: Any, request: Context) -> None:
     except SoftTimeLimitExceeded:  # the limit is meant for the body
         if run_of(task) is not None:
             raise
-        _send_back(request, "its time limit struck while it waited for its lock")
+        raise _left(request, "its time limit struck while it waited for its lock") from None
 
 
 def _begin(task: Any, request: Context) -> None:
     recording.begin(task.app)
     delivery = Delivery.of(task, request)
     stores = _stores_or_leave(delivery)
-    if delivery.key is not None and own_process.is_revoked(task.app, delivery.key[0]):
-        _revoked(delivery, delivery.key, stores)
     held: HeldRun | None = request.get(HELD)
     if held is not None and _begin_held(delivery, held):
         return
@@ -133,7 +131,7 @@ def _begin_locked(delivery: Delivery, stores: Sequence[tuple[Runtime, int]]) -> 
             failure = error
             continue
         except AtGateError as error:
-            raise AtGate(str(error)) from None
+            raise Copy(str(error)) from None
         there.store.answered()
         if has_row:
             _note_begun(delivery, run)
@@ -214,36 +212,20 @@ def _stores_of_row(delivery: Delivery, known: Any) -> Sequence[tuple[Runtime, in
     return [(there, worker_id) for there, worker_id in found if not there.store.is_left_alone]
 
 
-def _revoked(delivery: Delivery, key: Key, stores: Sequence[tuple[Runtime, int]]) -> NoReturn:
-    """Have buried what was revoked while it waited for a thread, unless the worker does."""
-    try:
-        for there, _ in stores if not own_process.is_ended(delivery.task.app, key) else ():
-            revocation.revoke(there, [key[0]])
-    except StoreUnavailableError as unavailable:
-        _leave(delivery, str(unavailable))
-    raise Ignore(f"task {key[0]} was revoked")
-
-
 def _leave(delivery: Delivery, why: str, *, elsewhere: bool = False) -> NoReturn:
-    """Do not begin a task whose row is in a store that does not answer.
+    """Do not begin a task whose row is in a store that does not answer, or `elsewhere`, where nobody knows this worker.
 
-    With one store the message goes back to the broker, to be there when the store answers again. With several it must
-    not keep this worker from the tasks of the others: it is forgotten, and this worker has it sent again when the store
-    is back. So is a task whose row is `elsewhere`, in a store that this worker does not know: its message would come
-    again at once, and never begin.
+    With one store the next message would fare no better, and neither would this one if it goes back to the broker: so
+    wait a little. With several stores this must not keep the worker from the tasks of the others.
     """
-    request = delivery.request
-    if (elsewhere or delivery.runtime.stores.several) and request.get(HEADER) is not None:
-        logger.warning("Task %s is left to the sweeper of its store: %s", request.id, why)
-        raise Left(why)
-    time.sleep(random.uniform(*PAUSE_S))  # else it would come and go without end
-    _send_back(request, why)
+    if delivery.key is None or not (elsewhere or delivery.runtime.stores.several):
+        time.sleep(random.uniform(*PAUSE_S))
+    raise _left(delivery.request, why)
 
 
-def _send_back(request: Context, why: str) -> NoReturn:
-    """Have the message given back to the broker; what was acknowledged already is found by the sweeper."""
-    logger.warning("Task %s does not begin and goes back to the broker: %s", request.id, why)
-    raise SentBack(why, requeue=True) from None
+def _left(request: Context, why: str) -> Left:
+    logger.warning("Task %s does not begin now: %s", request.id, why)
+    return Left(why)
 
 
 def content_of(request: Context) -> Content:

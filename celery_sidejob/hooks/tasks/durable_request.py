@@ -16,7 +16,7 @@ from typing import Any
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 from celery import signals
 from celery.exceptions import Ignore, Reject, Retry
-from celery.worker.state import task_ready
+from celery.worker.state import revoked, task_ready
 
 from ...model.durable import (
     ADOPTED,
@@ -43,7 +43,7 @@ from ..worker.delivered import Delivered
 from ..worker.holders import bury, holders, revoke
 from ..worker.outbox import Fetched
 from . import quiet_end
-from .not_begun import Copy, Forged, Left, SentBack
+from .not_begun import Copy, Forged, Left
 from .present_run import RUNS
 
 logger = logging.getLogger("celery_sidejob")
@@ -145,6 +145,10 @@ class DurableRequest(Delivered):
         most = self.task.max_losses or self._app.sidejob.settings.max_losses
         return Fresh(self._kept, self._content, most) if self._holders[0].may_claim else None
 
+    def begins(self) -> bool:
+        """Adds that nothing begins that was revoked while it waited for a thread, where Celery no longer looks."""
+        return not (self.id in revoked and self.revoked()) and super().begins()
+
     def give_back(self) -> bool:
         """Adds to giving back the message: the row is not held any more, where the message did not come from it."""
         given = super().give_back()
@@ -197,10 +201,8 @@ class DurableRequest(Delivered):
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         """A lost process is rescued by the heartbeat; what else failed was buried by the process, or is now."""
         error = getattr(exc_info.exception, "exc", exc_info.exception)
-        if isinstance(error, Copy | Left | SentBack):
-            self._not_begun(is_copy=isinstance(error, Copy), sent_back=isinstance(error, SentBack))
-        if isinstance(error, Forged):
-            return self._reject_forged()
+        if isinstance(error, Copy | Forged | Left):
+            return self._not_begun(error)
         if isinstance(error, WorkerLostError | SystemExit | KeyboardInterrupt):
             return self._lost(error)
         if isinstance(error, TimeLimitExceeded):
@@ -229,31 +231,32 @@ class DurableRequest(Delivered):
             logger.error("That task %s failed is not told: %s", self.id, text_of(error))
             return self.acknowledge()
 
-    def _reject_forged(self) -> None:
-        """Reject it unless it is acknowledged: RabbitMQ may have a dead letter exchange for what is rejected."""
-        self._not_begun(is_copy=True, sent_back=False)
-        task_ready(self)
-        if self.acknowledged:
-            self.send_event("task-rejected", requeue=False)
-        else:
-            self.reject(requeue=False)
-        self.over()
-
-    def _not_begun(self, *, is_copy: bool, sent_back: bool) -> None:
+    def _not_begun(self, why: Copy | Forged | Left) -> None:
         """It runs nothing here. A store that did not answer may yet lock the row for it, when nobody waits any more."""
+        task_ready(self)
         for runs, delivery in self._deliveries:
             runs.idle(delivery)
-            if not is_copy:
-                runs.left(delivery, again=self.acknowledged or not sent_back)
+            if isinstance(why, Left):
+                runs.left(delivery)
+        if isinstance(why, Forged) and self.acknowledged:
+            self.send_event("task-rejected", requeue=False)
+        elif isinstance(why, Forged):
+            self.reject(requeue=False)  # RabbitMQ may have a dead letter exchange for it
+        else:
+            self._forget(is_all=isinstance(why, Left) and not self._has_row)
+        self.over()
 
     def _lost(self, error: BaseException) -> None:
-        """The row says what becomes of it; without one the message is all there is, and goes back."""
         task_ready(self)
-        if self._kept is None:
+        self._forget(is_all=not self._has_row)
+        self.send_event("task-failed", exception=repr(error), traceback=None)
+
+    def _forget(self, *, is_all: bool) -> None:
+        """Leave it to its row to say what becomes of it; a message that `is_all` there is goes back to the broker."""
+        if is_all:
             self.reject(requeue=True)
         else:
             self.acknowledge()
-        self.send_event("task-failed", exception=repr(error), traceback=None)
 
     def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
         """Revoked or expired: it does not run (any more), and the dead set says why."""

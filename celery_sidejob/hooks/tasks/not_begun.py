@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from celery.exceptions import Ignore, Reject
+from celery.exceptions import Ignore
 
 
 class Copy(Ignore):
-    """A copy of what runs, was finished, or is in the dead set."""
-
-
-class AtGate(Copy):
-    """The gate of its managed queue is closed: its row waits there, and its message is sent again."""
+    """A copy of what runs, was finished, is in the dead set, or waits at the gate of its managed queue."""
 
 
 class Forged(Ignore):
@@ -18,8 +14,4 @@ class Forged(Ignore):
 
 
 class Left(Ignore):
-    """Its store does not answer: the message is forgotten, and that store's sweeper sends it again."""
-
-
-class SentBack(Reject):
-    """Its store does not answer: the message goes back to the broker, if it was not acknowledged already."""
+    """Its store does not answer: the worker has it sent again, or gives a message without a row back to the broker."""

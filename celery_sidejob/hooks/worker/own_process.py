@@ -10,7 +10,7 @@ from celery.app.task import Context
 from celery.exceptions import WorkerShutdown, WorkerTerminate
 from celery.worker import state
 
-from ...services.heartbeat.deliveries import ENDED, Deliveries
+from ...services.heartbeat.deliveries import Deliveries
 from ...services.heartbeat.heartbeat import Heartbeat
 from ...services.stop_flag import worker_is_stopping
 
@@ -47,12 +47,6 @@ def ident(app: Celery, *, place: int = 0) -> str | None:
 def is_revoked(app: Celery, task_id: str | None) -> bool:
     """Whether the asking was revoked while its delivery waited for a thread, where Celery no longer looks."""
     return _heartbeat(app) is not None and task_id in state.revoked
-
-
-def is_ended(app: Celery, key: tuple[Any, int]) -> bool:
-    """Whether this worker has ended the run already, before it began."""
-    known = [_runs(app, key, place) for place in range(len(app.sidejob.heartbeats))]
-    return any(runs is not None and runs.plan_of(key) == ENDED for runs in known)
 
 
 def is_kill(error: BaseException) -> bool:

@@ -59,7 +59,7 @@ class Deliveries(Generic[K]):
         self._left: dict[tuple[K, int], float] = {}
         """Runs not begun because the store did not answer, and since when: the store may still apply their locks."""
         self._missed: set[K] = set()
-        """The runs among them whose message no longer exists anywhere."""
+        """The runs among them whose messages are to be sent again."""
 
     def received(self, key: K, lease_s: float | None = None, *, request: object = None) -> Delivery[K]:
         """Note a delivery. Its run may begin at any time; with `lease_s` the run renews its own lease."""
@@ -102,12 +102,11 @@ class Deliveries(Generic[K]):
         with self._lock:
             delivery.idle = True
 
-    def left(self, delivery: Delivery[K], *, again: bool) -> None:
-        """Note that the delivery began no run as the store did not answer; `again`: its message no longer exists."""
+    def left(self, delivery: Delivery[K]) -> None:
+        """Note that the delivery began no run as the store did not answer, and that its message is forgotten."""
         with self._lock:
             self._left[_run_in_process(delivery)] = time.monotonic()
-            if again:
-                self._missed.add(delivery.key)
+            self._missed.add(delivery.key)
 
     def is_left(self, key: K, pid: int | None) -> bool:
         """Tell whether a process that holds a run in the store never began it: the lock was applied too late."""

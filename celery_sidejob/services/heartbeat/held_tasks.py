@@ -70,8 +70,9 @@ class HeldTasks(WorkerDuty):
             self._worker.errands.soon(partial(durable_locks.unhold, self._runtime, runs))
 
     def leave(self) -> int:
-        """Give back every task held: this worker stops."""
+        """Give back every task held, and have sent again what was left: this worker stops."""
         self.ends.write()
+        self._send_again()
         return self._give_back((row, self._stopped) for row in self._held())
 
     def _do(self, report: Report) -> None:

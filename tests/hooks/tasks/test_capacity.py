@@ -257,7 +257,7 @@ def test_a_message_that_comes_without_a_row_waits_for_a_slot(app: Celery) -> Non
     call(app, "one")
     comes("two")
     assert [(holder.task_id, holder.running) for holder in POOL.children()] == [("one", False), ("two", True)]
-    with pytest.raises(not_begun.AtGate):
+    with pytest.raises(not_begun.Copy, match="waits for a slot"):
         comes("three")
     runtime.connections.write_behind_now()
     assert (slots(app), published(app)["three"]) == ([(2, 2, 0)], False)

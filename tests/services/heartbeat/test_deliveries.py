@@ -106,12 +106,12 @@ def test_a_request_that_celery_dropped_waits_no_longer() -> None:
     assert runs.waiting(for_s=0, every_s=0) == []
 
 
-def left(runs: Deliveries[tuple[int, int]], pid: int, *, again: bool = True) -> None:
+def left(runs: Deliveries[tuple[int, int]], pid: int) -> None:
     """A delivery to a process, for which the store did not answer."""
     delivery = runs.received(KEY)
     runs.accepted(delivery, pid)
     runs.idle(delivery)
-    runs.left(delivery, again=again)
+    runs.left(delivery)
     runs.over(delivery)
 
 
@@ -138,7 +138,6 @@ def test_a_process_that_did_not_begin_a_run_is_known_until_it_begins_it() -> Non
 
 def test_what_was_forgotten_here_is_returned_once() -> None:
     runs = Deliveries()
-    left(runs, 11, again=False)
     assert runs.missed() == []
     left(runs, 11)
     left(runs, 12)
