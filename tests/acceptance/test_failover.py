@@ -127,6 +127,14 @@ def stores(first_url: str, second_url: str, broker: Broker, record: Record, proc
 # -- one store is away -----------------------------------------------------------------------------------------------
 
 
+def test_what_is_held_before_it_begins_runs_at_once(stores: Stores) -> None:
+    """Its process does not look for a row that its own worker holds: only after a lease it would be given back."""
+    stores.worker(env={"SIDEJOB_LEASE": "600"})
+    result = stores.call("step", 1)
+    stores.record.wait_for("ran", id=result.id, timeout=TIMEOUT_S)
+    stores.wait_quiet()
+
+
 @two_at_once
 def test_all_forms_of_tasks_run_on_in_the_second_store_and_the_first_comes_back(stores: Stores) -> None:
     worker = stores.worker(concurrency=2)

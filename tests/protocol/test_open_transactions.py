@@ -158,7 +158,7 @@ def test_a_task_that_cannot_go_on_for_a_lock_begins_again(hasty: Stage, how: str
     ((publication, content),) = stage.sql("SELECT publication, body FROM messages")
     request = json.loads(json.loads(publication)["about"])["headers"] | {
         "delivery_info": {"routing_key": "limited"}, "is_eager": False, HEADER: {"v": 1, "n": 1},
-        DIGEST: Digest(digest_of(bytes(content))), WORKER: stage.worker_id,
+        DIGEST: Digest(digest_of(bytes(content))), WORKER: [(0, stage.worker_id)],
     }  # fmt: skip
     with stage.connect(autocommit=False) as holder:
         build_tracer(task.name, task, app=stage.app)(task_id, (), {}, request)

@@ -6,7 +6,7 @@ import logging
 import os
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NoReturn
@@ -98,11 +98,9 @@ def begin(task: Any, request: Context) -> None:
 def _begin(task: Any, request: Context) -> None:
     recording.begin(task.app)
     delivery = Delivery.of(task, request)
-    stores = _stores_or_leave(delivery)
     held: HeldRun | None = request.get(HELD)
-    if held is not None and _begin_held(delivery, held):
-        return
-    _begin_locked(delivery, stores)
+    if held is None or not _begin_held(delivery, held):
+        _begin_locked(delivery, _stores_or_leave(delivery))
 
 
 def _begin_held(delivery: Delivery, held: HeldRun) -> bool:
@@ -183,42 +181,22 @@ def _note_begun(delivery: Delivery, run: Run) -> None:
 
 def _stores_or_leave(delivery: Delivery) -> Sequence[tuple[Runtime, int]]:
     """Return the stores that may have the row, each with this worker's identity there; without any leave the task."""
-    known = delivery.request.get(WORKER)
-    try:
-        stores = _stores_of_row(delivery, known)
-    except StoreUnavailableError as error:
-        _leave(delivery, str(error))
+    runtime, skips = delivery.runtime, delivery.key is not None and delivery.runtime.stores.several
+    known = [(runtime.at(runtime.stores[place]), worker_id) for place, worker_id in delivery.request.get(WORKER) or ()]
+    stores = [(there, worker_id) for there, worker_id in known if not (skips and there.store.is_left_alone)]
     if not stores:
-        elsewhere = delivery.address.store is not None and known is not None
-        why = "this worker is not known, or not just now, in the store that has its row"
-        _leave(delivery, why, elsewhere=elsewhere)
+        _leave(delivery, "this worker is not known, or not just now, in the store that has its row")
     return stores
 
 
-def _stores_of_row(delivery: Delivery, known: Any) -> Sequence[tuple[Runtime, int]]:
-    """Return in which stores the row may be, each with this worker's identity there; those that answer, if several."""
-    if known is None:
-        return ()
-    runtime, wanted, adopted = delivery.runtime, delivery.address.store, delivery.adopted is not None
-    if not isinstance(known, Mapping):  # there is one store
-        here = wanted is None or wanted == runtime.stores.name_of(runtime.store)
-        return ((runtime, known),) if here else ()
-    found = [
-        (runtime.at(runtime.stores[place]), worker_id) for name, (place, worker_id) in known.items()
-        if wanted in (None, name) or adopted
-    ]  # fmt: skip
-    if adopted:
-        return [(there, worker_id) for there, worker_id in found if there.store.place == 0]
-    return [(there, worker_id) for there, worker_id in found if not there.store.is_left_alone]
-
-
-def _leave(delivery: Delivery, why: str, *, elsewhere: bool = False) -> NoReturn:
-    """Do not begin a task whose row is in a store that does not answer, or `elsewhere`, where nobody knows this worker.
+def _leave(delivery: Delivery, why: str) -> NoReturn:
+    """Do not begin a task whose row is in a store that does not answer, or does not know this worker.
 
     With one store the next message would fare no better, and neither would this one if it goes back to the broker: so
     wait a little. With several stores this must not keep the worker from the tasks of the others.
     """
-    if delivery.key is None or not (elsewhere or delivery.runtime.stores.several):
+    has_others = delivery.runtime.stores.several or delivery.address.store is not None
+    if delivery.key is None or not has_others:
         time.sleep(random.uniform(*PAUSE_S))
     raise _left(delivery.request, why)
 

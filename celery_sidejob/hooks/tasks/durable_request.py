@@ -99,23 +99,24 @@ class DurableRequest(Delivered):
 
     @property
     def request_dict(self) -> dict[str, Any]:
-        """The request as the pool's process gets it: also with the worker's identities and a message to be adopted."""
-        given = super().request_dict
-        heartbeats = self._app.sidejob.heartbeats
-        if len(heartbeats) > 1:
-            given[WORKER] = {
-                heartbeat.runtime.store.name: (heartbeat.runtime.store.place, heartbeat.worker_id)
-                for heartbeat in heartbeats
-                if heartbeat.may_claim
-            }
+        """The request as the pool's process gets it: also with the stores to look in, and a message to be adopted.
+
+        Of each store that may have its row it says the place, and the identity under which this worker claims there.
+        """
+        given, store = super().request_dict, self._address.store
+        given[WORKER] = [
+            (heartbeat.runtime.store.place, heartbeat.worker_id)
+            for heartbeat in self._holders
+            if heartbeat.may_claim and store in (None, heartbeat.runtime.store.name)
+        ]
         if self._kept is not None:
             given[DIGEST] = Digest(self._content.digest)
         elif given.get(HEADER) is None:
             own = (given, self._payload) if self._decoded else None
             given[ADOPTED] = received(self._app, self.task_name, self._message, own)
-        if self.held is not None and self.held.held.worker_id == given.get(WORKER):
+        if self.held is not None and (0, self.held.held.worker_id) in given[WORKER]:
             # Without a beat for a lease it may have been declared dead, and its run may be another worker's.
-            stands = self._hold_is_sure and self._heartbeat.may_claim and not self._has_gate
+            stands = self._hold_is_sure and not self._has_gate and self._address.call is None
             given[HELD] = HeldRun(self.held.held, self.held.queue, self.held.waited_s, stands)
         return given
 
@@ -140,10 +141,11 @@ class DurableRequest(Delivered):
         """What is to be held for it before it waits for the pool; None if its process locks the row."""
         if self.held is not None or self._kept is None or self.task.lost_policy != REQUEUE:
             return None
-        if self._content.unpack is not None or self._has_gate or len(self._holders) != 1:
+        if self._content.unpack is not None or self._has_gate or list(self._holders) != [self._heartbeat]:
             return None
-        most = self.task.max_losses or self._app.sidejob.settings.max_losses
-        return Fresh(self._kept, self._content, most) if self._holders[0].may_claim else None
+        if self._address.call is not None or not self._heartbeat.may_claim:  # another store may have the copy to run
+            return None
+        return Fresh(self._kept, self._content, self.task.max_losses or self._app.sidejob.settings.max_losses)
 
     def begins(self) -> bool:
         """Adds that nothing begins that was revoked while it waited for a thread, where Celery no longer looks."""
@@ -234,6 +236,8 @@ class DurableRequest(Delivered):
     def _not_begun(self, why: Copy | Forged | Left) -> None:
         """It runs nothing here. A store that did not answer may yet lock the row for it, when nobody waits any more."""
         task_ready(self)
+        if self.held is not None:  # its process may not have reached the store to give it up
+            self._app.sidejob.heartbeat.tasks.unhold(self.held.held)
         for runs, delivery in self._deliveries:
             runs.idle(delivery)
             if isinstance(why, Left):

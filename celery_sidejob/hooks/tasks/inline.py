@@ -30,7 +30,7 @@ def run_kept(app: Celery, worker: Heartbeat, message: Message) -> Outcome | None
         **headers, **embed, "args": args, "kwargs": kwargs, "is_eager": False, "called_directly": False,
         "delivery_info": properties["delivery_info"], "correlation_id": properties.get("correlation_id"),
         "reply_to": properties.get("reply_to"), "hostname": socket.gethostname(),
-        WORKER: worker.worker_id, DIGEST: Digest(message.content.digest),
+        WORKER: [(0, worker.worker_id)], DIGEST: Digest(message.content.digest),
     }  # fmt: skip
     key = (message.task_id, message.generation)
     delivery = worker.tasks.runs.received(key)  # else the worker gives back a run longer than its lease

@@ -81,8 +81,7 @@ class Heartbeat(Worker):
     def register(self) -> int:
         """Register this process under a new identity, with its liveness lock where the connection allows one."""
         self._check()
-        if self.runtime.stores.several:
-            self.runtime.stores.name_of(self.runtime.store)  # named now, because workers and messages carry the name
+        self.runtime.stores.name_of(self.runtime.store)  # now, because messages may name it
         with unavailable_during("register"):
             executor = self.executor()
             ident = new_name()

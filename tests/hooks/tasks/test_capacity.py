@@ -252,7 +252,8 @@ def test_a_message_that_comes_without_a_row_waits_for_a_slot(app: Celery) -> Non
             "properties": properties, "exchange": "", "routing_key": "celery", "delivery_mode": None, "declare": [],
         }  # fmt: skip
         message = Message(task_id, "mail", "celery", publication_of(about), b"[[], {}, {}]")
-        beginning.begin(app.tasks["mail"], Context(id=task_id, task="mail", **{ADOPTED: message, WORKER: worker_id}))
+        ours = {ADOPTED: message, WORKER: [(0, worker_id)]}
+        beginning.begin(app.tasks["mail"], Context(id=task_id, task="mail", **ours))
 
     call(app, "one")
     comes("two")

@@ -79,7 +79,7 @@ class Shop:
         request = json.loads(json.loads(publication)["about"])["headers"]
         request.update(embedded, headers=dict(request), delivery_info={}, is_eager=False)
         request.update({HEADER: {"v": 1, "n": 1}, DIGEST: Digest(digest_of(bytes(content)))})
-        request[WORKER] = workers.register(self.runtime.connections, f"test:{uuid.uuid4()}")
+        request[WORKER] = [(0, workers.register(self.runtime.connections, f"test:{uuid.uuid4()}"))]
         build_tracer(task.name, self.app.tasks[task.name], app=self.app)(task_id, args, kwargs, request)
 
     def lose(self) -> None:
