@@ -90,6 +90,8 @@ def check_route(exchange: Any, routing_key: Any) -> None:
 def check_amqp(headers: Mapping[str, Any], properties: Mapping[str, Any], *, frame_bytes: int) -> None:
     """Raise InvalidValueError for headers and properties that AMQP cannot carry; sends nothing."""
     given = {name: value for name, value in properties.items() if value is not None}
+    if isinstance(given.get("expiration"), int | float):  # seconds, which kombu sends as a text
+        given["expiration"] = str(given["expiration"])
     try:
         size = len(Message(application_headers=headers, **given)._serialize_properties())
     except Exception:

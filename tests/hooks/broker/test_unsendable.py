@@ -133,6 +133,14 @@ def test_what_rabbitmq_does_not_carry_is_refused_at_the_call(shop: Shop) -> None
     assert shop.sql("SELECT task_id FROM messages UNION ALL SELECT id::text FROM jobs") == []
 
 
+@pytest.mark.parametrize("expires", [60, 0.5])
+def test_a_call_that_expires_is_sent(shop: Shop, expires: float) -> None:
+    """Celery gives the seconds to kombu, and kombu sends them as a text."""
+    task_ids = [shop.mail.apply_async(expires=expires).id]
+    task_ids += [result.id for result in shop.sidejob.send_many([shop.mail.s().set(expires=expires)])]
+    assert {row.task_id for row in shop.sql("SELECT task_id FROM messages")} == set(task_ids)
+
+
 @pytest.mark.parametrize("headers", [{"task": "other"}, {"id": "other"}, 5], ids=str)
 def test_headers_that_would_say_what_a_message_is_are_refused(shop: Shop, headers: Any) -> None:
     for task in (shop.mail, shop.bill):
