@@ -34,14 +34,14 @@ logger = logging.getLogger("celery_sidejob")
 PER_QUEUE = 250
 PAGE = 1000
 """Rows checked in one step, of one queue and in all, without their bodies."""
-TURN_S = 0.5
-"""Seconds of one turn; then the sweeper's other duties come first again."""
+TURN_S, PAGES = 0.5, 20
+"""Seconds of one turn of a worker, and steps of any turn; then the sweeper's other duties come first again."""
 BODIES = 200
 """Messages in memory at a time."""
 
 
 class Due(SweepDuty):
-    """Judges pages of due rows of one kind for a while; burials in a thread may come too late for the report."""
+    """Judges some pages of due rows of one kind; burials in a thread may come too late for the report."""
 
     counts: Sequence[Count] = (
         Count("published", "Messages given to the broker."),
@@ -63,8 +63,9 @@ class Due(SweepDuty):
         if self._reserved:  # a turn that failed left its reservation
             publishing.give_up(self._connections, self._reserved, wait_s=0.0)
         until = time.monotonic() + TURN_S
-        while self._may_publish() and self._check_a_page(report) and time.monotonic() < until:
-            pass
+        for _ in range(PAGES):
+            if not self._may_publish() or not self._check_a_page(report) or self._must_stop(until):
+                return
 
     def _check_a_page(self, report: Report) -> bool:
         """Judge a page of due rows; False if no further row can be checked now."""

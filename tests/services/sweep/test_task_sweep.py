@@ -201,7 +201,7 @@ def test_no_queue_is_too_long_and_none_keeps_back_another(post: Post, monkeypatc
         " SELECT 'd' || n, 'post.letter', 'post', 'lost', '{}' FROM generate_series(1, 600) n"
     )
 
-    monkeypatch.setattr(due, "TURN_S", 0.0)
+    monkeypatch.setattr(due, "PAGES", 1)
     report = post.sidejob.poll()
 
     assert post.sent("other") == ["last"], "the youngest of all, in a queue of its own"
