@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from ..model.changes import NewJob
@@ -19,7 +19,7 @@ from ..store import askings
 from ..store.outbox import references
 from ..store.outbox.arming import FIRST_CHECK_S
 from ..store.outbox.continuations import remove as remove_continuations
-from ..store.outbox.kinds import JOBS
+from ..store.outbox.kinds import JOBS, Kind
 from ..store.outbox.publishing import mark_published
 from ..store.write_behind import WriteBehind
 from .runtime import Runtime
@@ -153,21 +153,39 @@ def dispatch(
     sent = runtime.publisher.publish(waiting, refused=refused)
     rung = [(message.job_id, message.for_run) for message in sent if isinstance(message, Doorbell)]
     continued = [message.key for message in sent if isinstance(message, Continuation)]
-    connections = runtime.connections
-    try:
-        if rung and marks_later:
-            marks = connections.write_behind(
-                "rings", lambda: WriteBehind("marks of doorbells", partial(_mark, runtime), within_s=MARK_S)
+    mark(runtime, JOBS, rung, later=marks_later)
+    if continued:
+        with _once_more():
+            runtime.connections.transact(
+                "mark", lambda executor: remove_continuations(executor, continued), single=True
             )
-            marks.add(rung)
-            marks.write_if_late(len(rung))
-        elif rung:
-            _mark(runtime, rung)
-        if continued:
-            connections.transact("mark", lambda executor: remove_continuations(executor, continued), single=True)
-    except StoreUnavailableError as error:
-        logger.warning("Published, but could not mark it; it will be published once more: %s", error)
     return in_store + len(sent)
+
+
+def mark(
+    runtime: Runtime, kind: Kind, published: Sequence[tuple[Any, int]], *, later: bool, again: bool = True
+) -> None:
+    """Mark the rows of messages that the broker has; if that fails, the sweeper publishes the messages once more.
+
+    `later`: one statement writes the marks of a second, and most rows are gone by then. `again`: see `mark_published`.
+    """
+
+    def write(keys: Sequence[tuple[Any, int]]) -> None:
+        runtime.connections.transact(
+            "mark", lambda executor: mark_published(executor, kind, keys, again=again), single=True,
+            within_s=runtime.stores.wait_s,
+        )  # fmt: skip
+
+    if not published:
+        return
+    if later:
+        name = f"marks of {kind}"
+        marks = runtime.connections.write_behind(name, lambda: WriteBehind(name, write, within_s=MARK_S))
+        marks.add(published)
+        marks.write_if_late(len(published))
+    else:
+        with _once_more():
+            write(published)
 
 
 def settle(runtime: Runtime, outcomes: Iterable[Outcome]) -> int:
@@ -189,5 +207,9 @@ def _send(runtime: Runtime, doorbells: Sequence[Doorbell]) -> int:
     )
 
 
-def _mark(runtime: Runtime, rung: Sequence[tuple[int, int]]) -> None:
-    runtime.connections.transact("mark", lambda executor: mark_published(executor, JOBS, rung), single=True)
+@contextmanager
+def _once_more() -> Iterator[None]:
+    try:
+        yield
+    except StoreUnavailableError as error:
+        logger.warning("Published, but could not mark it; it will be published once more: %s", error)

@@ -5,16 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 from ..model.durable import Key, Message
 from ..model.errors import StoreUnavailableError
 from ..model.protocols import Refused
 from ..store.outbox import references
 from ..store.outbox.kinds import TASKS
-from ..store.outbox.publishing import mark_published
-from ..store.write_behind import WriteBehind
-from .after_commit import MARK_S
+from .after_commit import mark
 from .runtime import Runtime
 
 logger = logging.getLogger("celery_sidejob")
@@ -36,13 +33,7 @@ def publish_kept(runtime: Runtime, messages: Sequence[Message]) -> int:
     if not messages:
         return len(in_store)  # all, or none: as after most runs
     published = _give_to_broker(runtime, messages)
-    marks = runtime.connections.write_behind(
-        "marks",
-        lambda: WriteBehind("marks of published messages", partial(_mark, runtime, again=False), within_s=MARK_S),
-    )
-    if published:
-        marks.add(published)
-        marks.write_if_late(len(published))
+    mark(runtime, TASKS, published, later=True, again=False)
     return len(in_store) + len(published)
 
 
@@ -54,11 +45,7 @@ def publish_and_mark(runtime: Runtime, messages: Sequence[Message], *, refused: 
     referred = _refer(runtime, messages) if runtime.connections.is_broker and messages else set()
     messages = [message for message in messages if (message.task_id, message.generation) not in referred]
     published = _give_to_broker(runtime, messages, refused=refused)
-    if published:
-        try:
-            _mark(runtime, published, again=True)
-        except StoreUnavailableError as error:
-            logger.warning("Published, but could not mark it; it will be published once more: %s", error)
+    mark(runtime, TASKS, published, later=False)
     return len(referred) + len(published)
 
 
@@ -96,10 +83,3 @@ def _addressed(runtime: Runtime, messages: Sequence[Message]) -> Sequence[Messag
         return messages
     name = runtime.stores.name_of(runtime.store)
     return [replace(message, store=name) for message in messages]
-
-
-def _mark(runtime: Runtime, published: Sequence[Key], *, again: bool) -> None:
-    runtime.connections.transact(
-        "mark", lambda executor: mark_published(executor, TASKS, published, again=again), single=True,
-        within_s=runtime.stores.wait_s,
-    )  # fmt: skip

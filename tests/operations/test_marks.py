@@ -11,7 +11,7 @@ import pytest
 from celery import Celery
 
 from celery_sidejob.model.loss import Loss, LossKind
-from celery_sidejob.operations import durable_locks, publishing
+from celery_sidejob.operations import after_commit, durable_locks
 from celery_sidejob.operations.durable_runs import Run
 from celery_sidejob.store import workers
 from tests.tools.apps import make_app
@@ -22,7 +22,7 @@ from tests.tools.pgbouncer import direct
 @pytest.fixture
 def app(database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
     """Marks are written when the test says so."""
-    monkeypatch.setattr(publishing, "MARK_S", 3600.0)
+    monkeypatch.setattr(after_commit, "MARK_S", 3600.0)
     made = make_app("marks", broker=redis_url, sidejob_database_url=database_url, sidejob_durable_tasks=["marks.*"])
     yield made
     made.sidejob.close()

@@ -410,7 +410,9 @@ def test_every_page_is_published_again_when_the_broker_was_emptied(broker: tuple
 def test_a_mark_that_comes_after_the_broker_was_emptied_hides_nothing(broker: tuple[Stage, TcpProxy, Any]) -> None:
     stage, _, client = broker
     job = stage.job()
-    marks: WriteBehind[Any] = stage.runtime.connections.write_behind("rings", lambda: pytest.fail("nothing was rung"))
+    marks: WriteBehind[Any] = stage.runtime.connections.write_behind(
+        "marks of jobs", lambda: pytest.fail("nothing was rung")
+    )
     on_its_way = marks.take()
     assert [mark for _, mark in on_its_way] == [(job.id, 1)]
     client.flushdb()
