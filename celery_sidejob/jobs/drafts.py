@@ -84,10 +84,11 @@ class Drafts:
 def _parts(item: Mapping[str, Any]) -> tuple[str | None, Any, Any, Mapping[str, Any]]:
     """Return the name of an item's task, None if that is not simply said, its arguments, and what else it says."""
     task, args, kwargs = item["task"], item.get("args"), item.get("kwargs")
-    others = {key: value for key, value in item.items() if key not in ("task", "args", "kwargs")}
-    if not isinstance(task, Mapping):
+    others: Any = {key: value for key, value in item.items() if key not in ("task", "args", "kwargs")}
+    if isinstance(task, Mapping):  # a signature
+        if args or kwargs or others:  # to which these are added
+            return None, None, None, {}
+        name, args, kwargs, others = (task.get(part) for part in ("task", "args", "kwargs", "options"))
+    else:
         name = task if isinstance(task, str) else getattr(task, "name", None)
-        return name if isinstance(name, str) else None, args, kwargs, others
-    if args or kwargs or others:  # a signature, to which these are added
-        return None, None, None, {}
-    return task["task"], task["args"], task["kwargs"], task["options"]
+    return name if isinstance(name, str) else None, args, kwargs, others or {}
