@@ -20,6 +20,7 @@ def test_every_statement_that_arms_a_job_contains_the_one_text() -> None:
         "asks._TERMINATE",
         "dependencies._FREE",
         "jobs._INSERT",
+        "jobs._INSERT_ONE",
         "moving._MOVE",
         "outbox.arming._REARM",
     }
