@@ -92,7 +92,9 @@ class SideJob:
     """
 
     port_options = staticmethod(port_options)
+    """``with sidejob.port_options(log=None, notify=None, set_default=None):`` options of each read and write inside."""
     context = staticmethod(context)
+    """``with sidejob.context(**data):`` every packet written inside, and every entry of the log, carries `data`."""
 
     def __init__(self, app: Celery | None = None) -> None:
         self._app: Celery | None = None

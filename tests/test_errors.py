@@ -74,11 +74,11 @@ def documented() -> dict[str, Row]:
     """Return the table's lines by their second column."""
     found = {}
     for line in PAGE.read_text().splitlines():
-        match = re.fullmatch(r"\| `(\w+)` \| (.+?) \| `(.+)` \| .+ \|", line)
+        match = re.fullmatch(r"\| `(\w+)` \| (.+?) \| (?:`` (.+) ``|`(.+)`) \| .+ \|", line)
         if match:
-            error, when, message = match.groups()
+            error, when, *messages = match.groups()
             assert when not in found, f"twice: {when}"
-            found[when] = Row(error, when, message.replace("\\`", "`"))
+            found[when] = Row(error, when, messages[0] or messages[1])
     return found
 
 
