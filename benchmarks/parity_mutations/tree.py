@@ -23,7 +23,7 @@ from .table import ROOT, Mutation
 TEST_S = 60
 """How long one test may take; one that a mutation makes hang has failed."""
 LONGEST_S = 600.0
-LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache", ".hypothesis")
+LEFT_OUT = shutil.ignore_patterns(".git", ".venv*", "site", "__pycache__", ".*_cache", ".hypothesis")
 PYTEST = ("-q", "-x", "-p", "no:randomly", "-p", "no:cacheprovider", "--no-header", "-rfE", f"--timeout={TEST_S}")
 
 

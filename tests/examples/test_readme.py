@@ -1,4 +1,4 @@
-"""The README's quick start runs as it is written, on Postgres alone, and the page after it does what it says."""
+"""The README's quick start runs as it is written, on Postgres alone."""
 
 from __future__ import annotations
 
@@ -8,18 +8,13 @@ from itertools import accumulate
 from pathlib import Path
 
 import psycopg
-from sqlalchemy import create_engine
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from celery_sidejob import FINISHED, RunningJob, current_job
 from tests.examples.test_guides import blocks
-from tests.tools.in_process import Stage
 from tests.tools.versions import KOMBU_5_7
 from tests.tools.waiting import wait_until
 from tests.tools.workers import ROOT, Processes, WorkerProcess, environment
 
 README = ROOT / "README.md"
-JOBS = ROOT / "docs" / "jobs.md"
 SESSION = "import doctest, sys; sys.exit(doctest.testfile('session.txt', module_relative=False).failed)"
 NUMBERS = 2_000
 """Each is a commit; the README's own 20,000 take a minute."""
@@ -98,59 +93,3 @@ def test_the_quick_start_runs_as_it_is_written(tmp_path: Path, processes: Proces
     shop.worker()
 
     shop.shell(SUMS)
-
-
-def test_a_job_that_keeps_its_progress_beside_its_rows_begins_again_behind_them(stage: Stage) -> None:
-    class Base(DeclarativeBase):
-        pass
-
-    class Charge(Base):
-        __tablename__ = "charges"
-        __table_args__ = {"schema": "public"}
-        number: Mapped[int] = mapped_column(primary_key=True)
-        account: Mapped[int]
-
-    engine = create_engine(stage.database_url.replace("postgresql:", "postgresql+psycopg:"))
-    lost: list[int] = []
-
-    def next_accounts(after: int) -> list[int]:
-        if after == 200 and not lost:
-            lost.append(after)
-            raise current_job.retry(countdown=0)
-        return list(range(after + 1, min(after + 100, 450) + 1))
-
-    (shown,) = (text for text in blocks(JOBS, "python") if "def charge_accounts(job)" in text)
-    shop = {
-        "sidejob_task": stage.sidejob.task, "Session": Session, "engine": engine, "Charge": Charge,
-        "next_accounts": next_accounts, "__name__": "shop",
-    }  # fmt: skip
-    exec(shown, shop)
-    Base.metadata.create_all(engine)
-    try:
-        job = stage.sidejob.enqueue("shop.charge_accounts")
-        stage.drain()
-        assert (job.refresh().status, lost) == ("completed", [200])
-        assert stage.sql("SELECT account FROM public.charges ORDER BY number") == [(n,) for n in range(1, 451)]
-    finally:
-        Base.metadata.drop_all(engine)
-        engine.dispose()
-
-
-def test_a_parent_rests_until_all_of_its_children_have_ended(stage: Stage) -> None:
-    def bill_part(job: RunningJob, part: str) -> None:
-        if part == "b":
-            raise ValueError("no such part")
-
-    stage.task(bill_part, name="shop.bill_part")
-    (shown,) = (text for text in blocks(JOBS, "python") if "def bill(job, parts)" in text)
-    shop = {"sidejob_task": stage.sidejob.task, "FINISHED": FINISHED, "__name__": "shop"}
-    exec(shown, shop)
-
-    job = stage.sidejob.enqueue("shop.bill", (["a", "b", "c"],))
-    stage.drain()
-    job = job.refresh()
-    assert job.status == "completed"
-    assert {name: child.status for name, child in job.children.items()} == {
-        "a": "completed", "b": "failed", "c": "completed",
-    }  # fmt: skip
-    assert job.info["run_no"] > 1, "it rested in between"
