@@ -12,6 +12,7 @@ import pytest
 
 from celery_sidejob import SideJobError
 from celery_sidejob.store import advisory, audience, batches, dependencies, parked, room, unique_keys
+from celery_sidejob.store.connection import own_executor
 from celery_sidejob.store.errors import RowsLocked
 from celery_sidejob.store.schema import migrate
 from tests.acceptance.lenders import LENDERS
@@ -36,7 +37,10 @@ CALLS: dict[str, tuple[int, str, Callable[[Stage], Any]]] = {
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def impatient(monkeypatch: pytest.MonkeyPatch, stage: Stage) -> None:
+    """Nobody waits for a lock for long; the connections that there are were opened with half a lease."""
+    stage.runtime.connections.close()
+    monkeypatch.setattr(own_executor, "_LOCK_TIMEOUT", "; SET LOCAL lock_timeout = 300")
     monkeypatch.setattr(advisory, "LONGEST_WAIT_S", 0.3)
     monkeypatch.setattr(migrate, "UPGRADE_WAIT_S", 0.3)
 
