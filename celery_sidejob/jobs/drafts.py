@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from ..model import values
 from ..model.alike import alike
 from ..model.changes import NewJob
-from ..model.protocols import Tasks
 from ..operations import batches
 from ..operations.runtime import Runtime
 from ..store.statement import Transaction
@@ -30,7 +28,6 @@ class _Model:
     """Checks the arguments of another job, and returns its task id; None if the job is to be drawn up by itself."""
 
 
-_of_single_calls: WeakKeyDictionary[Tasks, Drafts] = WeakKeyDictionary()
 OF_SINGLE_CALLS = frozenset({"queue", "priority", "ignore_result", "serializer", "compression", "delivery_mode"})
 """Options of single calls, other than None, after which the jobs of further ones are made."""
 
@@ -41,20 +38,19 @@ def draft_single(runtime: Runtime, item: Mapping[str, Any], executor: Transactio
     is_plain = executor is None and given.keys() - {"task", "args", "kwargs"} <= OF_SINGLE_CALLS
     if not is_plain or active() is not None or batches.present() is not None:
         return draft(runtime, **item, executor=executor)
-    drafts = _of_single_calls.get(runtime.tasks)
-    if drafts is None:
-        drafts = _of_single_calls[runtime.tasks] = Drafts(runtime, None)
-    return drafts.draft(given)
+    return Drafts(runtime, None, models=runtime.tasks.models).draft(given)
 
 
 class Drafts:
     """Draws up the jobs of one call, or those of single calls."""
 
-    def __init__(self, runtime: Runtime, executor: Transaction | None) -> None:
+    def __init__(
+        self, runtime: Runtime, executor: Transaction | None, *, models: dict[str, Any] | None = None
+    ) -> None:  # fmt: skip
         self._runtime = runtime
         self._executor = executor
         self._limit = runtime.settings.max_value_bytes
-        self._models: dict[str, _Model] = {}
+        self._models: dict[str, _Model] = {} if models is None else models
 
     def draft(self, item: Mapping[str, Any]) -> NewJob:
         """Draw up the job of an item, the arguments of `creation.draft`."""

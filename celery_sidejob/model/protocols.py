@@ -163,6 +163,9 @@ class Announcer(Protocol):
 class Tasks(Protocol):
     """Knows the app's tasks."""
 
+    models: dict[str, Any]
+    """By a task's name, what the jobs of its single calls are drawn up after (`jobs/drafts.py`)."""
+
     def publishes_status(self, task: str) -> bool:
         """Tell whether the status changes of a task's jobs are announced: its option `publish_status`."""
 

@@ -83,6 +83,7 @@ class CeleryTasks:
         self._app = app
         self._connections = connections
         self._publishing: dict[str, tuple[float, bool]] = {}
+        self.models: dict[str, Any] = {}
 
     def call(
         self,

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import FunctionType
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from celery import Celery, signals
 from celery.app.amqp import AMQP
@@ -50,13 +49,9 @@ MOST_MODELS = 4
 """For how many combinations of options the messages of a task's single calls are made after others."""
 
 
-_models: WeakKeyDictionary[Any, dict[str, list[Composed]]] = WeakKeyDictionary()
-"""By what makes an app's messages and the name of a task: the messages after which those of single calls are made."""
-
-
 def model_of(app: Celery, name: str, options: Mapping[str, Any], args: Any, kwargs: Any) -> Composed | None:
     """Return the message after which that of a task's call is made; None if Celery is to make it."""
-    models = _models.get(app.amqp, {}).get(name, ())
+    models: Sequence[Composed] = app.amqp.models.get(name, ())
     are_arguments = isinstance(args, list | tuple | None) and isinstance(kwargs, Mapping | None)
     if not models or not are_arguments or present_call() is not PLAIN or not _are_alone(app):
         return None
@@ -79,7 +74,7 @@ def may_compose(app: Celery, send: Any, options: Mapping[str, Any]) -> bool:
 
 def remember(app: Celery, name: str, options: Mapping[str, Any], made: Made, args: Any, kwargs: Any) -> None:
     """Make messages of further calls of a task with these options after this one."""
-    models = _models.setdefault(app.amqp, {}).setdefault(name, [])
+    models = app.amqp.models.setdefault(name, [])
     models[:] = [model for model in models if model.is_of_this_process]
     if len(models) < MOST_MODELS:
         model = Composed.after(app, options["task_type"], _asked(options), made, args, kwargs)

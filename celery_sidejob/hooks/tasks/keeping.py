@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from celery import Celery
@@ -200,6 +200,11 @@ class KeepingAMQP(DurableAMQP):
     """Celery's AMQP, by which messages of durable tasks are kept."""
 
     producer_of_durable = KeepingProducer
+
+    @cached_property
+    def models(self) -> dict[str, list[Any]]:
+        """By a task's name, the messages after which those of its single calls are made (`composing.py`)."""
+        return {}
 
 
 def _keyed(message: Message) -> Message:

@@ -18,7 +18,6 @@ from celery.app.task import Task
 from celery.canvas import Signature
 
 from celery_sidejob import InvalidValueError
-from celery_sidejob.hooks.tasks import composing
 from celery_sidejob.hooks.tasks.composing import MOST_MODELS, Composed
 from tests.tools.apps import make_app
 
@@ -200,14 +199,14 @@ def test_messages_made_before_a_fork_serve_no_longer(
 ) -> None:
     """They name another process as their origin."""
     app.tasks["mail"].delay(1)
-    ((model,),) = composing._models[app.amqp].values()
+    ((model,),) = app.amqp.models.values()
     monkeypatch.setattr(model, "_pid", 1)
 
     for _ in range(3):
         app.tasks["mail"].delay(1)
 
     assert len(again) == 2
-    assert model not in composing._models[app.amqp]["mail"]
+    assert model not in app.amqp.models["mail"]
 
 
 @contextmanager
