@@ -92,6 +92,10 @@ READS_ALL = {
         }.items()
         for order in ("oldest", "newest")
     },
+    **{
+        f"doorbells.{name}": "asked by celery_sidejob.testing, of the few rows of a user's test"
+        for name in ("_DUE", "_DOOMED", "_UNDONE")
+    },
     "depths._IS_ANY_SOON": "a question before `drain` ends: reads the queue",
     "room._UNREAD": "reads up to a bound who waits for room; see below",
     "tags._COUNTS": "a person's question: counts up to a bound",
