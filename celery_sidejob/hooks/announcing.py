@@ -45,6 +45,11 @@ class AnnouncingObserver:
         except StoreUnavailableError as error:
             logger.warning("%s is not announced: %s", event, error)
 
+    @property
+    def is_heard(self) -> bool:
+        """Whether a receiver in this process is sent the signal of jobs that move."""
+        return self._before.is_heard
+
     def _announce(self, event: Event) -> None:
         runtime = self._runtime()
         announcer = runtime.announcer

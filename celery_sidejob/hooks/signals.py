@@ -57,6 +57,7 @@ TEXTS: dict[type[events.Event], str] = {
         "waits in the store, and goes on when a worker starts that imports the task. Start one; after a day it goes to "
         "the dead set",
     events.RunLost: "Run %(run_no)d of job %(job_id)d (%(task)s) was lost with its worker: %(why)s",
+    events.RunReturned: "Run %(run_no)d of job %(job_id)d (%(task)s) comes back from a worker that is gone",
     events.TaskBuried: "Task %(task_id)s (%(task)s) was entered in the dead set: %(reason)s",
     events.TaskLost: "Task %(task_id)s (%(task)s) was lost with its worker: %(why)s",
     events.TaskReturned: "Task %(task_id)s (%(task)s) comes back from a worker that is gone, and runs again",
@@ -96,6 +97,11 @@ class SignalObserver:
             if isinstance(event, events.TaskEvent):
                 facts["task_id"] = event.task_id
             signal.send(sender=event.task, **facts)
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether a receiver in this process is sent the signal of jobs that move."""
+        return bool(job_status_changed.receivers)
 
 
 def _log(event: events.JobEvent | events.TaskEvent) -> None:

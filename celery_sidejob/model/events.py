@@ -101,6 +101,12 @@ class RunRescued(RunEvent):
     meaning = "Lost runs that were queued again."
 
 
+class RunReturned(RunEvent):
+    """A run that a worker had claimed came back: the worker is gone, and whether the body was called is not known."""
+
+    total = None
+
+
 @dataclass(frozen=True, slots=True)
 class RunFailed(RunEvent):
     """A run failed: it raised, its asking was ended from outside, or it was lost once too often."""

@@ -155,7 +155,8 @@ COUNTED_BY = {
 """The totals of events counted by a label: the label's name, and the total's meaning."""
 
 TIMED = {
-    "claim": "a run's claim",
+    "claim": "a run's claim by its process",
+    "claim-page": "a worker's claims of many runs, and their ends",
     "checkpoint": "a commit in the middle of a run",
     "end": "a run's last commit",
 }

@@ -140,6 +140,10 @@ class Observer(Protocol):
     def tell(self, event: Event) -> None:
         """Make an event known. Never raises."""
 
+    @property
+    def is_heard(self) -> bool:
+        """Whether a receiver in this process is sent the signal of jobs that move."""
+
 
 class Announcer(Protocol):
     """Tells those who listen at the moment what has been committed. Nothing is kept for anybody else."""

@@ -38,6 +38,16 @@ class Audience:
         return self._listens
 
     @property
+    def known(self) -> tuple[bool, bool, float]:
+        """What is known, and until when, by `time.monotonic`: for another process of this machine to `hear`."""
+        return self._keeps_log, self._listens, self._until
+
+    def hear(self, known: tuple[bool, bool, float]) -> None:
+        """Take what another process of this machine knows, if that counts for longer."""
+        if known[2] > self._until and known[2] - KNOWN_S > self._changed_at:
+            self._keeps_log, self._listens, self._until = known
+
+    @property
     def to_ask(self) -> str | None:
         """The schema in which it is to be asked who listens; None while that is known."""
         return self._connections.schema if monotonic() >= self._until else None

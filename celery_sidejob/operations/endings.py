@@ -52,6 +52,13 @@ def end(runtime: Runtime, hold: Hold, unit: Unit | None, ending: Ending, *, from
     return ended
 
 
+def may_be_quiet(hold: Hold, unit: Unit, ending: Ending) -> bool:
+    """Tell whether a run leaves nothing to be written but its end, as far as the run knows."""
+    if not unit.empty or unit.took or ending.then is not None or ending.how not in QUIET:
+        return False
+    return hold.row.parent_id is None and hold.row.options is None
+
+
 def _end_under_lock(runtime: Runtime, hold: Hold, unit: Unit | None, ending: Ending, *, from_outside: bool) -> str:
     known: Mapping[int, int | None] | None = {hold.job_id: hold.row.parent_id}
 
@@ -73,9 +80,7 @@ def _end_quietly(runtime: Runtime, hold: Hold, unit: Unit, ending: Ending) -> st
 
     None if there is something to apply after all: the ordinary end then judges it under the lock.
     """
-    if not unit.empty or unit.took or ending.then is not None or ending.how not in QUIET:
-        return None
-    if hold.row.parent_id is not None or hold.row.options is not None:
+    if not may_be_quiet(hold, unit, ending):
         return None
 
     def work(executor: Transaction) -> tuple[Any, AfterCommit]:

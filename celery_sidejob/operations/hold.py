@@ -45,8 +45,15 @@ class Hold:
     """The managed queue in which the end of this run frees a slot."""
     began_at: float | None = None
     """When it began, by the monotonic clock of its own process; None in any other process."""
+    in_page: bool = False
+    """Whether the worker has claimed it before its process began it: then the worker may also write its end."""
     in_doubt: bool = False
     """Whether a commit of this run may still continue behind a broken connection, also after a later try failed."""
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """(job id, run number)"""
+        return self.job_id, self.run_no
 
 
 def repeat_until_known(  # noqa: PLR0912 - an arm for each answer, and for none

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,8 +57,14 @@ class Ending:
     """What the job goes on with, in the same asking, if this run completes."""
     loss: Loss | None = None
     """Why the run was lost, if it was."""
-    moved: bool = False
-    """Another reader took packets that this run had read: the next run takes its packets before it uses them."""
+    takes: bool = False
+    """The next run is claimed by its process and takes its packets before it uses them.
+
+    Another reader took packets that this run had read, or nobody knows whether this run had begun.
+    """
+
+    undone: bool = False
+    """It was claimed and has not begun: it leaves no trace, and its message is valid again."""
 
     @property
     def outcome(self) -> Status | None:
@@ -104,6 +110,13 @@ def end_job_run(  # noqa: PLR0913 - a run, how it ended, and where that is writt
     return row
 
 
+def end_page(
+    runtime: LocalRuntime, executor: Transaction, runs: Collection[tuple[int, int]], *, worker_id: int
+) -> Sequence[Any]:
+    """End runs that leave nothing else to be written; see `claims.end_page`."""
+    return claims.end_page(executor, runs, worker_id=worker_id, history=runtime.settings.history) if runs else ()
+
+
 def _note_failure(hold: Hold, ending: Ending, after_commit: AfterCommit) -> None:
     """Note the event of a run that ended with an error and is not tried again."""
     if ending.error and ending.how != RunEnd.RETRIED:
@@ -123,8 +136,8 @@ def _write(  # noqa: PLR0913 - as above
     if ending.how in TAKEN:
         gives_up = None if ending.gives_up is None else str(ending.gives_up)
         return claims.release(
-            executor, hold.job_id, **run, own=by_worker, loss=ending.how == RunEnd.LOST, outcome=gives_up,
-            error=ending.error, unwanted=unwanted,
+            executor, hold.job_id, **run, own=by_worker, loss=ending.how == RunEnd.LOST, undone=ending.undone,
+            outcome=gives_up, error=ending.error, unwanted=unwanted,
         )  # fmt: skip
     return claims.end(
         executor, hold.job_id, **run, unit_no=None if by_worker else hold.unit_no, outcome=str(ending.outcome),
@@ -139,7 +152,10 @@ def _past(runtime: LocalRuntime, hold: Hold, ending: Ending) -> claims.Past:
 
     That is the facts of a loss; of an error its class, its group and the beginning of its message.
     """
-    keeps, shown = runtime.settings.history, {} if ending.loss is None else dict(ending.loss.facts)
+    keeps, shown = (
+        0 if ending.undone else runtime.settings.history,
+        {} if ending.loss is None else dict(ending.loss.facts),
+    )
     if keeps and ending.error:
         error = json.loads(ending.error)
         group = error.get("group") or error["type"]
@@ -186,7 +202,7 @@ def _arm_next_run(
         task_id = askings.keep_key(executor, hold.job_id) or str(uuid.uuid4())  # of the shutdown
     wait_s = ending.retry_in_s if is_queued else 0.0
     armed = arming.rearm(
-        executor, hold.job_id, task_id=task_id, wait_s=wait_s, moved=ending.moved,
+        executor, hold.job_id, task_id=task_id, wait_s=wait_s, takes=ending.takes,
         check_interval_s=runtime.settings.lost_after,
     )  # fmt: skip
     if stage is not None or armed.for_run is not None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..model.changes import Change, Log, Move
 from ..model.errors import JobNotFoundError, StoreUnavailableError
-from ..model.events import RunLost, RunRescued
+from ..model.events import RunLost, RunRescued, RunReturned
 from ..model.loss import Loss
 from ..model.status import RunEnd, Status
 from ..store import claims, jobs, tree_terminations
@@ -35,30 +35,44 @@ LOST = "WorkerLostError"
 UNTOLD = Loss()
 """The loss of a run whose worker is forgotten: nothing is known of it."""
 
+UNKNOWN = Ending(RunEnd.GIVEN_BACK, takes=True)
+"""The ending of a run whose worker has died, and of which nobody knows whether it had begun."""
+
 
 def rescue(  # noqa: PLR0913 - which run, and how it is taken
     runtime: Runtime, job_id: int, *, run_no: int, worker_id: int, own: bool = False,
-    loss: Loss | None = UNTOLD, wait: bool = False,
+    loss: Loss | None = UNTOLD, wait: bool = False, has_begun: bool = True,
 ) -> bool:  # fmt: skip
     """Take a lost run from its worker, in one transaction; the job is queued again with its inputs intact.
 
     The worker must have been declared dead, unless it rescues its `own` run. A `loss` counts towards `max_losses`. It
     is None if the worker left as planned. A locked job is left for the next look, unless `wait` is set. Returns whether
     the run was taken.
+
+    Unless it `has_begun` for sure, the run was claimed in a page: only if it has committed a unit it counts as a loss.
+    The next run is claimed by its process, so that its death counts.
     """
     ending = Ending(RunEnd.GIVEN_BACK) if loss is None else Ending(RunEnd.LOST, loss=loss)
-    return _free(runtime, job_id, run_no=run_no, worker_id=worker_id, own=own, ending=ending, wait=wait)
+    return _free(
+        runtime, job_id, run_no=run_no, worker_id=worker_id, own=own, ending=ending, wait=wait, has_begun=has_begun
+    )
 
 
 def release(
-    runtime: Runtime, job_id: int, *, run_no: int, worker_id: int, wait: bool = False, moved: bool = False
+    runtime: Runtime, job_id: int, *, run_no: int, worker_id: int, wait: bool = False, takes: bool = False
 ) -> bool:
     """Have a worker give back a run of its own, like `rescue` but without a loss: it does not run it after all.
 
-    `moved`: another reader took packets that the run had read, so the next run takes its packets before it uses them.
+    `takes`: another reader took packets that the run had read, so the next run takes its packets before it uses them.
     """
-    ending = Ending(RunEnd.GIVEN_BACK, moved=moved)
+    ending = Ending(RunEnd.GIVEN_BACK, takes=takes)
     return _free(runtime, job_id, run_no=run_no, worker_id=worker_id, own=True, ending=ending, wait=wait)
+
+
+def undo(runtime: Runtime, job_id: int, *, run_no: int, worker_id: int) -> bool:
+    """Have a worker give back a run that it has claimed and not begun; the message that it has fetched stays valid."""
+    ending = Ending(RunEnd.GIVEN_BACK, undone=True)
+    return _free(runtime, job_id, run_no=run_no, worker_id=worker_id, own=True, ending=ending, wait=True)
 
 
 def terminate_instead(runtime: Runtime, hold: Hold, changes: Sequence[Change]) -> None:
@@ -138,13 +152,17 @@ def end_holder(runtime: Runtime, job_id: int) -> None:
         logger.warning("Postgres session %d is ended: its open transaction is of a lost run of job %d", row.pid, job_id)
 
 
-def _free(runtime: Runtime, job_id: int, *, run_no: int, worker_id: int, own: bool, ending: Ending, wait: bool) -> bool:  # noqa: PLR0913 - as above
+def _free(  # noqa: PLR0913 - as above
+    runtime: Runtime, job_id: int, *, run_no: int, worker_id: int, own: bool, ending: Ending, wait: bool,
+    has_begun: bool = True,
+) -> bool:  # fmt: skip
     def work(executor: Transaction) -> AfterCommit | None:
         job = jobs.lock(executor, [job_id]).get(job_id) if wait else jobs.lock_if_free(executor, job_id)
         if job is None:
             return None
         hold = Hold(job_id, run_no, worker_id, job.run_kind, row=job)
-        return _free_locked(runtime, executor, hold, ending, own=own)
+        counts = ending.loss is None or has_begun or job.unit_no
+        return _free_locked(runtime, executor, hold, ending if counts else UNKNOWN, own=own)
 
     is_lost = ending.how == RunEnd.LOST
     after_commit = runtime.connections.transact("rescue" if is_lost else "release", work)
@@ -177,8 +195,9 @@ def _free_locked(
         announce(hold, job.status, row, ending, after_commit)
         return after_commit
     after_commit.moved(job, job.status, row.status, row.changes, hold.run_no)
-    if loss is not None:
-        after_commit.events.append(RunRescued(job.id, job.task, hold.run_no))
+    if loss is not None or ending is UNKNOWN:
+        back = RunReturned if loss is None else RunRescued
+        after_commit.events.append(back(job.id, job.task, hold.run_no))
     return after_commit
 
 

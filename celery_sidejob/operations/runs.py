@@ -109,7 +109,7 @@ def begin_locked(executor: Transaction, job_ids: Iterable[int], *, worker_id: in
             executor, due.job_id, task=due.task, for_run=due.for_run, worker_id=worker_id, most=0, how=Try.AT_ONCE,
             passes=True,
         )  # fmt: skip
-        holds += [_held(found, worker_id)] if found else []
+        holds += [held(found, worker_id)] if found else []
     return holds
 
 
@@ -151,7 +151,7 @@ def _claim_by_name(
             if time.monotonic() > deadline:
                 raise
             time.sleep(PAUSE_S)
-    return _held(found, worker_id) if found else None
+    return held(found, worker_id) if found else None
 
 
 def _claim_by_permit(
@@ -159,7 +159,7 @@ def _claim_by_permit(
 ) -> tuple[bool, Hold | None]:
     """Begin a run by a permit; returns whether the queue is managed, and the run.
 
-    If an answer was lost, the worker may hold a run that it does not execute: it gives that back (`strays.py`).
+    If an answer was lost, the worker may hold a run that it does not execute: it gives that back (`held_jobs.py`).
     """
     deadline = time.monotonic() + runtime.settings.lease
     while True:
@@ -175,12 +175,12 @@ def _claim_by_permit(
     found, frees_slot = claimed
     if not found:
         return True, None
-    hold = _held(found, worker_id)
+    hold = held(found, worker_id)
     hold.slot_in = queue if frees_slot else None
     return True, hold
 
 
-def _held(found: Sequence[Any], worker_id: int) -> Hold:
+def held(found: Sequence[Any], worker_id: int, *, in_page: bool = False) -> Hold:
     """Return the hold of a run that was claimed."""
     # Asks may have been left to a further run: the job is queued then, and this run is in progress.
     row = found[0] if found[0].status == Status.TERMINATING else found[0]._replace(status=str(Status.RUNNING))
@@ -188,7 +188,7 @@ def _held(found: Sequence[Any], worker_id: int) -> Hold:
     children = sorted(found[1:], key=attrgetter("id")) if reads_them else None
     return Hold(
         row.id, row.run_no, worker_id, row.run_kind, started=row.started, row=row, children=children,
-        began_at=time.monotonic(),
+        began_at=time.monotonic(), in_page=in_page,
     )  # fmt: skip
 
 

@@ -1,5 +1,8 @@
 """A run's hold on its job: claim, fence, end, and the release of runs of a dead or stopping worker.
 
+A run is claimed by the process that begins it, or in a page by the worker that has its message (`claim_page`). The
+worker also writes ends in pages (`end_page`).
+
 The in-run marker is `unit_no`, `worker_id` and `run_kind` in `jobs`. Every end clears it, a release too: a zombie's
 fence then finds nothing (`run_no` alone would still match after a release).
 """
@@ -7,9 +10,10 @@ fence then finds nothing (`run_no` alone would still match after a release).
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from .audience import WHO_LISTENS
 from .history import ENDED
@@ -27,17 +31,26 @@ _CHILD = (
     f"{HANDLE}, NULL::boolean, NULL::boolean, NULL::text, NULL::bigint{', NULL::boolean' * 5}, NULL::double precision"
     f"{', NULL::boolean' * 2}"
 )
-"""A child of the job, in the same columns as the job in the result of a claim."""
+"""A child of the job, in the same columns as the job in the result of a claim. Only a child has no `came_late`."""
 
 
 NAMED = "WITH before AS MATERIALIZED (SELECT b.id, b.wakes FROM {jobs} b WHERE b.id = %(id)s),"
 """The CTE `before` of a claim by name."""
+_IN_PAGE = """
+WITH seen AS MATERIALIZED (
+  SELECT b.id, b.wakes, r.for_run, r.task
+  FROM unnest(%(ids)s::bigint[], %(for_runs)s::bigint[], %(tasks)s::text[]) AS r(id, for_run, task)
+  CROSS JOIN LATERAL (SELECT x.id, x.wakes FROM {jobs} x WHERE x.id = r.id OFFSET 0) b),
+before AS MATERIALIZED (
+  SELECT seen.* FROM seen CROSS JOIN LATERAL (
+    SELECT FROM {jobs} x WHERE x.id = seen.id FOR NO KEY UPDATE OF x SKIP LOCKED) free),"""
+"""The CTE `before` of a claim of a page: the jobs that no transaction has locked, as the snapshot shows them."""
 
 
 def claiming(changes: str, condition: str, *, before: str = NAMED, then: str = "") -> Statement:
-    """Return a statement that claims a run, with the children of its snapshot and the wakes of the same snapshot.
+    """Return a statement that claims runs, with the children of its snapshot and the wakes of the same snapshot.
 
-    `before` is the job in the snapshot. The UPDATE may have waited for the job's row and find more wakes there, from
+    `before` is each job in the snapshot. The UPDATE may have waited for the job's row and find more wakes there, from
     ends of children that the snapshot does not show. If it takes the run, it leaves those wakes: the job is queued as
     if asked during the run. Of a family with more than `most` children it reads no rows, only that many entries of an
     index.
@@ -55,7 +68,7 @@ claimed AS (
 held AS (
   UPDATE {{messages}} m SET {HELD}
   FROM claimed WHERE m.job_id = claimed.id
-  RETURNING m.losses, extract(epoch FROM now() - m.due_at)::double precision AS waited_s),
+  RETURNING m.job_id, m.losses, extract(epoch FROM now() - m.due_at)::double precision AS waited_s),
 past AS (
   DELETE FROM {{timers}} t USING claimed
   WHERE t.job_id = claimed.id AND claimed.status <> 'terminating' AND (t.ask = 'timeout'
@@ -67,14 +80,14 @@ family AS MATERIALIZED (
       SELECT FROM {{jobs}} c WHERE c.parent_id = claimed.id ORDER BY c.parent_id, c.name OFFSET %(most)s LIMIT 1
     ) AS is_large
   FROM claimed WHERE run_kind = 'run')
-SELECT {_RUN}, (SELECT held.losses > 0 FROM held) AS takes,
+SELECT {_RUN}, (SELECT held.losses > 0 FROM held WHERE held.job_id = j.id) AS takes,
   j.status <> 'terminating' AND j.ended_at IS NULL AND EXISTS (
     SELECT FROM {{jobs}} p
     WHERE p.id = j.parent_id AND p.terminate_tree AND p.status IN ('terminating', 'terminated')) AS came_late,
-  (SELECT is_large FROM family) AS has_many_children,
+  (SELECT family.is_large FROM family WHERE family.id = j.id) AS has_many_children,
   j.run_kind = 'run' AND j.rate_terminates AND j.rate_opens_at - make_interval(secs => j.rate_interval_s) > now()
     AS is_too_soon,
-  (SELECT held.waited_s FROM held) AS waited_s,
+  (SELECT held.waited_s FROM held WHERE held.job_id = j.id) AS waited_s,
   {WHO_LISTENS}
 FROM claimed j LEFT JOIN {{askings}} a ON a.job_id = j.id AND a.closed_at IS NULL
 UNION ALL
@@ -108,6 +121,17 @@ _CLAIM_AGAIN = claiming(
     "",
     """j.task = %(task)s AND j.run_no = %(for_run)s::bigint AND j.worker_id = %(worker_id)s AND j.unit_no = 0
     AND EXISTS (SELECT FROM {messages} m WHERE m.job_id = j.id AND m.locked_pid = %(pid)s)""",
+)
+# A run that has come back from a death is claimed by its own process: then its next death counts.
+_CLAIM_PAGE = claiming(
+    BEGINS,
+    f"""j.task = before.task AND j.status = 'queued' AND j.unit_no IS NULL AND j.run_no = before.for_run - 1
+    AND j.losses = 0 AND j.rate_interval_s IS NULL AND j.wakes = before.wakes AND j.blocked IS NOT TRUE
+    AND EXISTS (
+      SELECT FROM {{messages}} m WHERE m.job_id = j.id AND m.for_run = before.for_run AND m.due_at <= now()
+        AND m.losses = 0 AND m.pool IS NULL AND NOT EXISTS ({MANAGED}))
+    AND {LIVES}""",
+    before=_IN_PAGE,
 )
 
 
@@ -147,6 +171,29 @@ def claim(
     )  # fmt: skip
 
 
+class Owed(NamedTuple):
+    """A run that a delivery announces."""
+
+    job_id: int
+    for_run: int
+    task: str
+
+
+def claim_page(
+    executor: Transaction, owed: Iterable[Owed], *, worker_id: int, most: int, schema: str | None
+) -> Sequence[Any]:
+    """Begin runs that nobody has begun yet, before their processes are asked; returns the same rows as `claim`.
+
+    A child follows somewhere behind its parent. A run that is missing is left to its process: it may have begun, a
+    transaction has its job locked, it is a shutdown, it has come back from a death, or it may have to wait for a rate,
+    a slot or the gate of its queue. Waits for no job that somebody has locked.
+    """
+    ids, for_runs, tasks = ([*column] for column in zip(*sorted(owed), strict=True))
+    return executor.run(
+        _CLAIM_PAGE, ids=ids, for_runs=for_runs, tasks=tasks, worker_id=worker_id, pid=None, most=most, schema=schema
+    )
+
+
 _READ_CLAIMED = Statement(f"""
 SELECT {_RUN} FROM {{jobs}} j LEFT JOIN {{askings}} a ON a.job_id = j.id AND a.closed_at IS NULL WHERE j.id = %(id)s""")
 
@@ -184,24 +231,37 @@ def fence(
     ))  # fmt: skip
 
 
-Past = Mapping[str, Any]
+Past = dict[str, Any]
 """What the history keeps of a run's end: `how` it ended, its `kind`, `detail` (JSON text); `history`: of how many."""
 
 NO_PAST: Past = {"how": "", "kind": "run", "detail": None, "history": 0}
 
 
-def _end_of_run(changes: str, condition: str, *, closes: str = "false", goes_on: str) -> Statement:
-    """Return a statement that ends a run; the marker is cleared in this text and nowhere else.
+_NAMED_RUN = "SELECT %(id)s::bigint AS job_id, %(run_no)s::bigint AS of_run"
+"""The run that is to end, as SQL."""
+_RUNS_OF_PAGE = """
+  SELECT r.job_id, r.of_run FROM unnest(%(ids)s::bigint[], %(run_nos)s::bigint[]) AS r(job_id, of_run)
+  CROSS JOIN LATERAL (
+    SELECT FROM {jobs} x WHERE x.id = r.job_id FOR NO KEY UPDATE OF x SKIP LOCKED) free"""
+"""The runs of a page that are to end, and whose jobs no transaction has locked, as SQL."""
+
+
+def _end_of_run(
+    changes: str, condition: str, *, closes: str = "false", goes_on: str, runs: str = _NAMED_RUN
+) -> Statement:
+    """Return a statement that ends runs; the marker is cleared in this text and nowhere else.
 
     It closes the asking if `closes` is true, and removes the message unless `goes_on` is: both judge the new status.
     """
     return Statement(
         f"""
-WITH ended AS (
+WITH r AS MATERIALIZED ({runs}),
+ended AS (
   UPDATE {{jobs}} j SET unit_no = NULL, worker_id = NULL, run_kind = NULL, timer_in_run = false, changes = changes + 2,
     {changes}
-  WHERE id = %(id)s AND run_no = %(run_no)s AND worker_id = %(worker_id)s AND {condition}
-  RETURNING id, status, changes, parent_id, has_dependents, {closes} AS closes, {goes_on} AS goes_on,
+  FROM r
+  WHERE j.id = r.job_id AND j.run_no = r.of_run AND j.worker_id = %(worker_id)s AND {condition}
+  RETURNING id, run_no, status, changes, parent_id, has_dependents, {closes} AS closes, {goes_on} AS goes_on,
     ran_at),{ENDED.format()},
 closed AS (
   UPDATE {{askings}} a SET closed_at = now(), outcome = %(outcome)s, result = %(result)s::json,
@@ -221,7 +281,8 @@ _REVIVED = """(wakes > wakes_taken
       OR EXISTS (SELECT FROM {timers} t WHERE t.job_id = j.id AND t.ask = 'force'))"""
 """Whether a forced run was asked for since the job was terminated, for now or for later, as SQL."""
 
-_END = _end_of_run(
+_end = partial(
+    _end_of_run,
     f"""ended_run = run_no, started = started OR %(applied)s, losses = 0, ended_at = now(), error = %(error)s::json,
     failed_by = NULL,
     retries = CASE WHEN %(retry)s AND NOT %(then)s THEN retries + 1 ELSE 0 END,
@@ -239,6 +300,7 @@ _END = _end_of_run(
     closes="(%(outcome)s <> 'suspended' AND (NOT %(retry)s OR status = 'terminating'))",
     goes_on="(status = 'terminating' OR status = 'queued' AND (wakes > wakes_taken OR %(retry)s))",
 )
+_END, _END_PAGE = _end(), _end(runs=_RUNS_OF_PAGE)
 
 
 def end(
@@ -266,6 +328,20 @@ def end(
     ))  # fmt: skip
 
 
+def end_page(executor: Transaction, runs: Iterable[tuple[int, int]], *, worker_id: int, history: int) -> Sequence[Any]:
+    """End runs, (job id, run number), whose bodies have returned and that leave nothing else to be written.
+
+    Returns the rows of those that have ended, as `end` does. The others are as they were: each end is `quiet`, and a
+    job that a transaction has locked is passed over. Nobody waits for their results, and no unit was committed.
+    """
+    ids, run_nos = ([*column] for column in zip(*sorted(runs), strict=True))
+    past = NO_PAST | {"how": "completed", "history": history}
+    return executor.run(
+        _END_PAGE, ids=ids, run_nos=run_nos, worker_id=worker_id, unit_no=0, outcome="completed", result="null",
+        unwanted=True, applied=True, retry=False, error=None, then=False, quiet=True, **past,
+    )  # fmt: skip
+
+
 _OUTCOME = Statement("""
 SELECT j.task, j.run_no, j.unit_no, j.worker_id, j.ended_run, j.status FROM {jobs} j WHERE j.id = %(id)s""")
 
@@ -279,6 +355,7 @@ _MAY_TAKE = f"(%(own)s OR NOT {LIVES})"
 
 _RELEASE = _end_of_run(
     """losses = losses + CASE WHEN %(loss)s THEN 1 ELSE 0 END,
+    run_no = run_no - CASE WHEN %(undone)s AND unit_no = 0 THEN 1 ELSE 0 END,
     rate_opens_at = CASE run_kind WHEN 'run' THEN rate_opens_at - make_interval(secs => rate_interval_s)
       ELSE rate_opens_at END,
     status = CASE status WHEN 'terminating' THEN status ELSE 'queued' END""",
@@ -298,16 +375,18 @@ _GIVE_UP = _end_of_run(
 
 def release(
     executor: Transaction, job_id: int, *, run_no: int, worker_id: int, own: bool, loss: bool,
-    outcome: str | None = None, error: str | None = None, unwanted: bool = False, past: Past = NO_PAST,
+    undone: bool = False, outcome: str | None = None, error: str | None = None, unwanted: bool = False,
+    past: Past = NO_PAST,
 ) -> Any | None:  # fmt: skip
     """Take a run from its worker, a dead one or the worker's `own`. The job is queued again, or terminating.
 
     The inputs are unchanged, because only whole units of the run were committed. The run begins again, so it gives its
-    token back to the job's bucket. With an `outcome` the job has lost too
-    many runs and rests: its asking is closed with the outcome and the `error`. A pending wake is recorded in the dead
-    set; a terminating job is instead queued for it, or for a forced timer. Returns the same as `end`.
+    token back to the job's bucket. One that is `undone` has not begun: the next run has its number, and its message is
+    valid again. With an `outcome` the job has lost too many runs and rests: its asking is closed with the outcome and
+    the `error`. A pending wake is recorded in the dead set; a terminating job is instead queued for it, or for a forced
+    timer. Returns the same as `end`.
     """
     return first(executor.run(
         _RELEASE if outcome is None else _GIVE_UP, id=job_id, run_no=run_no, worker_id=worker_id, own=own, loss=loss,
-        outcome=outcome, result=error, unwanted=unwanted, **past,
+        undone=undone, outcome=outcome, result=error, unwanted=unwanted, **past,
     ))  # fmt: skip

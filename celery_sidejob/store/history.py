@@ -16,8 +16,8 @@ ENDED = """
 noted AS (
   INSERT INTO {{run_history}} AS h (job_id, place, run_no, worker, began_at, ended_at, how, detail)
   SELECT ended.id,
-    CASE WHEN %(run_no)s::bigint = 1 THEN 0 ELSE 1 + %(run_no)s::bigint %% nullif(%(history)s::bigint, 0) END,
-    %(run_no)s::bigint, (SELECT w.ident FROM {{workers}} w WHERE w.id = %(worker_id)s),
+    CASE WHEN ended.run_no = 1 THEN 0 ELSE 1 + ended.run_no %% nullif(%(history)s::bigint, 0) END,
+    ended.run_no, (SELECT w.ident FROM {{workers}} w WHERE w.id = %(worker_id)s),
     CASE WHEN %(kind)s = 'run' THEN ended.ran_at END, now(), %(how)s, %(detail)s::json
   FROM ended WHERE %(history)s::bigint > 0
   ON CONFLICT (job_id, place) DO UPDATE SET run_no = excluded.run_no, worker = excluded.worker,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 ENDS = ("end", "durable-end", "durable-move", "durable-bury")
 COMMITS: Mapping[str, tuple[str, ...]] = {
     "enqueue": ("enqueue", "durable-keep"),
-    "claim": ("claim", "durable-begin"),
+    "claim": ("claim", "claim-page", "durable-begin"),
     "commit": ("checkpoint", "unit", *ENDS),
     "end": ENDS,
 }

@@ -243,6 +243,21 @@ def _hold(job: RunningJob) -> None:
     wait_until(lambda: record.of("go", job=job.id), timeout=HOLDING_S, message="the test to say that it may go on")
 
 
+@sidejob.task(name="acceptance.waiter")
+def waiter(job: RunningJob, value: int = 0) -> None:
+    """Note the run and hold on; nothing is left to be written at its end."""
+    note("holding", job, value=value, pid=os.getpid())
+    _hold(job)
+    note("went", job)
+
+
+@sidejob.task(name="acceptance.once")
+def once(job: RunningJob, value: int = 0) -> None:
+    """Write a row that must be there exactly once."""
+    with committed(job) as connection:
+        enter(connection, job, "once", value)
+
+
 @sidejob.task(name="acceptance.zombie")
 def zombie(job: RunningJob) -> None:
     """Open a transaction, hold on, and commit the user's row, packet and unit in it; the body survives a refusal."""

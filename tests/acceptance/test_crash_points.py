@@ -148,7 +148,7 @@ def test_the_sweeper_is_killed_while_it_rescues(scene: Scene, acted: Path, point
     assert sweeper.wait(20) == -9
     scene.worker(concurrency=2, name="follows", **QUICK)
     scene.record.wait_for("holding", count=4, timeout=25)
-    assert [scene.row(job).losses for job in jobs] == [1, 1], "each was lost once, whoever rescued it"
+    assert [scene.row(job).run_no for job in jobs] == [2, 2], "each was taken once, whoever rescued it"
     scene.go(*jobs)
     scene.settle(20)
     assert sorted(value for _, _, what, value in scene.ledger() if what == "held") == [0, 1]

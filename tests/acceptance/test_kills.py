@@ -91,9 +91,8 @@ def test_all_workers_are_killed_and_a_new_one_takes_everything_up(scene: Scene) 
         worker.kill_group()
     scene.worker(concurrency=3)
 
-    # The third had not begun: it is not lost, and may begin before the others are rescued.
-    wait_until(lambda: sorted(scene.row(job).losses for job in jobs) == [0, 1, 1], timeout=30)
-    scene.record.wait_for("holding", count=5, timeout=15)
+    scene.record.wait_for("holding", count=5, timeout=45)
+    assert {scene.row(job).losses for job in jobs} <= {0, 1}, "of some nobody knows whether they had begun"
     scene.go(*jobs)
     for value, job in enumerate(jobs, 1):
         ends_once(scene, job, value)

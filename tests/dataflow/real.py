@@ -123,7 +123,7 @@ class Real(RealTwin):
     def run(self, job: int, script: Any) -> tuple[list[Any], str]:
         """Do a run by a script; return what its body saw, and how it ended."""
         self._script, self._seen = script, []
-        hold = self.stage.claim(self.jobs[job], worker_id=self.worker)
+        hold = self.stage.claim(self.jobs[job], worker_id=self.worker, in_page=True)
         assert hold is not None, "a job that is queued has a run to begin"
         script.arm_end(self.at, crash)
         try:

@@ -154,7 +154,9 @@ class Real(RealTwin):
     def claim(self, label: Label, for_run: int, when: str) -> Hold | None:
         """Begin the run that a delivery announces, by a worker of its own."""
         with self._at("claim", when):
-            return self.stage.claim(self.job(label), worker_id=self.stage.new_worker(), for_run=for_run)
+            return self.stage.claim(
+                self.job(label), worker_id=self.stage.new_worker(), for_run=for_run, in_page=not when
+            )
 
     def perform(self, hold: Hold, script: Script) -> Played:
         """Do a run by a script."""

@@ -79,7 +79,7 @@ def test_what_clears_the_marker_of_a_jobs_run_is_used_by_one_module() -> None:
 
     unheld = ends.pop(f"{STORE}.broker.messages.release")  # rows of durable tasks that were fetched and not begun
     assert unheld == {f"{PACKAGE.name}.transport.postgres.acknowledgements"}
-    assert ends == {f"{STORE}.claims.{name}": {OF_JOBS} for name in ("end", "release")}
+    assert ends == {f"{STORE}.claims.{name}": {OF_JOBS} for name in ("end", "end_page", "release")}
     assert users(f"{STORE}.outbox.arming.rearm") == {OF_JOBS}
 
 
@@ -117,6 +117,9 @@ def test_nothing_else_begins_or_ends_a_run() -> None:
     writers = {where for where, statement in statements().items() if "unit_no" in assignments(statement)}
 
     assert writers == {
-        *(f"claims.{name}" for name in ("_CLAIM", "_FENCE", "_END", "_RELEASE", "_GIVE_UP")),
+        *(
+            f"claims.{name}"
+            for name in ("_CLAIM", "_CLAIM_PAGE", "_FENCE", "_END", "_END_PAGE", "_RELEASE", "_GIVE_UP")
+        ),
         *(f"permits.{name}" for name in ("_CLAIM", "_CLAIM_IN_LOCKED", "_CLAIM_OF_KEYS")),
     }

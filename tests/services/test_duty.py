@@ -301,7 +301,7 @@ def test_an_error_in_any_statement_of_a_heartbeat_keeps_it_beating_and_vouching(
 
     def due() -> None:
         shop.sql("UPDATE workers SET beat_at = now() - interval '1 h'")
-        heartbeat._beat_at = heartbeat._jobs._strays_at = heartbeat.tasks._reconciled_at = float("-inf")
+        heartbeat._beat_at = heartbeat.jobs._strays_at = heartbeat.tasks._reconciled_at = float("-inf")
 
     def beat_s() -> float:
         return float(shop.sql("SELECT extract(epoch FROM now() - beat_at) FROM workers WHERE id = %s",

@@ -26,11 +26,11 @@ GIVEN: dict[str, tuple[Any, ...]] = {
     "leaves": (False, True),
     "applied": (True,),
     "outcome": ("completed", "suspended", "failed"), "result": ("null",), "error": (None,), "unwanted": (True,),
-    "own": (True,), "loss": (True,), "force": (False, True), "tree": (False,),
+    "own": (True,), "loss": (True,), "undone": (False, True), "force": (False, True), "tree": (False,),
     "ask": ("run", "force"), "timers_before": (None,), "timer_id": (10**9,), "due_at": ("2099-01-01 00:00+00",),
     "wait_s": (1.0,), "late_s": (0.0,), "check_interval_s": (30.0,), "first_check_s": (2.0,),
     "how": ("completed",), "kind": ("run",), "detail": (None,), "history": (0,),
-    "queue": ("q",), "tasks": ([],), "passes": (False, True),
+    "queue": ("q",), "tasks": (["t"],), "passes": (False, True), "for_runs": ([RUN_NO + 1],), "run_nos": ([RUN_NO],),
     "schema": (None,),
 }  # fmt: skip
 """What each parameter may be."""
@@ -125,6 +125,8 @@ def test_every_statement_that_sets_a_status_is_among_those_that_are_run() -> Non
     assert {
         claims._CLAIM,
         claims._CLAIM_AGAIN,
+        claims._CLAIM_PAGE,
+        claims._END_PAGE,
         claims._END,
         claims._RELEASE,
         claims._GIVE_UP,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,10 +17,14 @@ from celery.exceptions import Ignore, Retry
 
 from celery_sidejob import Job, RunningJob
 from celery_sidejob.hooks.jobs.run import run_claimed
-from celery_sidejob.operations import runs
+from celery_sidejob.hooks.tasks import quiet_end
+from celery_sidejob.model.crash_points import reach
+from celery_sidejob.model.errors import LeaseLostError
+from celery_sidejob.operations import run_pages, runs
 from celery_sidejob.operations.hold import Hold
 from celery_sidejob.operations.noted_asks import apply_due
 from celery_sidejob.store import workers
+from celery_sidejob.store.claims import Owed
 from celery_sidejob.store.outbox import doorbells
 from celery_sidejob.testing.databases import declare_dead
 from tests.tools.apps import make_app
@@ -102,23 +107,56 @@ class Stage:
             raise self.raised[job.id]
         return str(job.refresh().status)
 
-    def claim(self, job: Job, *, worker_id: int | None = None, for_run: int | None = None) -> Hold | None:
-        """Begin a run as a worker does; by default the one that is owed now."""
+    def claim(
+        self, job: Job, *, worker_id: int | None = None, for_run: int | None = None, in_page: bool = False
+    ) -> Hold | None:
+        """Begin a run as a worker does; by default the one that is owed now.
+
+        `in_page`: it is claimed, and perhaps ended, as by the main process of a worker, where that is possible.
+        """
         if for_run is None:
             due = doorbells.waiting(self.runtime.connections, [job.id])
             if not due:
                 return None
             for_run = due[0].for_run
-        hold = runs.claim(self.runtime, job.id, task=job.task, for_run=for_run, worker_id=worker_id or self.worker_id)
+        worker_id = worker_id or self.worker_id
+        hold = self._claim_in_page(Owed(job.id, for_run, job.task), worker_id) if in_page else None
+        if hold is None:
+            hold = runs.claim(self.runtime, job.id, task=job.task, for_run=for_run, worker_id=worker_id)
         if hold is not None:
             self.holds[job.id] = hold
         return hold
 
-    def perform(self, hold: Hold) -> Any:
-        """Run what was claimed and return the body's value; what it raised is in `raised`.
+    def _claim_in_page(self, owed: Owed, worker_id: int) -> Hold | None:
+        found, _ = run_pages.claim_page(self.runtime, [owed], worker_id=worker_id, over=())
+        for claimed in found.values():
+            return run_pages.begin(self.runtime, pickle.loads(pickle.dumps(claimed)))
+        return None
 
-        What a body asserts is the test's: it is raised here, for the package would only see a run that fails.
-        """
+    def perform(self, hold: Hold) -> Any:
+        """Run what was claimed and return the body's value; what it raised is in `raised`."""
+        value, *left = quiet_end.trace(lambda: (self._perform(hold),))
+        if left:
+            self._end_in_page(hold)
+        return value
+
+    def _end_in_page(self, hold: Hold) -> None:
+        _, ended = run_pages.claim_page(self.runtime, (), worker_id=hold.worker_id, over=[hold.key])
+        if ended:
+            reach("end:after-commit")
+            run_pages.follow_end(self.runtime, hold, ended[0])
+            return
+        try:
+            run_pages.end_alone(self.runtime, hold, is_unknown=False)
+        except LeaseLostError as error:
+            self.ignored[hold.job_id] = str(error)
+
+    def leave(self, hold: Hold) -> list[Any]:
+        """Run what was claimed, and return the name of the run if its process leaves its end to the worker."""
+        return list(quiet_end.trace(lambda: (self._perform(hold),))[1:])
+
+    def _perform(self, hold: Hold) -> Any:
+        """Run a body. What it asserts is the test's: it is raised here, for the package would see a run that fails."""
         self.raised.pop(hold.job_id, None)
         self.ignored.pop(hold.job_id, None)
         task = self.app.tasks[hold.row.task]

@@ -6,7 +6,9 @@ The parent's own view of a lost process or a time limit is not the job's outcome
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from signal import SIGKILL
 from typing import Any
 
@@ -14,11 +16,16 @@ from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery.worker.control import control_command
 from celery.worker.state import active_requests, requests, task_ready
 
+from ...model.durable import HELD, WORKER
 from ...model.messages import is_readable, why_no_doorbell
+from ...operations.run_pages import Claimed
 from ...services.heartbeat.deliveries import ENDED, RunKey
+from ...services.heartbeat.quiet_ends import QuietEnd
 from ...services.stopped_runs import Stop, end_from_outside
+from ...store.claims import Owed
 from ..events import Rested
 from ..messages.doorbell import HEADER
+from ..tasks import quiet_end
 from ..worker.delivered import Delivered
 
 logger = logging.getLogger("celery_sidejob")
@@ -34,6 +41,7 @@ class JobRequest(Delivered):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         header = self._request_dict.get(HEADER)
+        self.held: Claimed | None = None
         self._named: RunKey | None = (header["job"], header["for_run"]) if header and is_readable(header) else None
         if self._named is None:  # of a client without this package: it shows the arguments themselves
             self._argsrepr: str = self._redacted(self._argsrepr)
@@ -57,6 +65,47 @@ class JobRequest(Delivered):
         self._heartbeat.note_board()
         key: RunKey = self._deliveries[0][1].key
         return key
+
+    @property
+    def fresh(self) -> Owed | None:
+        """The run that is to be claimed for it before it waits for the pool; None if its process claims one."""
+        heartbeat = self._heartbeat
+        if self.held is not None or self._named is None or getattr(self._task, "lease", None) is not None:
+            return None
+        if heartbeat is None or not heartbeat.may_claim or self._has_gate(heartbeat):
+            return None
+        return Owed(*self._named, self._type)
+
+    def hold(self, held: Claimed) -> None:
+        """Note that this worker has claimed its run."""
+        self.held = held
+        for _, delivery in self._deliveries:
+            delivery.held = held
+
+    def unhold(self) -> None:
+        """Have its run given back, if this worker has claimed it and it will not begin."""
+        if self.held is not None:
+            self._heartbeat.jobs.give_back(self.held)
+
+    @property
+    def request_dict(self) -> dict[str, Any]:
+        """The request as the pool's process gets it: also with the run, if this worker has claimed that."""
+        given = super().request_dict
+        if self.held is not None and self.held.worker_id == given.get(WORKER):
+            # Without a beat for a lease it may have been declared dead, and its run may be another worker's.
+            given[HELD] = self.held._replace(stands=self._heartbeat.may_claim)
+        return given
+
+    def traced(self, trace: Callable[..., Any]) -> Callable[..., Any]:
+        """Adds to Celery's tracer: the end of the run may be left to this worker."""
+        return partial(quiet_end.trace, trace)
+
+    def ended(self, outcome: Sequence[Any]) -> Sequence[Any]:
+        """Have the run ended if its process has left nothing else to be done."""
+        for key in outcome[3:]:
+            assert self.held is not None
+            self._heartbeat.jobs.ends.add(QuietEnd(key, self.held.hold))
+        return outcome[:3]
 
     def works_on(self, key: RunKey) -> bool:
         """Tell whether its process works on this run."""

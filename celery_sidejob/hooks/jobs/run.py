@@ -23,7 +23,7 @@ from ...jobs.scopes import context
 from ...model import values
 from ...model.changes import Ask, Terminate
 from ...model.crash_points import Died
-from ...model.durable import WORKER
+from ...model.durable import HELD, WORKER
 from ...model.errors import (
     DependencyFailedError,
     FullPort,
@@ -39,7 +39,7 @@ from ...model.events import JobMoved, LeaseLost
 from ...model.loss import Loss, LossKind
 from ...model.messages import Outcome, is_readable
 from ...model.status import RunEnd, Status
-from ...operations import endings, log, recovery, runs
+from ...operations import endings, log, recovery, run_pages, runs
 from ...operations.endings import error_json
 from ...operations.hold import BeginsAgainError, Hold
 from ...operations.job_run_end import Ending
@@ -54,7 +54,9 @@ from ..bodies import group_of, text_of, traceback_of, unstorable
 from ..broker.connection import PAUSE_S
 from ..events import Suspended, Terminated
 from ..messages.doorbell import HEADER
+from ..tasks import quiet_end
 from ..worker import own_process, recording
+from ..worker.received import OF_THE_PARENT
 from .permit import like, turned
 from .revocation import TaskRevokedError as RevokedError
 from .task_body import TaskBody
@@ -76,7 +78,10 @@ def run_delivery(task: TaskBody, runtime: Runtime, request: Context) -> Any:
     worker_id = request.get(WORKER)
     if worker_id is None:
         raise Ignore(f"job {header['job']}: this worker has no identity in the store yet; the sweeper sends it again")
-    hold = runs.claim(
+    claimed: run_pages.Claimed | None = request.get(HELD)
+    for ours in OF_THE_PARENT:  # a body may give its headers to what it calls
+        (request.headers or {}).pop(ours, None)
+    hold = run_pages.begin(runtime, claimed) if claimed is not None else runs.claim(
         runtime, header["job"], task=request.task, for_run=header["for_run"], worker_id=worker_id,
         queue=runtime.tasks.delivered_from(request.delivery_info or {}), tasks=partial(like, task, request),
     )  # fmt: skip
@@ -152,7 +157,7 @@ def run_claimed(task: TaskBody, runtime: Runtime, hold: Hold, request: Context) 
         moved_inputs = isinstance(error, InputsMovedError)
         logger.warning("%s The run begins again%s.", error, ", and takes its packets first" if moved_inputs else "")
         recovery.release(
-            runtime, hold.job_id, run_no=hold.run_no, worker_id=hold.worker_id, wait=True, moved=moved_inputs
+            runtime, hold.job_id, run_no=hold.run_no, worker_id=hold.worker_id, wait=True, takes=moved_inputs
         )
         raise Ignore(str(error)) from None
     except LeaseLostError as error:
@@ -383,11 +388,21 @@ def _end(unit: OpenUnit, last: Unit | None, ending: Ending) -> str:
     unit.end()
     if last is None:
         ending = replace(ending, asked=unit.unit.changes)  # it was discarded: this is what is left of it
+    elif _is_left(unit, last, ending):
+        run_pages.leave(unit.runtime, unit.hold)
+        return str(Status.COMPLETED)
     with within(None):
         try:
             return endings.end(unit.runtime, unit.hold, last, ending)
         except SoftTimeLimitExceeded:
             return endings.end(unit.runtime, unit.hold, last, ending)
+
+
+def _is_left(unit: OpenUnit, last: Unit, ending: Ending) -> bool:
+    """Tell whether the worker writes the end of the run."""
+    return run_pages.may_leave(unit.runtime, unit.hold, last, ending) and quiet_end.end(
+        unit.hold.key, "end:before-commit"
+    )
 
 
 def _show(runtime: Runtime, task: TaskBody, row: Any, state: str, error: str | None = None) -> None:

@@ -60,7 +60,7 @@ class DisconnectionStep(bootsteps.StartStopStep):
         # reference were gone before its row is locked, a kill in between would leave a message that nobody fetches.
         delivered.Delivered.acks_at_end = refers or (broker == "amqp" and isinstance(c.pool, Solo))
         if self._appetite is not None:
-            self._appetite.start(fetcher_of(c, self._appetite), holds=not refers)
+            self._appetite.start(fetcher_of(c, self._appetite))
             if is_green:
                 self._looks = Loop(self._appetite)  # a greenlet
                 self._looks.start()
@@ -88,5 +88,6 @@ class DisconnectionStep(bootsteps.StartStopStep):
         if self._appetite is not None and c.connection is not None and c.blueprint.state in STOPS:
             self._appetite.stop()
         for heartbeat in c.app.sidejob.heartbeats:  # none without a store
-            heartbeat.runs.disconnected()
-            heartbeat.tasks.disconnected(partial(delivered.begins_held, c.pool))
+            begins = partial(delivered.begins_held, c.pool)
+            heartbeat.jobs.disconnected(begins)
+            heartbeat.tasks.disconnected(begins)

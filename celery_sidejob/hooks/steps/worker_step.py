@@ -79,6 +79,7 @@ class SideJobStep(bootsteps.StartStopStep):
         self._register()
         sidejob.heartbeats = self._heartbeats
         self._loops = [Loop(heartbeat, unpatched=True) for heartbeat in self._heartbeats]
+        self._loops.append(Loop(self._heartbeats[0].jobs.ends, unpatched=True))
         for heartbeat in self._heartbeats:
             self._loops += [Loop(heartbeat.errands), Loop(heartbeat.tasks.ends, unpatched=True)]
             if sidejob.settings.worker_services:

@@ -116,19 +116,9 @@ class DurableRequest(Delivered):
             given[ADOPTED] = received(self._app, self.task_name, self._message, own)
         if self.held is not None and (0, self.held.held.worker_id) in given[WORKER]:
             # Without a beat for a lease it may have been declared dead, and its run may be another worker's.
-            stands = self._hold_is_sure and not self._has_gate and self._address.call is None
+            stands = self._hold_is_sure and not self._has_gate(*self._holders) and self._address.call is None
             given[HELD] = HeldRun(self.held.held, self.held.queue, self.held.waited_s, stands)
         return given
-
-    @property
-    def _has_gate(self) -> bool:
-        """Whether its queue may be managed: then the run is locked before it begins."""
-        delivery_info = self._message.delivery_info or {}
-        queue = self._app.sidejob.runtime.tasks.delivered_from(delivery_info)
-        return any(
-            heartbeat.managed is None or (queue is None and heartbeat.managed) or queue in heartbeat.managed
-            for heartbeat in self._holders
-        )
 
     def hold(self, held: Fetched) -> None:
         """Note that this worker holds its row; it does not for sure if that took long."""
@@ -141,22 +131,26 @@ class DurableRequest(Delivered):
         """What is to be held for it before it waits for the pool; None if its process locks the row."""
         if self.held is not None or self._kept is None or self.task.lost_policy != REQUEUE:
             return None
-        if self._content.unpack is not None or self._has_gate or list(self._holders) != [self._heartbeat]:
+        if (
+            self._content.unpack is not None
+            or self._has_gate(*self._holders)
+            or list(self._holders) != [self._heartbeat]
+        ):
             return None
         if self._address.call is not None or not self._heartbeat.may_claim:  # another store may have the copy to run
             return None
+        if self._app.sidejob.runtime.connections.is_broker:
+            return None  # its fetch would have held it
         return Fresh(self._kept, self._content, self.task.max_losses or self._app.sidejob.settings.max_losses)
 
     def begins(self) -> bool:
         """Adds that nothing begins that was revoked while it waited for a thread, where Celery no longer looks."""
         return not (self.id in revoked and self.revoked()) and super().begins()
 
-    def give_back(self) -> bool:
-        """Adds to giving back the message: the row is not held any more, where the message did not come from it."""
-        given = super().give_back()
-        if given and self.held is not None and getattr(self._message, "held", None) is None:
+    def unhold(self) -> None:
+        """Have its row given back, if it is held; where its message came from it, that is done by its return."""
+        if self.held is not None and getattr(self._message, "held", None) is None:
             self._app.sidejob.heartbeat.tasks.unhold(self.held.held)
-        return given
 
     def traced(self, trace: Callable[..., Any]) -> Callable[..., Any]:
         """Adds to Celery's tracer: the end of the run may be left to this worker."""

@@ -147,7 +147,7 @@ def _is_left_to_worker(run: Run) -> bool:
     """Leave the removal of the row to the worker, if nothing else is left to be done; tells whether it was."""
     if run.held_at is None or run.follows or run.untold is not None or run.is_revoked:
         return False
-    return quiet_end.end(Held(*run.key, run.worker_id, run.held_at))
+    return quiet_end.end(Held(*run.key, run.worker_id, run.held_at), "durable-end:before")
 
 
 def _bury(run: Run, request: Context, error: BaseException, trace: str | None = None) -> None:

@@ -77,7 +77,6 @@ class Appetite:
         self._looks_at_idle = 0
         self._bell = Bell()
         self.holding = Holding(c.app)
-        self._holds = False
         self._fetcher = Fetcher()
         self._stops = False
         self.tell: Callable[[], object] = self._bell.ring
@@ -171,12 +170,8 @@ class Appetite:
 
     # -- one connection --------------------------------------------------------------------------------------------
 
-    def start(self, fetcher: Fetcher, *, holds: bool) -> None:
-        """Fetch over a new connection: what had waited is gone with the old one, what runs runs on.
-
-        `holds`: whether rows are to be held before their messages wait for the pool.
-        """
-        self._holds = holds
+    def start(self, fetcher: Fetcher) -> None:
+        """Fetch over a new connection: what had waited is gone with the old one, what runs runs on."""
         self._fetcher = fetcher
         self._waiting.clear()
         Delivered.over_here = self.over
@@ -187,8 +182,7 @@ class Appetite:
     def register(self, hub: Any) -> None:
         """Look again and again in this event loop, and after each of its rounds whether there is room."""
         self._bell.register(hub, self._adjust)
-        if self._holds:
-            self.holding.register(hub)
+        self.holding.register(hub)
         hub.on_tick.add(self._adjust)
         hub.call_repeatedly(LOOK_S, self._look)
 

@@ -68,6 +68,14 @@ class Delivered(Request):
     def _has_row(self) -> bool:
         raise NotImplementedError
 
+    def _has_gate(self, *stores: Any) -> bool:
+        """Tell whether its queue may be managed, as the heartbeats in these stores know: then its process asks."""
+        queue = self._app.sidejob.runtime.tasks.delivered_from(self._message.delivery_info or {})
+        return any(
+            heartbeat.managed is None or (queue is None and heartbeat.managed) or queue in heartbeat.managed
+            for heartbeat in stores
+        )
+
     @property
     def request_dict(self) -> dict[str, Any]:
         """The request as the pool's process gets it: with the identity under which this worker claims just now."""
@@ -112,7 +120,12 @@ class Delivered(Request):
         self.acknowledged = True
         self.send_event("task-rejected", requeue=True)
         self.over()
+        self.unhold()
         return True
+
+    def unhold(self) -> None:
+        """Have its row given back, if this worker holds it and its run will not begin."""
+        raise NotImplementedError
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         """Note which process runs it."""

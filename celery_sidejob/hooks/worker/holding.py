@@ -1,15 +1,16 @@
-"""Holds rows before their messages wait for the pool, for a worker whose broker is not the store.
+"""Claims the runs of jobs, and holds the rows of durable tasks, before their messages wait for the pool.
 
 What has arrived since the last statement is one page of the next, which runs beside the worker's event loop: a slow
 store keeps no other task from running. It also writes the ends of runs (`quiet_ends.py`). A message whose row is not
-held goes on all the same, and its process locks the row, or finds that it is a copy.
+held goes on all the same, and its process locks the row, or finds that it is a copy. Where the store is the broker,
+durable tasks are held with their fetch (`outbox.py`).
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 from typing import Any, Protocol
 
@@ -18,9 +19,13 @@ from celery import Celery
 from ...model import native
 from ...model.durable import Held
 from ...operations import durable_locks
+from ...operations.run_pages import Claimed
+from ...services.heartbeat.deliveries import RunKey
 from ...services.loop import Loop
+from ...store.claims import Owed
 from ...store.outbox.holds import Fresh
 from .bell import Bell
+from .delivered import Delivered
 from .outbox import Fetched
 
 PAGE = 64
@@ -33,10 +38,8 @@ logger = logging.getLogger("celery_sidejob")
 class Holdable(Protocol):
     """A request whose row may be held."""
 
-    id: str
-
     @property
-    def fresh(self) -> Fresh | None:
+    def fresh(self) -> Fresh | Owed | None:
         """What is to be held for it; None if its process is to lock the row."""
 
     @property
@@ -44,11 +47,14 @@ class Holdable(Protocol):
         """Whether it was neither begun nor given back."""
 
     @property
-    def held(self) -> Fetched | None:
-        """How its row is held, if it is."""
+    def held(self) -> Any:
+        """How its row is held, if it is: a `Fetched` or a `Claimed`."""
 
-    def hold(self, held: Fetched) -> None:
+    def hold(self, held: Any) -> None:
         """Note that its row is held."""
+
+    def unhold(self) -> None:
+        """Have its row given back, if it is held."""
 
 
 class Holding:
@@ -63,6 +69,7 @@ class Holding:
         self._loop: Loop | None = None
         self._asked: deque[tuple[int, Holdable, Callable[[Any], Any]]] = deque()
         self._answered: deque[tuple[int, Holdable, Callable[[Any], Any]]] = deque()
+        self._under_way = 0
         self._wakes = native.Bell()
         self._bell = Bell()
 
@@ -77,10 +84,15 @@ class Holding:
             self._loop.start()
 
     def hand_over(self, process: Callable[[Any], Any], request: Any) -> None:
-        """Hand a request to the pool once its row is held, or at once if it is not to be."""
-        if not self._is_on or _fresh(request) is None:
+        """Hand a request to the pool once its row is held, or at once if it is not to be.
+
+        Only what has a row itself keeps its place behind those: nothing else waits for the store.
+        """
+        keeps_place = self._under_way and isinstance(request, Delivered)
+        if not self._is_on or (_fresh(request) is None and not keeps_place):
             process(request)
             return
+        self._under_way += 1
         self._asked.append((self._connection, request, process))
         self._wakes.ring()
 
@@ -92,10 +104,11 @@ class Holding:
     def _hand_over(self) -> None:
         while self._answered:
             connection, request, process = self._answered.popleft()
+            self._under_way -= 1
             if connection == self._connection and request.waits:
                 process(request)
-            elif request.held is not None:
-                self._app.sidejob.heartbeat.tasks.unhold(request.held.held)
+            else:
+                request.unhold()
 
     # -- in the thread -----------------------------------------------------------------------------------------------
 
@@ -120,9 +133,33 @@ class Holding:
         """Nothing is open: what is held is given back with all that the worker holds."""
 
     def _hold(self, requests: Sequence[Holdable]) -> None:
+        """Hold their rows; of two messages of one row only one is held: the other is a copy."""
+        tasks: dict[str, tuple[Holdable, Fresh]] = {}
+        jobs: dict[RunKey, tuple[Holdable, Owed]] = {}
+        for request in requests:
+            match request.fresh:
+                case Owed() as owed:
+                    jobs[owed.job_id, owed.for_run] = request, owed
+                case Fresh() as fresh:
+                    tasks[fresh.key[0]] = request, fresh
+        if jobs:
+            self._claim(jobs)
+        if tasks:
+            self._hold_tasks(tasks)
+
+    def _claim(self, jobs: Mapping[RunKey, tuple[Holdable, Owed]]) -> None:
+        heartbeat = self._app.sidejob.heartbeat
+        try:
+            found: Mapping[RunKey, Claimed] = heartbeat.jobs.claim([owed for _, owed in jobs.values()])
+        except BaseException:
+            heartbeat.jobs.doubt()  # nobody knows what is claimed
+            raise
+        for key, claimed in found.items():
+            jobs[key][0].hold(claimed)
+
+    def _hold_tasks(self, fresh: Mapping[str, tuple[Holdable, Fresh]]) -> None:
         heartbeat, asked_at = self._app.sidejob.heartbeat, monotonic()
-        fresh = {request.id: (request, one) for request in requests if (one := request.fresh) is not None}
-        worker_id = heartbeat.worker_id  # of two messages of one row only one is held: the other is a copy
+        worker_id = heartbeat.worker_id
         try:
             with heartbeat.tasks.ends.page() as ends:
                 found, ends.over = durable_locks.hold(
@@ -136,9 +173,9 @@ class Holding:
             request.hold(Fetched(Held(*one.key, worker_id, row.held_at), row.queue, row.waited_s, asked_at))
 
 
-def _fresh(request: Any) -> Fresh | None:
+def _fresh(request: Any) -> Fresh | Owed | None:
     try:
-        fresh: Fresh | None = getattr(request, "fresh", None)
+        fresh: Fresh | Owed | None = getattr(request, "fresh", None)
     except Exception as error:  # it is malformed, as its process finds too
         logger.debug("The row of %s is not held: %r", request, error)
         return None

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from ...model import native
-from ...model.durable import Held
 
 RunKey = tuple[int, int]
 """(job id, run number)"""
@@ -42,8 +41,8 @@ class Delivery(Generic[K]):
     received_at: float = field(default_factory=time.monotonic)
     request: Callable[[], object] | None = None
     """Return the request, or None if it is gone: Celery drops some requests without telling anyone."""
-    held: Held | None = None
-    """The hold of its row, if this worker has held that before the run begins."""
+    held: Any = None
+    """A task's `Held` or a job's `Claimed`, if this worker has held its row before the run begins."""
     vouched_at: float | None = None
     """When the store was last told that the delivery waits here."""
 
@@ -178,7 +177,7 @@ class Deliveries(Generic[K]):
                 delivery.vouched_at = now
         return sorted({delivery.key for delivery in found})
 
-    def disconnected(self, begins: Callable[[object], bool] = lambda _: False) -> list[Held]:
+    def disconnected(self, begins: Callable[[object], bool] = lambda _: False) -> list[Any]:
         """Forget waiting deliveries: the worker drops them with its connection, and the broker delivers them again.
 
         All but those whose request `begins` here all the same. Returns the holds of runs with no other delivery here.

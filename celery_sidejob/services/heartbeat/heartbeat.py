@@ -66,10 +66,10 @@ class Heartbeat(Worker):
         self.managed: frozenset[str] | None = None
         """The managed queues, as of the last beat; None before the first."""
         self.tasks = HeldTasks(self)
-        self._jobs = HeldJobs(self)
+        self.jobs = HeldJobs(self)
         self._duties = Duties(
             Beat(self),
-            self._jobs,
+            self.jobs,
             self.tasks,
             Overdue(self),
             Prefetched(self, self.runs, JOBS),
@@ -116,6 +116,7 @@ class Heartbeat(Worker):
         if not self.worker_id:
             return released
         try:
+            self.jobs.ends.write()
             for row in holds.held_by(self.runtime.connections, JOBS, self.worker_id):
                 released += recovery.release(self.runtime, row.job_id, run_no=row.run_no, worker_id=self.worker_id)
             released += self.tasks.leave()
@@ -147,7 +148,7 @@ class Heartbeat(Worker):
         died = self._processes.died(self.runs.busy() | self.tasks.runs.busy())  # reports each death only once
         for pid, status in died.items():
             loss = Loss.of_process(self.ident, pid, status, out_of_memory=self.memory_kills.were_just_now())
-            self._jobs.died[pid] = self.tasks.died[pid] = loss
+            self.jobs.died[pid] = self.tasks.died[pid] = loss
         report = Report()
         self._duties.do(report)
         return report

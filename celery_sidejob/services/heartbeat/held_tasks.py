@@ -13,11 +13,12 @@ from ...model.durable import NOWHERE, Address, Content, Death, Held, Key
 from ...model.errors import StoreUnavailableError
 from ...model.loss import Loss, LossKind
 from ...operations import burials, durable_ends, durable_locks, revocation
+from ...store.broker import holds as broker_holds
 from ...store.outbox import checks, holds
 from ...store.outbox.kinds import TASKS
 from ..duty import Report
 from .deliveries import ENDED, GRACE_S, RELEASED, Deliveries
-from .quiet_ends import QuietEnd, QuietEnds
+from .quiet_ends import SOON_S, UNFETCHED_S, Page, QuietEnd, QuietEnds
 from .worker import Worker, WorkerDuty
 
 PAGE = 1000
@@ -36,7 +37,11 @@ class HeldTasks(WorkerDuty):
         self.runs: Deliveries[Key] = Deliveries()
         self.died: dict[int, Loss] = {}
         """Processes that died and whose runs are not all given back yet, each with how its runs were lost."""
-        self.ends = QuietEnds(worker.runtime, lambda end: worker.errands.soon(partial(self._end, end)))
+        self.ends = QuietEnds(
+            worker.runtime.store.called("ends"), self._write_ends,
+            lambda end: worker.errands.soon(partial(self._end, end)),
+            wait_s=UNFETCHED_S if self._connections.is_broker else SOON_S,
+        )  # fmt: skip
         """The ends of runs that the worker is to write with its next fetch."""
         self._missed: set[Key] = set()
         self._reconciled_at = time.monotonic()
@@ -139,9 +144,13 @@ class HeldTasks(WorkerDuty):
         loss = Loss(LossKind.DROPPED, self._worker.ident)
         return self._take((row, loss) for row, key in rows if not self.runs.knows(key) and not self.ends.has(key))
 
+    def _write_ends(self, page: Page) -> None:
+        remove = partial(broker_holds.remove, runs=[Held(*run) for run in page.runs])
+        page.over = self._connections.transact("durable-end", remove, single=True)
+
     def _end(self, end: QuietEnd) -> None:
         try:
-            durable_ends.end_held(self._runtime, end.held, end.content(), is_unknown=end.is_unknown)
+            durable_ends.end_held(self._runtime, Held(*end.held), end.content(), is_unknown=end.is_unknown)
         except StoreUnavailableError:
             raise  # it is tried again
         except Exception:

@@ -1,22 +1,20 @@
-"""Ends of runs that leave nothing to be done but the removal of their rows: the worker removes many in one statement.
+"""Ends of runs that leave nothing else to be done: the worker writes many in one statement.
 
-The process of such a run only tells its worker that the body has ended well. The row stays locked until the worker has
-removed it a few milliseconds later: with its next fetch, where the store is the broker. If the worker dies before, the
-run counts as lost.
+The process of such a run only tells its worker that the body has ended well. The row of a durable task stays locked
+until the worker has removed it a few milliseconds later: with its next fetch, where the store is the broker. A job is
+in its run until the worker has ended that, with the next runs that it claims. If the worker dies before, the run is
+repeated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from time import monotonic
+from typing import Any
 
 from ...model import native
-from ...model.durable import Content, Held, Key
-from ...operations.runtime import Runtime
-from ...store.broker import holds
 
 SOON_S = 0.005
 """How long an end waits for others."""
@@ -29,61 +27,70 @@ REST_S = 1.0
 class QuietEnd:
     """The end of one run."""
 
-    held: Held
-    content: Callable[[], Content]
-    """Returns what it has run."""
+    held: tuple[Any, ...]
+    """How the statement names it: a task's `Held`, or (job id, run number)."""
+    content: Callable[[], Any]
+    """Returns what else its end needs: what a task has run, or a job's hold."""
     is_unknown: bool = False
-    """A statement that was to remove the row had no answer, and may have removed it."""
+    """A statement that was to write it had no answer, and may have written it."""
     since: float = field(default_factory=monotonic)
 
     @property
-    def key(self) -> Key:
-        """The key of its row."""
-        return self.held.task_id, self.held.generation
+    def key(self) -> tuple[Any, int]:
+        """The key of its run: (task id, generation) or (job id, run number)."""
+        return self.held[0], self.held[1]
 
 
 class Page:
-    """Ends that one statement is to remove."""
+    """Ends that one statement is to write."""
 
     def __init__(self, ends: Sequence[QuietEnd]) -> None:
         self._ends = ends
         self.runs = [end.held for end in ends]
-        self.over: frozenset[str] | None = None
-        """The task ids of those that were removed, once that is known; to be set by who runs the statement."""
+        self.over: Set[Any] | None = None
+        """The ids of tasks and jobs whose ends are written, once that is known; to be set by who runs the statement."""
 
     @property
     def left(self) -> list[QuietEnd]:
-        """Those that were not: their rows are locked by a transaction, or are held by these runs no more."""
-        return [end for end in self._ends if self.over is not None and end.held.task_id not in self.over]
+        """Those that are not: their rows are locked by a transaction, or are held by these runs no more."""
+        return [end for end in self._ends if self.over is not None and end.key[0] not in self.over]
+
+    @property
+    def written(self) -> list[QuietEnd]:
+        """Those that are."""
+        return [end for end in self._ends if self.over is not None and end.key[0] in self.over]
 
 
 class QuietEnds:
     """The ends of one worker in one store that are to be written; safe to use from any thread."""
 
-    def __init__(self, runtime: Runtime, later: Callable[[QuietEnd], None]) -> None:
-        """`later` is given each end that cannot be written so."""
-        self.name = runtime.store.called("ends")
-        self._connections = runtime.connections
+    def __init__(
+        self, name: str, write: Callable[[Page], object], later: Callable[[QuietEnd], None], *,
+        wait_s: float = SOON_S,
+    ) -> None:  # fmt: skip
+        """`write` writes a page by itself; `later` is given each end that cannot be written so."""
+        self.name = name
+        self._write = write
         self._later = later
-        self._wait_s = UNFETCHED_S if runtime.connections.is_broker else SOON_S
+        self._wait_s = wait_s
         self._bell = native.Bell()
         self._lock = native.lock()
-        self._ends: dict[Held, QuietEnd] = {}
+        self._ends: set[QuietEnd] = set()
         self._waiting: list[QuietEnd] = []
 
     def add(self, end: QuietEnd) -> None:
         """Have an end written soon."""
         with self._lock:
-            self._ends[end.held] = end
+            self._ends.add(end)
             self._waiting.append(end)
             is_first = len(self._waiting) == 1
         if is_first:
             self._bell.ring()
 
-    def has(self, key: Key) -> bool:
+    def has(self, key: tuple[Any, int]) -> bool:
         """Tell whether an end of this run is not written yet."""
         with self._lock:
-            return any(end.key == key for end in self._ends.values())
+            return any(end.key == key for end in self._ends)
 
     # -- in a loop of its own ----------------------------------------------------------------------------------------
 
@@ -95,8 +102,7 @@ class QuietEnds:
         """Write all ends that wait; returns how many there were."""
         with self.page() as page:
             if page.runs:
-                remove = partial(holds.remove, runs=page.runs)
-                page.over = self._connections.transact("durable-end", remove, single=True)
+                self._write(page)
         return len(page.runs)
 
     def wait_s(self) -> float:
@@ -133,13 +139,11 @@ class QuietEnds:
                         end.is_unknown = True
                     self._waiting = [*ends, *self._waiting]
                 else:
-                    for end in ends:
-                        if end not in left:
-                            del self._ends[end.held]
+                    self._ends.difference_update(page.written)
             for end in left:
                 self._later(end)
 
     def written(self, end: QuietEnd) -> None:
         """Note that an end was written otherwise, or refused."""
         with self._lock:
-            self._ends.pop(end.held, None)
+            self._ends.discard(end)

@@ -67,11 +67,12 @@ class WorkerDuty(Duty):
         with self._connections.talking(over=self._worker.executor()):
             return super().run_once(report)
 
-    def _rescue(self, row: Any, loss: Loss) -> bool:
+    def _rescue(self, row: Any, loss: Loss, *, has_begun: bool = True) -> bool:
         """Rescue a run that this worker holds; False if its job is locked just now, or the run has ended after all."""
         taken = False
         with self._worker.aside.by_itself("rescue", row.job_id) as may:
             taken = may and recovery.rescue(
-                self._runtime, row.job_id, run_no=row.run_no, worker_id=self._worker.worker_id, own=True, loss=loss
-            )
+                self._runtime, row.job_id, run_no=row.run_no, worker_id=self._worker.worker_id, own=True, loss=loss,
+                has_begun=has_begun,
+            )  # fmt: skip
         return taken

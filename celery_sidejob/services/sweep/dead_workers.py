@@ -90,8 +90,9 @@ class LostRuns(SweepDuty):
         loss = None if held.has_left else Loss(LossKind(held.loss_kind), held.ident, held.pid, silent_s=held.silent_s)
         with self._sweep.aside.by_itself("rescue", held.job_id) as may:
             if may and recovery.rescue(
-                self._runtime, held.job_id, run_no=held.run_no, worker_id=held.worker_id, loss=loss
-            ):
+                self._runtime, held.job_id, run_no=held.run_no, worker_id=held.worker_id, loss=loss,
+                has_begun=held.pid is not None,
+            ):  # fmt: skip
                 report["rescued"] += 1
             elif may:
                 recovery.end_holder(self._runtime, held.job_id)

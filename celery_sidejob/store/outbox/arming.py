@@ -142,7 +142,7 @@ _REARM = Statement(
         task_id="coalesce(%(task_id)s, held.task_id)",
         opens_at=OPENS_AT,
         wait_s="%(wait_s)s::double precision",
-        losses="CASE WHEN %(moved)s THEN 1 ELSE 0 END",
+        losses="CASE WHEN %(takes)s THEN 1 ELSE 0 END",
     )
     + """
 SELECT armed.task_id, armed.for_run, a.options::text AS options
@@ -152,15 +152,16 @@ FROM armed LEFT JOIN {askings} a ON a.task_id = armed.task_id"""
 
 def rearm(
     executor: Transaction, job_id: int, *, check_interval_s: float, task_id: str | None = None, wait_s: float = 0,
-    moved: bool = False,
+    takes: bool = False,
 ) -> Any:  # fmt: skip
     """Turn the row of a run that is over into the row of the next; the same task id unless one is given.
 
     Returns (task_id, for_run, options); the first two are None if the next run is not due yet.
 
-    `moved`: another reader took packets that the run had read. A job's row counts that as a loss. As long as the row
-    exists, the job's runs take the packets that they read.
+    `takes`: another reader took packets that the run had read, or nobody knows whether it had begun. A job's row counts
+    that as a loss. As long as the row exists, the job's runs are claimed one by one, and take the packets that they
+    read.
     """
     return executor.run(
-        _REARM, id=job_id, task_id=task_id, wait_s=float(wait_s), check_interval_s=check_interval_s, moved=moved,
+        _REARM, id=job_id, task_id=task_id, wait_s=float(wait_s), check_interval_s=check_interval_s, takes=takes,
     )[0]  # fmt: skip

@@ -129,7 +129,7 @@ def test_what_runs_on_after_its_connection_broke_still_has_its_place(
     state.active_requests.update(running)
     worker.controller.semaphore.clear()
 
-    Appetite(worker).start(Fetcher(), holds=False)
+    Appetite(worker).start(Fetcher())
 
     assert worker.controller.semaphore.value == 1
 

@@ -79,7 +79,7 @@ def age(stage: Stage, *holds: Hold, seconds: float = 3600) -> None:
 
 def reconcile(heartbeat: Heartbeat) -> int:
     """Look now whether this worker runs what it holds; returns how many runs it rescued."""
-    heartbeat._jobs._strays_at = float("-inf")
+    heartbeat.jobs._strays_at = float("-inf")
     return heartbeat.run_once()["rescued"]
 
 
@@ -113,7 +113,7 @@ def test_a_worker_looks_at_what_it_holds_once_per_lease(
 ) -> None:
     forgotten = claimed(stage, heartbeat)
     age(stage, forgotten)
-    jobs = heartbeat._jobs
+    jobs = heartbeat.jobs
     monkeypatch.setattr(jobs, "_strays_at", jobs._strays_at - stage.sidejob.settings.lease)
     assert heartbeat.run_once()["rescued"] == 1
 
@@ -196,9 +196,9 @@ def test_what_was_rescued_before_the_store_went_away_is_counted(
 
     report = Report()
     monkeypatch.setattr(recovery, "rescue", away_for_the_second)
-    heartbeat._jobs.died[DEAD_PID] = Loss()
+    heartbeat.jobs.died[DEAD_PID] = Loss()
     with pytest.raises(StoreUnavailableError):
-        heartbeat._jobs.run_once(report)
+        heartbeat.jobs.run_once(report)
     assert report == Report(orphans=1)
 
     monkeypatch.undo()
@@ -234,7 +234,7 @@ def test_what_a_process_took_and_had_not_begun_is_rung_again(stage: Stage, heart
     assert stage.sql("SELECT published_at IS NULL, next_check_at <= now() FROM messages") == [(True, True)]
 
 
-@pytest.mark.parametrize("name", ["_jobs", "tasks"])
+@pytest.mark.parametrize("name", ["jobs", "tasks"])
 def test_a_death_is_not_forgotten_where_the_store_was_away(
     heartbeat: Heartbeat, pool: Pool, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
