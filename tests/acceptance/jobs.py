@@ -254,8 +254,7 @@ def waiter(job: RunningJob, value: int = 0) -> None:
 @sidejob.task(name="acceptance.once")
 def once(job: RunningJob, value: int = 0) -> None:
     """Write a row that must be there exactly once."""
-    with committed(job) as connection:
-        enter(connection, job, "once", value)
+    enter_once(job, "once", value)
 
 
 @sidejob.task(name="acceptance.zombie")

@@ -66,6 +66,7 @@ class Holding:
         self._app = app
         self._connection = 0
         self._is_on = False
+        self._hub: Any = None
         self._loop: Loop | None = None
         self._asked: deque[tuple[int, Holdable, Callable[[Any], Any]]] = deque()
         self._answered: deque[tuple[int, Holdable, Callable[[Any], Any]]] = deque()
@@ -78,6 +79,7 @@ class Holding:
     def register(self, hub: Any) -> None:
         """Have this event loop hand over what is held; without a loop nothing is held here."""
         self._bell.register(hub, self._hand_over)
+        self._hub = hub
         self._is_on = True
         if self._loop is None:
             self._loop = Loop(self)
@@ -94,7 +96,8 @@ class Holding:
             return
         self._under_way += 1
         self._asked.append((self._connection, request, process))
-        self._wakes.ring()
+        if len(self._asked) == 1:
+            self._hub.call_soon(self._wakes.ring)  # all that arrives in one round of the event loop is one page
 
     def disconnected(self) -> None:
         """Drop what the worker has dropped with its connection; what is being held just now is given up later."""
