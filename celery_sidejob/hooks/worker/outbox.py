@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
 from celery import Celery
 
+from ...model.crash_points import reach
 from ...model.durable import Held
 from ...store.broker.holds import NOBODY, Holder
 from ...transport.decoding import Payload
@@ -62,7 +64,14 @@ class WorkerOutbox:
             found.held = Fetched(held, row.queue, row.waited_s, self._asked_at)
         return found
 
-    def ends(self) -> AbstractContextManager[Page]:
+    @contextmanager
+    def ends(self) -> Iterator[Page]:
         """Yield the runs whose rows are to be removed with the next statement."""
-        ends: AbstractContextManager[Page] = self._app.sidejob.heartbeat.tasks.ends.page()
-        return ends
+        with self._app.sidejob.heartbeat.tasks.ends.page() as page:
+            if page.runs:
+                reach("durable-end:before-commit")
+            yield page
+            if page.runs:
+                over, page.over = page.over, None  # should a test have the answer lost here, nobody knows
+                reach("durable-end:after-commit")
+                page.over = over
