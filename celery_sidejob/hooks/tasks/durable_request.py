@@ -104,6 +104,7 @@ class DurableRequest(Delivered):
         Of each store that may have its row it says the place, and the identity under which this worker claims there.
         """
         given, store = super().request_dict, self._address.store
+        given.pop(HELD, None)  # what was so when somebody asked before
         given[WORKER] = [
             (heartbeat.runtime.store.place, heartbeat.worker_id)
             for heartbeat in self._holders

@@ -79,7 +79,7 @@ def test_every_statement_fits_the_schema(databases: Databases, revision: str) ->
 
 TOLD = {"eta", "etas", "expires", "expires_at", "due_at", "since", "seen", "seen_at"}
 """Times that a statement is told: what users have named, where a page goes on, what was read from the store before."""
-TOLD |= {"start_at", "end_at", "anchor_at", "next_at", "last_at"}
+TOLD |= {"start_at", "end_at", "anchor_at", "next_at", "last_at", "nominal_at"}
 """Of a schedule: what users have named, and what follows from that and the time of the store."""
 TOLD |= {"at", "held_at"}
 """The number of a hold: a time of the store's, which is only compared for being the same."""

@@ -16,7 +16,7 @@ from kombu import Connection
 from celery_sidejob import CapacityPool
 from celery_sidejob.hooks.tasks.durable_request import DurableRequest
 from celery_sidejob.hooks.worker.outbox import Fetched, WorkerOutbox
-from celery_sidejob.model.durable import HELD, Held
+from celery_sidejob.model.durable import HELD, WORKER, Held
 from celery_sidejob.model.loss import Loss, LossKind
 from celery_sidejob.operations import durable_ends, durable_locks
 from celery_sidejob.operations.durable_runs import Run
@@ -268,7 +268,7 @@ def test_nobody_looks_for_what_is_held(shop: Stage, consuming: Consuming) -> Non
     assert shop.sql("SELECT next_check_at = 'infinity' FROM messages") == [(True,)]
 
 
-def test_a_worker_that_has_not_beaten_for_a_lease_has_the_row_locked_before_the_body(
+def test_a_worker_that_has_not_beaten_for_a_lease_begins_nothing_that_it_held(
     shop: Stage, worker: Heartbeat, consuming: Consuming
 ) -> None:
     """It may have been declared dead since: it was frozen, and does not know yet."""
@@ -277,4 +277,5 @@ def test_a_worker_that_has_not_beaten_for_a_lease_has_the_row_locked_before_the_
     request = DurableRequest(consuming.messages[0], app=shop.app, task=shop.app.tasks["again"])
     assert request.request_dict[HELD].stands
     worker._beat_at = float("-inf")
-    assert not request.request_dict[HELD].stands
+    given = request.request_dict
+    assert (HELD in given, given[WORKER]) == (False, []), "its process leaves it, and the row is given back"
