@@ -36,7 +36,7 @@ from celery_sidejob import (
 )
 from celery_sidejob.hooks import apps
 from celery_sidejob.hooks.beat_entries import declaration_of
-from celery_sidejob.hooks.messages import carried
+from celery_sidejob.hooks.messages import carried, encoding
 from celery_sidejob.hooks.tasks import marking
 from celery_sidejob.hooks.worker import pool_kind
 from celery_sidejob.jobs import scheduling
@@ -198,6 +198,9 @@ UNWRITTEN: dict[str, Case] = {
     "JSON does not have the type of a value": lambda s: s.job.set(a=b"bytes"),
     "one call has more than 10,000 tags, aliases, channels or keys of the state": lambda s: s.job.tag(
         *(f"tag{number}" for number in range(10_001))
+    ),
+    "the arguments of a durable task are too large": lambda s: durable(s, typing=False).delay(
+        "x" * encoding.MOST_BYTES
     ),
     "a value is too large": lambda s: s.job.input("a").write("x" * 1_100_000),
     "an invalid key of the state": lambda s: s.job.set({"k" * 300: 1}),

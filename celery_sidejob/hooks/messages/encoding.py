@@ -20,6 +20,8 @@ JSON = "application/json"
 _ENVELOPE = {"__type__", "__value__"}
 MOST_STEPS = 20
 """How many steps of a path an error shows."""
+MOST_BYTES = 100_000_000
+"""How many bytes the arguments of a call may take. A few times that take a store so long that it counts as away."""
 
 
 class UnencodableError(InvalidValueError, EncodeError):
@@ -33,8 +35,11 @@ def as_bytes(data: Any, encoding: str | None = None) -> bytes:
     return bytes(data)
 
 
-def encoded(task: str, body: Any, serializer: Any) -> tuple[str, str, bytes]:
-    """Return a body's content type, content encoding and bytes; `body` is of task protocol 2."""
+def encoded(task: str, body: Any, serializer: Any, *, is_bounded: bool = True) -> tuple[str, str, bytes]:
+    """Return a body's content type, content encoding and bytes; `body` is of task protocol 2.
+
+    What Celery itself calls is not bounded: a chord whose body is refused has ended.
+    """
     try:
         encoded: tuple[str, str, Any] = dumps(body, serializer=serializer)
         if encoded[0] == JSON and '"__type__"' in encoded[2] and _looks_enveloped(body):
@@ -45,7 +50,13 @@ def encoded(task: str, body: Any, serializer: Any) -> tuple[str, str, bytes]:
             if path is not None:
                 raise UnencodableError(f"{name}{path} of the call of {task} cannot be encoded: {error}") from error
         raise
-    return *encoded[:2], as_bytes(encoded[2], encoded[1])
+    data = as_bytes(encoded[2], encoded[1])
+    if is_bounded and len(data) > MOST_BYTES:
+        raise InvalidValueError(
+            f"The arguments of the call of {task} take {len(data)} bytes, and those of a durable task take at most "
+            f"{MOST_BYTES}: store large data elsewhere and pass a reference to it."
+        )
+    return *encoded[:2], data
 
 
 def readable(value: Any) -> Any:

@@ -148,7 +148,8 @@ class KeepingProducer:
         if task_id is None:
             raise SettingsError(f"{self._task} is durable, and that needs messages of task_protocol 2.")
         check_id(self._task, task_id)
-        content_type, content_encoding, data = encoded(self._task, body, serializer)
+        present = present_call()
+        content_type, content_encoding, data = encoded(self._task, body, serializer, is_bounded=not present.follows)
         if compression:
             data, headers["compression"] = compress(data, compression)
         exchange = getattr(exchange, "name", exchange)
@@ -164,7 +165,6 @@ class KeepingProducer:
         }  # fmt: skip
         check_names(self._task, queue=str(queue), routing_key=routing_key or None, exchange=exchange or None)
         self._runtime.publisher.check_sendable(f"The call of {self._task}", headers, properties)
-        present = present_call()
         admission = present.admission or admission_to(self._app, str(queue), follows=present.follows)
         if admission is not None:
             capacity.prepare(self._runtime, [admission])

@@ -17,6 +17,7 @@ from kombu.exceptions import EncodeError
 
 from celery_sidejob import InvalidValueError, SideJob, StoreUnavailableError
 from celery_sidejob.hooks.broker import publishing
+from celery_sidejob.hooks.messages import encoding
 from celery_sidejob.operations import keeping
 from celery_sidejob.store.statement import Statement
 from tests.tools.apps import make_app
@@ -179,6 +180,23 @@ def test_arguments_that_cannot_be_encoded_are_refused_with_the_path(
         mail.delay(to=value)
 
     assert kept(app) == []
+
+
+def test_arguments_that_are_too_large_are_refused(app: Celery, mail: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that is given a row of several hundred megabytes counts as away, for all calls."""
+    monkeypatch.setattr(encoding, "MOST_BYTES", 1000)
+    large = "x" * 1000
+    calls = [
+        lambda: mail.delay(large), lambda: mail.apply_async((large,), compression="zlib"),
+        lambda: app.sidejob.send_many([mail.s("me"), mail.s(large)]),
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises(InvalidValueError, match="The arguments of the call of mail take 1079 bytes"):
+            call()
+    mail.delay("me")
+    with pytest.raises(InvalidValueError, match="mail take"):
+        mail.delay(large)  # its message is made after that one
+    assert len(kept(app)) == 1
 
 
 def test_many_pages_are_one_commit(app: Celery, mail: Any, monkeypatch: pytest.MonkeyPatch) -> None:

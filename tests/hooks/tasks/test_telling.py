@@ -15,6 +15,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from celery_sidejob import JobFailed
+from celery_sidejob.hooks.messages import encoding
 from celery_sidejob.hooks.tasks import chords
 from celery_sidejob.hooks.tasks.present_run import RUNS
 from celery_sidejob.operations import durable_ends
@@ -293,6 +294,19 @@ def test_a_chord_whose_backend_was_away_for_a_moment_has_not_failed(shop: Shop, 
         shop.meanwhile = lambda: None
         shop.run(shop.body, value.id)
         assert (value.get(timeout=5), shop.args) == (7, ([7],))
+
+
+def test_a_chord_s_body_takes_results_of_any_size(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bound of a call would end the chord."""
+    value = chord([shop.work.s()], shop.body.s()).apply_async()
+    (part,) = value.parent.results
+    monkeypatch.setattr(encoding, "MOST_BYTES", 1000)
+    shop.outcome = "x" * 1000
+
+    shop.run(shop.work, part.id)
+    shop.run(shop.body, value.id)
+
+    assert shop.args == ([shop.outcome],)
 
 
 @CELERY_5_7  # before, there was no claim
