@@ -273,12 +273,12 @@ def test_a_busy_process_stores_between_its_transactions(
     connections: MeasuredConnections, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("celery_sidejob.store.measured.EVERY_S", 0.0)
-    connections.transact("claim", lambda executor: None)
+    connections.timed("claim", lambda executor: None)
     assert totals(connections) == {}, "nothing is timed before a recorder is there"
 
     Recorder(connections)
-    connections.transact("claim", lambda executor: None)
-    connections.transact("end", lambda executor: None)
+    connections.timed("claim", lambda executor: None)
+    connections.timed("end", lambda executor: None)
     connections.transact("another", lambda executor: None)
 
     found = {key: value for key, value in totals(connections).items() if "_bucket" in key[0]}

@@ -16,7 +16,8 @@ from ..model.events import TaskBuried
 from ..model.messages import CONTINUATION, Continuation
 from ..model.names import storable
 from ..store import duplicates
-from ..store.errors import OutcomeUnknown, repeat
+from ..store.connection.connections import repeat
+from ..store.errors import OutcomeUnknown
 from ..store.outbox import burials, continuations, tasks
 from ..store.statement import Transaction
 from . import capacity

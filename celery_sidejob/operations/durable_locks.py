@@ -11,7 +11,8 @@ from ..model.events import Measured, TaskLost, TaskRescued, TaskReturned
 from ..model.loss import Loss
 from ..model.statistics import Measure
 from ..store import duplicates
-from ..store.errors import NoAnswer, OutcomeUnknown, repeat
+from ..store.connection.connections import repeat
+from ..store.errors import NoAnswer, OutcomeUnknown
 from ..store.outbox import holds, tasks
 from ..store.statement import Transaction
 from ..store.task_end import TaskEnd

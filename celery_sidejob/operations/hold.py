@@ -68,7 +68,7 @@ def repeat_until_known(  # noqa: PLR0912 - an arm for each answer, and for none
     refused: LeaseLostError | None = None
     while True:
         try:
-            return runtime.connections.transact(name, work, single=single)
+            return runtime.connections.timed(name, work, single=single)
         except LeaseLostError as error:
             # The first commit may have continued behind the broken connection, and the fence may have found it now.
             if not hold.in_doubt:

@@ -15,14 +15,15 @@ from ..model.durable import Message
 from ..model.errors import DuplicateError, InvalidValueError, StoreUnavailableError
 from ..store import duplicates
 from ..store.borrowed.borrowed import SERIALIZATION_FAILURE, Borrowed, code_of
+from ..store.connection.connections import repeat
 from ..store.connection.own_executor import OwnExecutor
-from ..store.errors import OutcomeUnknown, StoreDown, repeat
+from ..store.errors import OutcomeUnknown, StoreDown
 from ..store.outbox import tasks
 from ..store.outbox.tasks import Kept, Waits
 from ..store.statement import Reader, Transaction
 from . import batches, capacity
 from .lending import do_after_commit
-from .publishing import publish_kept
+from .publishing import publish_kept, sends
 from .retrying import patience_s, patiently
 from .runtime import LocalRuntime, Runtime
 from .unique_keys import KeyHeldError
@@ -108,11 +109,11 @@ def _publish_after_commit(runtime: Runtime, borrowed: Borrowed, pages: Sequence[
     def committed() -> None:
         for page in pages:
             admitted = [message for message in page if message.admission is None or message.slot is not None]
-            unsent = [message.task_id for message in admitted if not runtime.sends(message)]
+            unsent = [message.task_id for message in admitted if not sends(runtime, message)]
             there = unsent and tasks.unpublished(
                 runtime.connections, unsent, horizon_s=runtime.settings.timer_horizon
             )  # fmt: skip
-            due = [message for message in admitted if message.task_id in there or runtime.sends(message)]
+            due = [message for message in admitted if message.task_id in there or sends(runtime, message)]
             publish_kept(runtime, due)
         lent = [message for page in pages for message in page]
         capacity.ring(runtime, [one.admission.pool.name for one in lent if one.admission and one.slot is None])

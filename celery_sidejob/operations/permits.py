@@ -67,7 +67,7 @@ def claim(  # noqa: PLR0913 - what the delivery names, and what its process can 
         permits.claim, queue=queue, job_id=job_id, task=task, tasks=tasks, worker_id=worker_id, most=most,
         schema=runtime.audience.to_ask,
     )  # fmt: skip
-    if known.get(queue) is False and (found := runtime.connections.transact("claim", begin, single=True)):
+    if known.get(queue) is False and (found := runtime.connections.timed("claim", begin, single=True)):
         return found, False
 
     def work(executor: Transaction) -> tuple[Sequence[Any], Any]:
@@ -80,7 +80,7 @@ def claim(  # noqa: PLR0913 - what the delivery names, and what its process can 
             permits.go_by(executor, queue, job_id=job_id)
         return found, locked
 
-    found, locked = runtime.connections.transact("claim", work)
+    found, locked = runtime.connections.timed("claim", work)
     if locked is None:
         known.pop(queue, None)
         return None

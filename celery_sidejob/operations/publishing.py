@@ -26,15 +26,25 @@ def publish_kept(runtime: Runtime, messages: Sequence[Message]) -> int:
 
     Where the store is the broker, the rows were kept with references, and workers are only woken.
     """
-    in_store = [message for message in messages if runtime.sends(message)]
-    if in_store:
-        runtime.publisher.ring_queues(list(dict.fromkeys(message.queue for message in in_store)))
-        messages = [message for message in messages if not runtime.sends(message)]
-    if not messages:
-        return len(in_store)  # all, or none: as after most runs
-    published = _give_to_broker(runtime, messages)
+    queues: dict[str, None] = {}
+    unsent: list[Message] = []
+    for message in messages:
+        if sends(runtime, message):
+            queues[message.queue] = None
+        else:
+            unsent.append(message)
+    if queues:
+        runtime.publisher.ring_queues(list(queues))
+    if not unsent:
+        return len(messages)  # all, or none: as after most runs
+    published = _give_to_broker(runtime, unsent)
     mark(runtime, TASKS, published, later=True, again=False)
-    return len(in_store) + len(published)
+    return len(messages) - len(unsent) + len(published)
+
+
+def sends(runtime: Runtime, message: Message) -> bool:
+    """Tell whether the statement that keeps this message also sends it: the store is the broker."""
+    return runtime.connections.is_broker and message.priority is not None
 
 
 def publish_and_mark(runtime: Runtime, messages: Sequence[Message], *, refused: Refused | None = None) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..model.checks import is_keepable
 from ..model.errors import SchemaError, StoreUnavailableError
-from ..store.errors import repeat
+from ..store.connection.connections import repeat
 from ..store.outbox import revocation
 from ..store.statement import Transaction
 from .runtime import Runtime

@@ -142,7 +142,7 @@ def _claim_by_name(
     deadline = time.monotonic() + runtime.settings.lease
     while True:
         try:
-            found = runtime.connections.transact("claim", work, single=True)
+            found = runtime.connections.timed("claim", work, single=True)
             if found or how == (Try.AGAIN if uncertain else Try.LEAVING):
                 break
             how = Try(how + 1)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from ..model.durable import Message
 from ..model.protocols import Announcer, Broker, Observer, Publisher, ResultRules, Results, Tasks
 from ..model.settings import Settings
 from ..store.connection.connections import Connections
 from .audience import Audience
 from .stores import Store, Stores
 from .tracking import Tracking
-
-
-def _at_once(work: Callable[[], None]) -> None:
-    work()
 
 
 class LocalRuntime(Protocol):
@@ -46,22 +42,17 @@ class Runtime:
     announcer: Announcer
     audience: Audience
     tracking: Tracking
-    after_commit: Callable[[Callable[[], None]], None] = _at_once
+    after_commit: Callable[[Callable[[], None]], None] = operator.call
     """Does the work after a commit: at once, or in another thread if this one may use only the store."""
 
-    @property
-    def settings(self) -> Settings:
-        """The app's settings, with the store's own URLs."""
-        return self.store.settings
+    settings: Settings = field(init=False)
+    """The app's settings, with the store's own URLs."""
+    connections: Connections = field(init=False)
+    """The store's connections."""
 
-    @property
-    def connections(self) -> Connections:
-        """The store's connections."""
-        return self.store.connections
-
-    def sends(self, message: Message) -> bool:
-        """Tell whether the statement that keeps this message also sends it: the store is the broker."""
-        return self.connections.is_broker and message.priority is not None
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "settings", self.store.settings)
+        object.__setattr__(self, "connections", self.store.connections)
 
     def at(self, store: Store) -> Runtime:
         """Return the same environment for another store."""

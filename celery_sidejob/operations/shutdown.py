@@ -72,7 +72,7 @@ def _end(runtime: Runtime, job_id: int, *, worker_id: int, only_parked: bool = F
             return []
         return begin_locked(executor, [job_id], worker_id=worker_id)
 
-    holds = runtime.connections.transact("claim", begin)
+    holds = runtime.connections.timed("claim", begin)
     return any(_end_begun(runtime, hold) for hold in holds)
 
 

@@ -1,18 +1,15 @@
-"""Errors that the store raises itself, our errors for those of Postgres, and what is repeated after a lost answer."""
+"""Errors that the store raises itself, and our errors for those of Postgres."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
 
 import psycopg
 from psycopg import errors as pg
 
 from ..model.errors import SchemaError, SideJobError, StoreUnavailableError
 from .statement import Reader
-
-T = TypeVar("T")
 
 FAILURES = (psycopg.Error, SideJobError)
 """What a transaction may raise because of the store; a time limit that strikes during it is neither."""
@@ -110,21 +107,6 @@ def unknown(error: BaseException, when: str) -> OutcomeUnknown:
     if isinstance(error, Overdue):
         return NoAnswer(f"The store did not answer in time {when}: it may or may not have been applied.")
     return OutcomeUnknown(f"The connection broke {when}: it may or may not have been applied.")
-
-
-def repeat(once: Callable[[], T]) -> T:
-    """Run `once`, and again if its answer was lost; if the second try fails too, the outcome stays unknown."""
-    try:
-        return once()
-    except NoAnswer:
-        raise
-    except OutcomeUnknown as lost:
-        try:
-            return once()
-        except OutcomeUnknown:
-            raise
-        except StoreUnavailableError as error:
-            raise OutcomeUnknown(f"{lost} Then: {error}") from error
 
 
 def first_line(error: BaseException) -> str:

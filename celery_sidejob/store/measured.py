@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ..model.errors import SchemaError, StoreUnavailableError
-from ..model.measures import TIMED, Measures
+from ..model.measures import Measures
 from . import counters, tallies, task_history
 from .connection.connections import Connections
 from .connection.own_executor import OwnExecutor
@@ -29,16 +29,12 @@ class MeasuredConnections(Connections):
         super().__init__(*args, **options)
         self.measures = Measures(task_history=task_history)
 
-    def transact(
-        self, name: str, work: Callable[[OwnExecutor], T], *, single: bool = False, within_s: float | None = None
-    ) -> T:
-        """Run `work` like `Connections`; time it from the request for a connection to the commit's answer."""
-        if name not in TIMED or not self.measures.begun:
-            return super().transact(name, work, single=single, within_s=within_s)
+    def timed(self, name: str, work: Callable[[OwnExecutor], T], *, single: bool = False) -> T:
+        """Run `work` like `transact`; time it from the request for a connection to the commit's answer."""
         began = time.monotonic()
-        result = super().transact(name, work, single=single, within_s=within_s)
+        result = self.transact(name, work, single=single)
         self.measures.time(name, time.monotonic() - began)
-        if self.measures.age_s >= EVERY_S:
+        if self.measures.begun and self.measures.age_s >= EVERY_S:
             self.record()  # by the thread whose connection has just become free, to open no further one
         return result
 
@@ -60,7 +56,7 @@ class MeasuredConnections(Connections):
                 task_history.add(executor, taken.finished, keep=self.measures.task_history)
 
         try:
-            super().transact("record", add, single=sum(map(bool, taken)) == 1)
+            self.transact("record", add, single=sum(map(bool, taken)) == 1)
         except (OutcomeUnknown, SchemaError) as error:  # better too little than twice
             logger.debug("The counts are not stored: %s", error)
         except StoreUnavailableError as error:

@@ -17,6 +17,7 @@ from celery_sidejob.model.statistics import Amount, Measure, Tally
 from celery_sidejob.model.status import RunEnd
 from celery_sidejob.operations import endings, recovery
 from celery_sidejob.operations.job_run_end import Ending
+from celery_sidejob.operations.stores import Store
 from celery_sidejob.prometheus import exposition
 from celery_sidejob.services.sweep.prune import Prune
 from celery_sidejob.services.sweep.sweep import Sweep
@@ -282,13 +283,11 @@ def add_at(stage: Stage, *, days_ago: int, number: int) -> None:
 
 
 @pytest.mark.parametrize("kept", [0, 1, 30])
-def test_days_that_are_not_kept_are_forgotten_and_totals_stay(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, kept: int
-) -> None:
+def test_days_that_are_not_kept_are_forgotten_and_totals_stay(stage: Stage, kept: int) -> None:
     for ago in (40, 31, 30, 29, 1, 0):
         add_at(stage, days_ago=ago, number=1)
-    monkeypatch.setattr(stage.runtime.store, "settings", replace(stage.runtime.settings, stats_history=kept))
-    Prune(Sweep(stage.runtime)).run_once()
+    store = Store(replace(stage.runtime.settings, stats_history=kept), stage.runtime.connections)
+    Prune(Sweep(stage.runtime.at(store))).run_once()
     left = [ago for (ago,) in stage.sql(f"SELECT {TODAY} - day FROM tallies WHERE day > '1970-01-01' ORDER BY day")]
     assert left == {0: [], 1: [0], 30: [29, 1, 0]}[kept]
     assert monitored(stage)["sidejob_task_run_seconds_count"] == {(QUEUE, "stage.idle"): 6}

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg import errors as pg
 
-from ...model.errors import SchemaError
+from ...model.errors import SchemaError, StoreUnavailableError
 from ..borrowed.borrowed import Address, Borrowed
 from ..borrowed.lending import borrow, check
 from ..errors import (
@@ -24,6 +24,7 @@ from ..errors import (
     LacksRights,
     LockHeld,
     Moved,
+    NoAnswer,
     OutcomeUnknown,
     Overdue,
     StoreDown,
@@ -31,7 +32,6 @@ from ..errors import (
     in_the_way,
     locked_out,
     refusal,
-    repeat,
 )
 from ..identity import Database, cluster, look
 from ..statement import Autocommit, Statement
@@ -120,6 +120,10 @@ class Connections(Autocommit):
             if takes_turns():
                 return self._transact(name, work, deadline, single=single and name in QUICK, in_turn=True)
             return self._transact(name, work, deadline, single=single, in_turn=False)
+
+    def timed(self, name: str, work: Callable[[OwnExecutor], T], *, single: bool = False) -> T:
+        """Run `work` like `transact`: a transaction of a run, which the connections of a worker time (`TIMED`)."""
+        return self.transact(name, work, single=single)
 
     def _transact(  # noqa: PLR0912, PLR0915 - an arm for each way to fail
         self, name: str, work: Callable[[OwnExecutor], T], deadline: float | None, *, single: bool, in_turn: bool
@@ -274,3 +278,18 @@ class Connections(Autocommit):
         self._pid = os.getpid()
         for write_behind in self._deferred.values():
             write_behind.forget()
+
+
+def repeat(once: Callable[[], T]) -> T:
+    """Run `once`, and again if its answer was lost; if the second try fails too, the outcome stays unknown."""
+    try:
+        return once()
+    except NoAnswer:
+        raise
+    except OutcomeUnknown as lost:
+        try:
+            return once()
+        except OutcomeUnknown:
+            raise
+        except StoreUnavailableError as error:
+            raise OutcomeUnknown(f"{lost} Then: {error}") from error

@@ -30,15 +30,14 @@ _DONE = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
 class Exchange:
     """Sends one statement at a time over a connection, and receives its rows.
 
-    From its `prepare_after`th run on a statement is prepared, if that is not None.
+    From its `connection.prepare_threshold`th run on a statement is prepared, if that is not None.
     """
 
-    def __init__(self, connection: BoundedConnection, schema: str, *, prepare_after: int | None) -> None:
+    def __init__(self, connection: BoundedConnection, schema: str) -> None:
         self._connection = connection
         self._loader = Transformer(connection)
         self._pgconn = connection.pgconn
         self._schema = schema
-        self._prepare_after = prepare_after
         self._encode = _encoders(connection.info.encoding)
         self._encoding = connection.info.encoding
         self._runs: dict[Statement, int] = {}
@@ -78,7 +77,8 @@ class Exchange:
 
     def _send(self, statement: Statement, text: bytes, encoded: list[bytes | None], formats: list[pq.Format]) -> None:
         runs = self._runs.get(statement, 0)
-        if self._prepare_after is None or runs < self._prepare_after:
+        prepare_after = self._connection.prepare_threshold
+        if prepare_after is None or runs < prepare_after:
             self._runs[statement] = runs + 1
             self._pgconn.send_query_params(text, encoded, None, formats)
             return

@@ -70,7 +70,8 @@ class OwnExecutor(Transaction):
         """Whether a single statement needs no transaction around it."""
         self._schema = schema
         self._cursor = connection.cursor()
-        self._exchange: Exchange | None = None
+        # Greenlets wait in psycopg's own way.
+        self._exchange = None if native.is_patched() else Exchange(connection, schema)
         self._hung_up: Any = None
         self._plans_end = math.inf
         self._planned_for = 0
@@ -117,8 +118,8 @@ class OwnExecutor(Transaction):
         """Run one statement and return its rows."""
         statement = statement.in_broker if self.is_broker else statement
         try:
-            if statement.frequent and not native.is_patched():  # greenlets wait in psycopg's own way
-                return self._exchanging().run(statement, parameters)
+            if statement.frequent and self._exchange is not None:
+                return self._exchange.run(statement, parameters)
             self._cursor.execute(statement.render(self._schema), parameters or None)
         except pg.ReadOnlySqlTransaction as error:
             raise self._takes_no_writes(error) from error
@@ -135,10 +136,10 @@ class OwnExecutor(Transaction):
 
         The server runs it even if this process dies, or closes the connection.
         """
-        if native.is_patched():
+        if self._exchange is None:
             self.run(statement, **parameters)
         else:
-            self._exchanging().post(statement, parameters)
+            self._exchange.post(statement, parameters)
 
     def settle(self) -> bool:
         """Read the answer to what was posted, be it an error; tell whether the connection is fit for use."""
@@ -149,12 +150,6 @@ class OwnExecutor(Transaction):
     def _takes_no_writes(self, error: pg.Error) -> StoreDown:
         self.close()  # after a failover a new connection may lead to a store that takes writes
         return StoreDown(f"The store takes no writes just now ({first_line(error)}).")
-
-    def _exchanging(self) -> Exchange:
-        if self._exchange is None:
-            prepare_after = self.connection.prepare_threshold
-            self._exchange = Exchange(self.connection, self._schema, prepare_after=prepare_after)
-        return self._exchange
 
     def in_transaction(
         self, name: str, work: Callable[[OwnExecutor], T], *, single: bool = False, locked_s: float | None = None
@@ -185,10 +180,10 @@ class OwnExecutor(Transaction):
         return result
 
     def _command(self, text: str) -> None:
-        if native.is_patched():
+        if self._exchange is None:
             self._cursor.execute(text, prepare=False)
         else:
-            self._exchanging().command(text)
+            self._exchange.command(text)
 
     def _answered(self, name: str, commit: Callable[[], T], when: str) -> T:
         """Do the commit; if the connection breaks before the answer, raise OutcomeUnknown, which says `when`."""

@@ -38,7 +38,8 @@ def connection(database_url: str) -> Iterator[BoundedConnection]:
 
 @pytest.fixture(params=[None, PREPARE_AFTER], ids=["not prepared", "prepared"])
 def exchange(connection: BoundedConnection, request: pytest.FixtureRequest) -> Exchange:
-    return Exchange(connection, "sidejob", prepare_after=request.param)
+    connection.prepare_threshold = request.param
+    return Exchange(connection, "sidejob")
 
 
 @pytest.mark.parametrize(("kind", "value"), VALUES)
@@ -90,7 +91,8 @@ def test_a_large_value_arrives_whole(exchange: Exchange) -> None:
 def test_it_prepares_only_where_it_may(connection: BoundedConnection) -> None:
     statement = Statement("SELECT %(value)s::int AS value")
     for prepare_after, names in ((None, 0), (PREPARE_AFTER, 1)):
-        exchange = Exchange(connection, "sidejob", prepare_after=prepare_after)
+        connection.prepare_threshold = prepare_after
+        exchange = Exchange(connection, "sidejob")
         for _ in range(PREPARE_AFTER + 1):
             exchange.run(statement, {"value": 1})
         assert connection.execute("SELECT count(*) FROM pg_prepared_statements").fetchone() == (names,)
@@ -172,7 +174,8 @@ def test_a_preparation_that_was_interrupted_spoils_nothing(
     connection: BoundedConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A time limit strikes when the server has prepared the statement and its answer was read."""
-    exchange = Exchange(connection, "sidejob", prepare_after=0)
+    connection.prepare_threshold = 0
+    exchange = Exchange(connection, "sidejob")
     statement = Statement("SELECT 1 AS one")
     answer = exchange._answer
 
