@@ -84,8 +84,9 @@ class JobRequest(Delivered):
 
     def unhold(self) -> None:
         """Have its run given back, if this worker has claimed it and it will not begin."""
-        if self.held is not None:
-            self._heartbeat.jobs.give_back(self.held)
+        for runs, delivery in self._deliveries:
+            if (held := runs.let_go(delivery)) is not None:
+                self._heartbeat.jobs.give_back(held)
 
     @property
     def request_dict(self) -> dict[str, Any]:

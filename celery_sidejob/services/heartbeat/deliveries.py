@@ -186,7 +186,15 @@ class Deliveries(Generic[K]):
             waiting = [one for one in self._all() if one.pid is None and one.over_at is None]
             gone = [one for one in waiting if not begins(one.request and one.request())]
             self._forget(gone)
-            return [one.held for one in gone if one.held is not None and one.key not in self._deliveries]
+            return [_let_go(one) for one in gone if one.held is not None and one.key not in self._deliveries]
+
+    def let_go(self, delivery: Delivery[K]) -> Any:
+        """Return how the row of a delivery that will not begin is held; None if somebody else gives it back.
+
+        The next hold of a job's row may have the same name: one of them must not be given back for the other.
+        """
+        with self._lock:
+            return _let_go(delivery)
 
     def own_leases(self) -> dict[Any, float]:
         """Return the runs that renew their own lease, {job id: seconds}."""
@@ -243,6 +251,11 @@ class Deliveries(Generic[K]):
             of_run.remove(delivery)
             if not of_run:
                 del self._deliveries[delivery.key]
+
+
+def _let_go(delivery: Delivery[Any]) -> Any:
+    held, delivery.held = delivery.held, None
+    return held
 
 
 def _run_in_process(delivery: Delivery[K]) -> tuple[K, int]:

@@ -91,6 +91,15 @@ def test_what_waited_is_forgotten_with_the_connection_unless_a_process_has_it_af
     assert runs.of_process(11) == [on_its_way.key]
 
 
+def test_a_hold_is_given_back_once() -> None:
+    """The same worker may claim the run again, under the same number: that is another hold."""
+    runs = Deliveries()
+    delivery = runs.received(KEY)
+    delivery.held = "held"
+    assert runs.disconnected() == ["held"]
+    assert runs.let_go(delivery) is None
+
+
 class Request:
     """Stands for Celery's."""
 
