@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from ...model.errors import StoreUnavailableError
 from ...model.loss import Loss
@@ -17,7 +18,7 @@ from ...model.process_name import new_name
 from ...operations import recovery
 from ...operations.runtime import Runtime
 from ...store import queues, workers
-from ...store.errors import unavailable_during
+from ...store.errors import RowsLocked, unavailable_during
 from ...store.outbox import checks, holds
 from ...store.outbox.kinds import JOBS, TASKS
 from ..duty import Duties, Duty, Report
@@ -117,6 +118,8 @@ class Heartbeat(Worker):
             return released
         try:
             self.jobs.ends.write()
+            with suppress(RowsLocked):
+                self.errands.run_once()  # ends that could not be written in a page
             for row in holds.held_by(self.runtime.connections, JOBS, self.worker_id):
                 released += recovery.release(self.runtime, row.job_id, run_no=row.run_no, worker_id=self.worker_id)
             released += self.tasks.leave()

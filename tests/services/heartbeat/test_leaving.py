@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_sidejob.services.heartbeat.heartbeat import Heartbeat
+from celery_sidejob.services.heartbeat.quiet_ends import QuietEnd
 from celery_sidejob.services.sweep.sweeper import Sweeper
 from tests.tools.in_process import Stage
 
@@ -44,3 +45,21 @@ def test_a_worker_that_another_declared_dead_counts_one(stage: Stage) -> None:
     assert job.info["losses"] == 1
     [lost] = [one.detail for one in job.history if one.what == "lost"]
     assert (lost["kind"], lost["process"]) == ("silent", pid)
+
+
+def test_a_run_whose_body_has_returned_is_ended_and_not_given_back(database_url: str) -> None:
+    """Its end was left to the worker, and cannot be written in a page: its job was asked meanwhile."""
+    stage = Stage(database_url, task_ignore_result=True)
+    heartbeat = Heartbeat(stage.runtime)
+    job = stage.job()
+    hold = stage.claim(job, worker_id=heartbeat.register(), in_page=True)
+    assert hold is not None
+    [told] = stage.leave(hold)
+    job.run()
+    heartbeat.jobs.ends.add(QuietEnd(told, lambda: hold))
+
+    assert heartbeat.leave() == 0
+
+    heartbeat.close()
+    assert [one.what for one in job.history] == ["made", "claimed", "completed"]
+    stage.close()
