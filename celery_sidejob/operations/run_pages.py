@@ -7,8 +7,9 @@ from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from ..model.status import RunEnd, Status
-from ..store import claims
+from ..store import claims, jobs
 from ..store.claims import Owed
+from ..store.errors import locked_out
 from ..store.statement import Transaction, row_type
 from . import measuring
 from .after_commit import AfterCommit, follow
@@ -87,8 +88,10 @@ def end_alone(runtime: Runtime, hold: Hold, *, is_unknown: bool) -> None:
     """End a run that could not be ended in a page: its job was asked meanwhile, or has others to wake.
 
     `is_unknown`: it may have ended before, by a statement whose answer was lost. Raises LeaseLostError if the run was
-    taken from its worker.
+    taken from its worker, and RowsLocked, without waiting, if somebody's transaction has locked its job.
     """
+    if runtime.connections.read(lambda executor: jobs.is_locked(executor, hold.job_id)):
+        raise locked_out("end", f"a transaction that has locked job {hold.job_id}")
     hold.in_doubt, hold.began_at = is_unknown, None
     end(runtime, hold, Unit(), Ending(RunEnd.COMPLETED))
 

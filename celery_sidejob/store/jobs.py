@@ -165,6 +165,16 @@ def lock_if_free(executor: Transaction, job_id: int) -> Any | None:
     return first(executor.run(_LOCK_FREE, id=job_id))
 
 
+_IS_LOCKED = Statement("""
+SELECT b.id FROM {jobs} b WHERE b.id = %(id)s AND NOT EXISTS (
+  SELECT FROM {jobs} x WHERE x.id = b.id FOR NO KEY UPDATE OF x SKIP LOCKED)""")
+
+
+def is_locked(executor: Reader, job_id: int) -> bool:
+    """Tell, without waiting, whether a transaction has the job locked just now."""
+    return bool(executor.run(_IS_LOCKED, id=job_id))
+
+
 _LOCK_ALL_FREE = Statement(
     _LOCKED + "id = ANY(%(ids)s::bigint[]) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED", frequent=True
 )

@@ -243,7 +243,7 @@ def _hold(job: RunningJob) -> None:
     wait_until(lambda: record.of("go", job=job.id), timeout=HOLDING_S, message="the test to say that it may go on")
 
 
-@sidejob.task(name="acceptance.waiter")
+@sidejob.task(name="acceptance.waiter", ignore_result=True)
 def waiter(job: RunningJob, value: int = 0) -> None:
     """Note the run and hold on; nothing is left to be written at its end."""
     note("holding", job, value=value, pid=os.getpid())
@@ -371,7 +371,7 @@ def overdue(job: RunningJob) -> None:
 # -- managed queues ----------------------------------------------------------------------------------------------------
 
 
-@sidejob.task(name="acceptance.timed")
+@sidejob.task(name="acceptance.timed", ignore_result=True)
 def timed(job: RunningJob, number: int, seconds: float = 0.0) -> None:
     """Note when a run begins and ends."""
     note("began", job, number=number)

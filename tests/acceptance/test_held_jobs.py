@@ -90,6 +90,24 @@ def test_a_transaction_that_has_locked_the_job_of_a_run_holds_up_no_other(scene:
     assert scene.row(locked).status == "completed"
 
 
+def test_an_end_that_waits_for_a_transaction_holds_up_no_other_that_is_none_of_a_page(scene: Scene) -> None:
+    scene.worker(concurrency=2, **QUICK)
+    locked, asked = waiting(scene, 2)
+    for job in (locked, asked):
+        holding(scene, job)
+    asked.run()
+    with psycopg.connect(scene.database_url) as connection:
+        connection.execute("SELECT FROM sidejob.jobs WHERE id = %s FOR UPDATE", [locked.id])
+        scene.go(locked)
+        scene.record.wait_for("went", job=locked.id, timeout=TIMEOUT_S)
+        scene.go(asked)
+        wait_until(lambda: scene.row(asked).status == "completed", timeout=TIMEOUT_S)
+        assert scene.row(locked).status == "running"
+    scene.settle(TIMEOUT_S)
+    assert scene.row(locked).status == "completed"
+    assert [len(scene.record.of("went", job=job.id)) for job in (locked, asked)] == [1, 2]
+
+
 def test_a_job_that_is_asked_before_the_end_of_its_run_runs_again(scene: Scene) -> None:
     scene.worker(**QUICK)
     asked, terminated = waiting(scene, 2)

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 
 from ...model.errors import StoreUnavailableError
+from ...store.errors import RowsLocked
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -32,12 +33,19 @@ class Errands:
         return bool(self._waiting)
 
     def run_once(self) -> int:
-        """Do the queued errands and return their number; while the store is unavailable they stay queued."""
-        done = 0
+        """Do the queued errands and return their number; while the store is unavailable they stay queued.
+
+        An errand whose rows somebody's transaction has locked waits behind all others.
+        """
+        done, locked = 0, list[RowsLocked]()
         with self._one_at_a_time:
-            while self._waiting:
+            while len(locked) < len(self._waiting):
                 try:
                     self._waiting[0]()
+                except RowsLocked as error:
+                    locked.append(error)
+                    self._waiting.rotate(-1)
+                    continue
                 except StoreUnavailableError:
                     raise
                 except Exception:
@@ -46,6 +54,8 @@ class Errands:
                     )
                 self._waiting.popleft()
                 done += 1
+        if locked:
+            raise locked[0]
         return done
 
     def wait_s(self) -> float:
