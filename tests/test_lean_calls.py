@@ -16,7 +16,7 @@ from celery import Celery
 
 import celery_sidejob
 from celery_sidejob.operations import audience
-from celery_sidejob.transport.postgres import bell
+from celery_sidejob.transport.postgres import link
 from tests.tools.apps import make_app
 
 PACKAGE = str(Path(celery_sidejob.__file__).parent)
@@ -26,7 +26,7 @@ WARM = 8
 @pytest.fixture
 def app(database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
     """An app whose broker is its store; how long a call takes does not change what it does."""
-    monkeypatch.setattr(bell, "APART_S", 0.0)
+    monkeypatch.setattr(link, "APART_S", 0.0)
     monkeypatch.setattr(audience, "KNOWN_S", 3600.0)
     made = make_app("lean", broker="sidejobpg://", sidejob_database_url=database_url, task_ignore_result=True)
     yield made
@@ -61,8 +61,8 @@ def test_delay_of_a_durable_task(app: Celery) -> None:
 
     files, functions = passed(lambda: durable.delay(5))
 
-    assert files <= 28, "of the package"
-    assert functions <= 90, "of the package"
+    assert files <= 25, "of the package"
+    assert functions <= 80, "of the package"
 
 
 def test_enqueue(app: Celery) -> None:
@@ -72,5 +72,5 @@ def test_enqueue(app: Celery) -> None:
 
     files, functions = passed(lambda: job.enqueue((5,)))
 
-    assert files <= 39, "of the package"
-    assert functions <= 122, "of the package"
+    assert files <= 30, "of the package"
+    assert functions <= 110, "of the package"

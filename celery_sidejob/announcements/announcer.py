@@ -77,17 +77,17 @@ class Announcer:
 
         Without `ask` the store is not asked.
         """
-        way = self.way
-        if not way.knows:
+        heard = self.way.hears(channel, ask=ask)
+        if heard is None:
             self._wake()
-        return way.hears(channel, ask=ask)
+        return heard is not False
 
     def announce(self, channel: str, text: str, wanted: Callable[[], bool] = _always) -> None:
         """Have a message announced soon, if somebody may be listening.
 
         The thread asks `wanted`, which may take its time, only once it knows that somebody listens.
         """
-        if not self.way.hears(channel):
+        if self.way.hears(channel) is False:
             return
         with self._lock:
             if len(self._queue) >= MOST or self._bytes + len(text) > MOST_BYTES:
@@ -200,7 +200,7 @@ class Announcer:
             with self._turn:
                 way.open()
             way.learn([channel for channel, _, _ in batch])
-            heard = [(channel, text) for channel, text, wanted in batch if way.hears(channel) and wanted()]
+            heard = [(channel, text) for channel, text, wanted in batch if way.hears(channel) is not False and wanted()]
             if heard:
                 way.send(heard)
         except Exception as error:

@@ -43,16 +43,13 @@ class RedisWay(Way):
         self._heard: dict[str, bool] = {}
         self._until = float("-inf")
 
-    def hears(self, channel: str, *, ask: bool = True) -> bool:
-        """Tell whether somebody may listen: while that is not known, somebody may."""
-        if self._somebody or not self.knows:
+    def hears(self, channel: str, *, ask: bool = True) -> bool | None:
+        """Tell whether somebody listens; None if the last answer is too old."""
+        if monotonic() >= self._until:
+            return None
+        if self._somebody:
             return True
         return self._heard.get(channel, len(self._heard) < MOST_ASKED and not channel.startswith(OF_JOBS))
-
-    @property
-    def knows(self) -> bool:
-        """Whether the last answer is still valid."""
-        return monotonic() < self._until
 
     def open(self) -> None:
         """Connect."""
@@ -68,7 +65,7 @@ class RedisWay(Way):
             found = self._numbers(LISTENING, LOG, *channels)
             self._somebody, self._heard = bool(found.pop(LISTENING)), found
             self._until = began + KNOWN_S
-        elif unknown := [channel for channel in channels if self.hears(channel) and channel not in self._heard]:
+        elif unknown := [name for name in channels if name not in self._heard and self.hears(name) is not False]:
             self._heard.update(self._numbers(*unknown))
 
     def _numbers(self, *names: str) -> dict[str, bool]:

@@ -22,17 +22,12 @@ class Ear(Protocol):
 class Way:
     """A server that passes messages on. Each way replaces the methods for which it does something."""
 
-    def hears(self, channel: str, *, ask: bool = True) -> bool:
-        """Tell whether somebody may listen to a channel. Never raises, and never waits for a server of its own.
+    def hears(self, channel: str, *, ask: bool = True) -> bool | None:
+        """Tell whether somebody listens to a channel; None while that is not known, and somebody may.
 
-        Without `ask` the store is not asked either.
+        Never raises, and never waits for a server of its own; without `ask` the store is not asked either.
         """
         return False
-
-    @property
-    def knows(self) -> bool:
-        """Whether `hears` gives an answer of the server's, and not a guess."""
-        return True
 
     def open(self) -> None:
         """Connect, if need be. A process does not fork meanwhile."""

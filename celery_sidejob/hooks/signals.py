@@ -88,11 +88,11 @@ class SignalObserver:
             self._measures.finish(event)
             return
         _log(event)
-        if event.total is not None:
+        if event.total is not None and self._measures.begun:
             label = str(getattr(event, event.counted_by)) if event.counted_by is not None else ""
             self._measures.count(event.total, label)
         signal = SIGNALS.get(type(event))
-        if signal is not None:
+        if signal is not None and signal.receivers:
             facts = {name: getattr(event, name, None) for name in signal.providing_args}
             if isinstance(event, events.TaskEvent):
                 facts["task_id"] = event.task_id

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..model import values
-from ..model.alike import alike
 from ..model.changes import NewJob
 from ..operations import batches
 from ..operations.runtime import Runtime
@@ -57,7 +56,7 @@ class Drafts:
         task, args, kwargs, options = _parts(item)
         model = self._models.get(task) if task is not None else None
         are_arguments = isinstance(args, list | tuple | None) and isinstance(kwargs, dict | None)
-        if model is not None and are_arguments and alike(options, model.options):
+        if model is not None and are_arguments and values.alike(options, model.options):
             task_id = model.name(args or (), kwargs or {})
             if task_id is not None:
                 return self._after(model.new, task_id, args, kwargs)

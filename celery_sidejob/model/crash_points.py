@@ -32,20 +32,20 @@ class Died(BaseException):
 
 
 @contextmanager
-def acting(actor: Actor) -> Iterator[None]:
+def acting(act: Actor) -> Iterator[None]:
     """Within the block the actor is called at each point of this process."""
-    global _actor
-    before, _actor = _actor, actor
+    global actor
+    before, actor = actor, act
     try:
         yield
     finally:
-        _actor = before
+        actor = before
 
 
 def reach(name: str) -> None:
     """Do what a test has planned for this point; nothing in a production process."""
-    if _actor is not None:
-        _actor(name)
+    if actor is not None:
+        actor(name)
 
 
 def _parse(plan: str) -> dict[str, tuple[str, str, int]]:
@@ -95,10 +95,11 @@ def _planned(environ: Mapping[str, str]) -> Actor | None:
     return _armed(plan, environ.get("SIDEJOB_CRASH_ONCE")) if plan else None
 
 
-_actor: Actor | None = _planned(os.environ)
+actor: Actor | None = _planned(os.environ)
+"""Is called at each point; None outside tests, so that the most frequent transactions need not even ask `reach`."""
 
 
 def follow(environ: Mapping[str, str]) -> None:
     """Follow the plan of these variables: a process that a test forks has others than there were at import."""
-    global _actor
-    _actor = _planned(environ)
+    global actor
+    actor = _planned(environ)

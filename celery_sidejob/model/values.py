@@ -27,6 +27,11 @@ from .errors import InvalidValueError
 MAX_DEPTH = 500
 """Levels of nesting in the text. Fixed, because a reader may have much less stack left than the writer had."""
 
+_WRITTEN_ALIKE = (str, int, bool, bytes, type(None))
+"""Types whose equal values are written alike."""
+_SHOWN_ALIKE = (float, datetime)
+"""Types whose values are written alike if Python shows them alike: 0.0 equals -0.0, and noon is 13:00 elsewhere."""
+
 MAX_DIGITS = sys.int_info.default_max_str_digits
 """Digits of an integer. Python's default, even if this process allows more: other processes must read it."""
 
@@ -63,6 +68,22 @@ def decode(text: str) -> Any:
     value = json.loads(text)
     # Quotes inside a string are escaped: this finds only keys and strings that are exactly the word.
     return _opened(value) if '"__type__"' in text else value
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Tell whether two values are written alike; False where only their types could tell."""
+    if one is other:
+        return True
+    kind = type(one)
+    if kind is not type(other):
+        return False
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(map(alike, one.values(), other.values()))
+    if kind in (list, tuple):
+        return len(one) == len(other) and all(map(alike, one, other))
+    if kind in _SHOWN_ALIKE:
+        return repr(one) == repr(other)
+    return kind in _WRITTEN_ALIKE and bool(one == other)
 
 
 def has_escapes(text: str) -> bool:

@@ -106,7 +106,8 @@ def follow(runtime: Runtime, after_commit: AfterCommit) -> None:
         # Moves come first: a receiver hears of the failure before it hears of the burial.
         for event in sorted(after_commit.events, key=lambda event: not isinstance(event, JobMoved)):
             runtime.observer.tell(event)
-        announce(runtime, after_commit)
+        if after_commit.log_kept or after_commit.announcements:
+            announce(runtime, after_commit)
         dispatch(
             runtime, after_commit.doorbells, after_commit.continuations, armed_now=True,
             marks_later=runtime.connections.may_write_behind,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from time import monotonic
 from typing import Any, TypeVar
 
 from ..model.durable import Message
@@ -236,14 +237,13 @@ def _in_the_first(runtime: Runtime, do: Callable[[Runtime, tuple[str, ...]], T])
         if store.is_left_alone:
             continue
         there = runtime if store is runtime.store else runtime.at(store)
+        began = monotonic()
         try:
-            with stores.trying(store):
-                name = stores.name_of(store) if stores.several else ""
-                return there, tuple(tried), do(there, tuple(tried))
-        except OutcomeUnknown as error:
-            tried.append(name)
-            failure = error
+            name = stores.name_of(store) if stores.several else ""
+            return there, tuple(tried), do(there, tuple(tried))
         except StoreDown as error:
+            stores.failed(store, error, after_s=monotonic() - began)
+            tried += [name] if isinstance(error, OutcomeUnknown) else []
             failure = error
     raise failure or stores.all_left_alone()
 

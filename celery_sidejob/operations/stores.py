@@ -79,6 +79,8 @@ class Stores:
 
     def __init__(self, stores: Sequence[Store]) -> None:
         self._all = stores
+        self.several = len(stores) > 1
+        """Whether a row may be in another store than the primary."""
         self._failure = ""
         self._lock = native.lock()
 
@@ -90,11 +92,6 @@ class Stores:
 
     def __len__(self) -> int:
         return len(self._all)
-
-    @property
-    def several(self) -> bool:
-        """Whether a row may be in another store than the primary."""
-        return len(self._all) > 1
 
     def others(self, store: Store) -> Iterator[Store]:
         """Return all stores except this one."""

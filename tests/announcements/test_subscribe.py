@@ -348,7 +348,8 @@ def test_a_plain_client_hears_of_jobs_if_it_is_marked(stage_database_url: str, r
         with redis.Redis.from_url(redis_url) as client, closing(client.pubsub()) as listener:
             listener.subscribe(LISTENING, f"/sidejob/job/{jobs[2].id}")
             assert [listener.get_message(timeout=5)["type"] for _ in range(2)] == ["subscribe"] * 2
-            wait_until(lambda: not stage.runtime.announcer.way.knows)  # which a subscription of ours waits for
+            way = stage.runtime.announcer.way
+            wait_until(lambda: way.hears("/a") is None)  # which a subscription of ours waits for
             for job in jobs:
                 stage.run(job)
             said = [wait_until(lambda: listener.get_message(timeout=1))["data"] for _ in range(2)]

@@ -97,6 +97,25 @@ def test_jobs_of_single_calls_are_drawn_up_once_too(stage: Stage, drawn: list[An
         assert infos[0] == infos[1] == infos[2]
 
 
+def test_what_a_task_and_its_app_say_later_counts(stage: Stage, drawn: list[Any]) -> None:
+    @stage.sidejob.task(name="stage.any")
+    def any_arguments(job: Any) -> None:
+        pass
+
+    task = stage.app.tasks["stage.any"]
+    for _ in range(2):
+        any_arguments.enqueue()
+    task.max_losses, task.priority = 7, 3
+    jobs = [any_arguments.enqueue() for _ in range(2)]
+    stage.app.conf.task_default_queue = "others"
+    jobs += [any_arguments.enqueue() for _ in range(2)]
+
+    assert len(drawn) == 3
+    losses = stage.sql("SELECT max_losses FROM sidejob.jobs WHERE id = ANY(%s)", [job.id for job in jobs])
+    assert losses == [(7,)] * 4
+    assert [(job.queue, job.info["priority"]) for job in jobs] == [("celery", 3)] * 2 + [("others", 3)] * 2
+
+
 def test_single_calls_with_what_is_their_own_are_drawn_up_by_themselves(stage: Stage, drawn: list[Any]) -> None:
     stage.job()
     stage.job()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from celery_sidejob.model.alike import alike
+from celery_sidejob.model.values import alike
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from celery_sidejob import IllegalMoveError, Job
+from celery_sidejob.model.crash_points import acting
 from celery_sidejob.operations import parking, runs
 from celery_sidejob.operations.shutdown import end_parked
 from celery_sidejob.store import asks, jobs, parked
@@ -302,9 +303,7 @@ def test_a_release_and_a_termination_of_many_wait_for_each_other_and_both_hold(s
 
 @pytest.mark.parametrize("answer", ["before-commit", "after-commit"])
 @pytest.mark.parametrize("who", ["park", "serve"])
-def test_an_answer_that_is_lost_leaves_it_either_parked_or_owed(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, who: str, answer: str
-) -> None:
+def test_an_answer_that_is_lost_leaves_it_either_parked_or_owed(stage: Stage, who: str, answer: str) -> None:
     """The process dies there: what it has done is there, or not; its successor and the sweeper do the rest."""
     job = stage.job() if who == "park" else parked_job(stage)
 
@@ -315,10 +314,8 @@ def test_an_answer_that_is_lost_leaves_it_either_parked_or_owed(
         if point == f"{who}:{answer}":
             raise Died
 
-    with monkeypatch.context() as context:
-        context.setattr("celery_sidejob.store.connection.own_executor.reach", reach)
-        with pytest.raises(Died):
-            receive(stage, job) if who == "park" else announce(stage)
+    with acting(reach), pytest.raises(Died):
+        receive(stage, job) if who == "park" else announce(stage)
     assert is_parked(stage, job) == ((who, answer) in {("park", "after-commit"), ("serve", "before-commit")})
     announce(stage)
     assert stage.run(job) == "completed"

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import lru_cache
+from itertools import repeat
 from typing import Any, Literal
 
 from celery import Celery
@@ -64,6 +65,12 @@ PASSED_OVER = frozenset(
     }
 )  # fmt: skip
 """Options about how Celery sends a message: a job's message is ours, and goes out until the broker has it."""
+
+READ_BY_CALLS = (
+    "queue", "exchange", "routing_key", "priority", "expires", "inports", "outports", "max_losses", "on_lost",
+    "retention", "capacity", "run_rate", "on_run_rate",
+)  # fmt: skip
+"""The attributes of a sidejob task that its calls depend on: a job is made after another while they are the same."""
 
 ADDRESS = frozenset({"exchange", "routing_key"})
 """Options in place of `queue`; one of the app's queues must be bound so."""
@@ -141,9 +148,12 @@ class CeleryTasks:
         app, known, router = self._app, self._app.tasks.get(task), self._app.amqp.router
         if known is None or composing.is_listened_to() or not composing.routes_by_name(app):
             return None
+        said = _said(app, known)
 
         def name(args: Any, kwargs: Any) -> str | None:
             if composing.is_listened_to() or app.tasks.get(task) is not known or app.amqp.router is not router:
+                return None
+            if _said(app, known) != said:
                 return None
             if known.typing:
                 check_arguments(known.run, task, args, kwargs)
@@ -448,6 +458,11 @@ def _parameters(task: Any) -> list[str]:
 
 # To find it out takes a tenth of the making of a thousand jobs.
 _signature = lru_cache(maxsize=1024)(inspect.signature)
+
+
+def _said(app: Celery, task: Any) -> list[Any]:
+    """Return what a call of a task depends on besides the call itself."""
+    return [app.conf.task_default_queue, *map(getattr, repeat(task), READ_BY_CALLS, repeat(None))]
 
 
 def check_arguments(run: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

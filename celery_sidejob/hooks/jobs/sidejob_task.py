@@ -163,4 +163,8 @@ class SideJobTask(TaskBody):
 
     @property
     def _runtime(self) -> Runtime:
-        return runtime_for(self._get_app(), f"{self.name} is a sidejob task")
+        app: Any = self._get_app()
+        runtime: Runtime = (
+            app.sidejob.runtime if hasattr(app, "sidejob") else runtime_for(app, f"{self.name} is a sidejob task")
+        )
+        return runtime

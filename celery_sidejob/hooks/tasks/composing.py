@@ -26,8 +26,8 @@ from celery.utils.saferepr import saferepr
 from kombu.compression import compress
 from kombu.utils.uuid import uuid
 
-from ...model.alike import alike
 from ...model.durable import Message
+from ...model.values import alike
 from ..durability import known_tasks
 from ..messages.encoding import JSON, encoded
 from ..messages.kept_message import check_id, publication_of
@@ -75,7 +75,7 @@ def may_compose(app: Celery, send: Any, options: Mapping[str, Any]) -> bool:
 def remember(app: Celery, name: str, options: Mapping[str, Any], made: Made, args: Any, kwargs: Any) -> None:
     """Make messages of further calls of a task with these options after this one."""
     models = app.amqp.models.setdefault(name, [])
-    models[:] = [model for model in models if model.is_of_this_process]
+    models[:] = [model for model in models if model.is_valid]
     if len(models) < MOST_MODELS:
         model = Composed.after(app, options["task_type"], _asked(options), made, args, kwargs)
         models += [] if model is None else [model]
@@ -142,7 +142,7 @@ class Composed:
         self._levels = {} if levels is None else {"maxlevels": levels}
         self._app = app
         self._amqp = app.amqp
-        self._pid = os.getpid()
+        self._made_for = os.getpid(), getattr(task, "capacity", None), app.conf.task_default_queue
         self._publication = self._with_gaps()
         is_constant = not any(made.body[:2]) and self._about["content_type"] == JSON
         self._body_of_nothing = made.message.body if is_constant else None
@@ -158,13 +158,15 @@ class Composed:
         return model if model.message(made.message.task_id, args or (), kwargs or {}) == made.message else None
 
     @property
-    def is_of_this_process(self) -> bool:
-        """Whether it names this process as its origin, and not the one from which this was forked."""
-        return self._pid == os.getpid()
+    def is_valid(self) -> bool:
+        """Whether this process is its origin, not one that forked it, and what calls do not say is as it was."""
+        return self._made_for == (
+            os.getpid(), getattr(self.task, "capacity", None), self._app.conf.task_default_queue
+        )  # fmt: skip
 
     def fits(self, options: Mapping[str, Any]) -> bool:
         """Tell whether the message of a call differs in nothing but its id and arguments."""
-        return self._pid == os.getpid() and alike(options, self._options)
+        return self.is_valid and alike(options, self._options)
 
     def message(self, task_id: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Message:
         """Return the message of a call that fits."""

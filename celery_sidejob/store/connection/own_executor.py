@@ -14,8 +14,8 @@ import psycopg
 from psycopg import errors as pg
 from psycopg.pq import ConnStatus, TransactionStatus
 
-from ...model import native
-from ...model.crash_points import AnswerLost, reach
+from ...model import crash_points, native
+from ...model.crash_points import AnswerLost
 from ..errors import StoreDown, first_line, unknown
 from ..statement import Statement, Transaction, rows
 from . import fork, session
@@ -70,8 +70,9 @@ class OwnExecutor(Transaction):
         """Whether a single statement needs no transaction around it."""
         self._schema = schema
         self._cursor = connection.cursor()
-        # Greenlets wait in psycopg's own way.
-        self._exchange = None if native.is_patched() else Exchange(connection, schema)
+        # Greenlets wait as psycopg does.
+        waits_by_psycopg = native.is_patched() or native.is_eventlet()
+        self._exchange = None if waits_by_psycopg else Exchange(connection, schema)
         self._hung_up: Any = None
         self._plans_end = math.inf
         self._planned_for = 0
@@ -166,7 +167,8 @@ class OwnExecutor(Transaction):
         try:
             if not single:
                 result = work(self)
-            reach(f"{name}:before-commit")
+            if crash_points.actor is not None:
+                crash_points.actor(f"{name}:before-commit")
         except AnswerLost as lost:  # the connection broke before the committing statement was sent: nothing happened
             self.close()
             raise StoreDown(str(lost)) from lost
@@ -189,7 +191,8 @@ class OwnExecutor(Transaction):
         """Do the commit; if the connection breaks before the answer, raise OutcomeUnknown, which says `when`."""
         try:
             result = commit()
-            reach(f"{name}:after-commit")
+            if crash_points.actor is not None:
+                crash_points.actor(f"{name}:after-commit")
         except (psycopg.OperationalError, psycopg.InterfaceError, AnswerLost) as error:
             if isinstance(error, psycopg.Error) and not self.broken:
                 raise  # Postgres answered: the transaction failed and was rolled back

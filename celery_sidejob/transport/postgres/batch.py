@@ -10,7 +10,7 @@ from kombu.exceptions import BatchPublishError
 
 from ...store.broker import messages
 from ...store.statement import Transaction
-from . import bell
+from .link import ring_of_queue
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ class PublishBatch:
                 "a batch was not sent, or its answer was lost: it was sent as a whole then"
             ) from error
         for queue in dict.fromkeys(row.queue for row in rows):
-            bell.ring(link, bell.of_queue(queue))
+            link.ring_apart(ring_of_queue(queue))
 
     def discard(self) -> None:
         """Forget what was not sent yet."""

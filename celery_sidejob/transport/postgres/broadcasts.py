@@ -16,8 +16,8 @@ from kombu.log import get_logger
 from ...store.broker import broadcasts
 from .. import topics
 from ..decoding import NotAMessageError, made
-from . import bell, rows
-from .link import Link
+from . import rows
+from .link import Link, is_of_broadcast, ring_of_exchange
 
 logger = get_logger(__name__)
 
@@ -65,7 +65,7 @@ class Broadcasts:
     def rings(self, queues: Collection[str]) -> Sequence[str]:
         """Return the rings for what these queues get from fanout exchanges."""
         return [
-            bell.of_exchange(exchange)
+            ring_of_exchange(exchange)
             for queue in queues
             for exchange, pattern in self._listening.get(queue, ())
             if pattern is None
@@ -92,7 +92,7 @@ class Broadcasts:
             return False
         consumed = {queue: listened for queue, listened in self._listening.items() if queue in queues}
         is_time = unrung and (not hears or monotonic() >= self._read_at + UNRUNG_S)
-        if is_time or any(map(bell.is_of_broadcast, rings)):
+        if is_time or any(map(is_of_broadcast, rings)):
             self._read_at = monotonic()
             heard = self._read(consumed)
         return self._deliver(heard, consumed)

@@ -17,13 +17,13 @@ from ...model.printable import counted
 from ...store.broker import consumers, messages
 from ..decoding import Message, NotAMessageError
 from ..quarantine import Quarantine
-from . import bell, rows, sending
+from . import rows, sending
 from .acknowledgements import Acknowledgements
 from .batch import PublishBatch
 from .dead import DeadList
 from .deliveries import Deliveries
 from .fetching import AT_MOST, SPARE_S, Fetching
-from .link import LOST, Link, Run
+from .link import BINDINGS, LOST, Link, Run, ring_of_exchange, ring_of_queue, ring_of_return
 from .qos import QoS
 from .suspects import sort, times_back
 
@@ -42,6 +42,8 @@ class Channel(virtual.Channel):
 
     def __init__(self, connection: Any, **options: Any) -> None:
         super().__init__(connection, **options)
+        self.link: Link = connection.link
+        """The connection over which statements run."""
         self.acknowledgements = Acknowledgements(connection, lambda: self.closed)
         self._fetching = Fetching(connection)
         self._deliveries = Deliveries(self, connection, self.acknowledgements)
@@ -49,12 +51,6 @@ class Channel(virtual.Channel):
         self._acknowledged: set[str] = set()
         """The consumed queues whose messages are acknowledged."""
         self._pid = os.getpid()
-
-    @property
-    def link(self) -> Link:
-        """The connection over which statements run."""
-        link: Link = self.connection.link
-        return link
 
     # -- sending ---------------------------------------------------------------------------------------------------
 
@@ -75,11 +71,11 @@ class Channel(virtual.Channel):
 
     def _put_fanout(self, exchange: str, message: Any, routing_key: str, **options: Any) -> None:
         sending.broadcast(self.link, exchange, message, routing_key)
-        self.link.ring(bell.of_exchange(exchange))  # each time: nobody looks for broadcasts again soon
+        self.link.ring(ring_of_exchange(exchange))  # each time: nobody looks for broadcasts again soon
 
     def ring(self, queue: str) -> None:
         """Wake those who consume a queue, for what another transaction has put there."""
-        bell.ring(self.link, bell.of_queue(queue))
+        self.link.ring_apart(ring_of_queue(queue))
 
     def create_publish_batch(self, max_size: int) -> PublishBatch:
         """Return a batch for kombu's `Producer.batch`."""
@@ -122,7 +118,7 @@ class Channel(virtual.Channel):
         if kind == "fanout" or (kind == "topic" and self.connection.topology.is_transient(queue)):
             self.connection.broadcasts.listen(queue, exchange, None if kind == "fanout" else routing_key)
         if kind == "topic":
-            self.link.ring(bell.BINDINGS)
+            self.link.ring(BINDINGS)
 
     def queue_unbind(
         self, queue: str, exchange: str | None = None, routing_key: str = "", arguments: Any = None, **options: Any
@@ -297,7 +293,7 @@ class Channel(virtual.Channel):
         if not self.acknowledgements.release(run):
             return
         self.look_at_all()
-        channel, rings = self.link.channel, [bell.of_return(queue) for queue in self.fetched_queues]
+        channel, rings = self.link.channel, [ring_of_return(queue) for queue in self.fetched_queues]
         for ring in rings:
             run("ring", partial(consumers.notify, channel=channel, payload=ring))
 

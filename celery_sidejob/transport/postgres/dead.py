@@ -15,8 +15,7 @@ from ...store.broker import dead
 from .. import dead_list
 from ..announcements import message_buried
 from ..dead_list import DAY_S, log_dropped
-from . import bell
-from .link import Link, Run
+from .link import Link, Run, ring_of_queue
 
 logger = get_logger(__name__)
 
@@ -70,7 +69,7 @@ class DeadList(dead_list.DeadList[DeadMessage]):
         """Have a message delivered again, as if it had never been; False if it was retried or deleted meanwhile."""
         queue = self._link.run("send again", lambda executor: dead.send_again(executor, int(message.text)))
         if queue is not None:
-            bell.ring(self._link, bell.of_queue(queue))
+            self._link.ring_apart(ring_of_queue(queue))
         return queue is not None
 
 

@@ -21,9 +21,9 @@ from ...model.process_name import new_name
 from ...store.broker import consumers, queues, sessions
 from ...store.connection.own_executor import OwnExecutor
 from ..pulse import Pulse
-from . import bell, bindings, events
+from . import bindings, events
 from .expiry import remove_expired
-from .link import LOST, Link, Run, carry_out
+from .link import BINDINGS, DEATH, LOST, Link, Run, carry_out
 from .pipe import Pipe
 
 T = TypeVar("T")
@@ -181,9 +181,9 @@ class Heart:
         return carry_out(self._executor, name, work)
 
     def _hear(self, payload: str) -> None:
-        if payload == bell.BINDINGS:
+        if payload == BINDINGS:
             bindings.note_change(self._link.channel)
-        elif payload == bell.DEATH or payload in self.wanted:
+        elif payload == DEATH or payload in self.wanted:
             with self._lock:
                 is_news = payload not in self._rings
                 self._rings.add(payload)
@@ -206,8 +206,8 @@ class Heart:
             )
         if found.dead:
             logger.warning("Dead consumers, whose messages others get: %s", ", ".join(found.dead))
-            self._transact("ring", lambda executor: consumers.notify(executor, self._link.channel, bell.DEATH))
-            self._hear(bell.DEATH)
+            self._transact("ring", lambda executor: consumers.notify(executor, self._link.channel, DEATH))
+            self._hear(DEATH)
 
     def _talk(self) -> consumers.Beaten:
         """Beat, and with the same statement send the events of this process and read those that it listens to."""

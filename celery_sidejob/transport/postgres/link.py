@@ -1,4 +1,9 @@
-"""The connection over which a transport runs its statements, one at a time, each a transaction of its own."""
+"""The connection over which a transport runs its statements, one at a time, each a transaction of its own.
+
+Over it a sender wakes consumers by rings: NOTIFY in a commit of its own, after the message's. A transaction that has
+sent a NOTIFY commits under a lock of the whole server. With the INSERT in it that lock is held while the disk is
+flushed, so that all senders wait for each other; alone it is held for microseconds.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +34,17 @@ LOST = (psycopg.OperationalError, psycopg.InterfaceError, StoreUnavailableError)
 """The errors of a lost connection, or of one that cannot be opened."""
 UNDONE = (pg.DeadlockDetected, pg.SerializationFailure, pg.QueryCanceled)
 """The errors with which Postgres gives up a statement of a connection that is as well as before."""
+
+APART_S = 0.005
+"""A process rings at most once in this time for a queue.
+
+The messages that it sends meanwhile need no ring of their own: a consumer that was rung for looks again
+`transport.BACK_OFF_S[0]` later, which is longer.
+"""
+MOST_RUNG = 10_000
+"""How many queues' rings are remembered."""
+
+_rung: dict[tuple[str, str], float] = {}
 
 NOT_LATE = (
     "The transport option synchronous_commit cannot be 'off' through a proxy that pools transactions: its sessions are "
@@ -117,6 +133,16 @@ class Link:
         with self._lock, suppress(*LOST):
             consumers.notify_soon(self._ready(), self.channel, payload)
 
+    def ring_apart(self, payload: str) -> None:
+        """Ring, unless this process has just done so."""
+        key, now = (self.channel, payload), monotonic()
+        if now - _rung.get(key, 0.0) < APART_S:
+            return
+        if len(_rung) > MOST_RUNG:
+            _rung.clear()
+        _rung[key] = now
+        self.ring(payload)
+
     def _ready(self) -> OwnExecutor:
         """Return a connection on which nothing is under way, with a deadline for the next answer."""
         deadline = None if self.answer_s is None else monotonic() + self.answer_s
@@ -152,3 +178,30 @@ class Link:
         """Leave the connection to the parent, of which this process was forked."""
         self._executor = None
         self._lock = threading.RLock()
+
+
+def ring_of_queue(queue: str) -> str:
+    """Return what is rung when a message has come."""
+    return f"q:{queue}"
+
+
+def ring_of_return(queue: str) -> str:
+    """Return what is rung when messages have come back to their places, before those that were fetched since."""
+    return f"b:{queue}"
+
+
+def ring_of_exchange(exchange: str) -> str:
+    """Return what is rung for a broadcast to everybody who listens to a fanout exchange."""
+    return f"x:{exchange}"
+
+
+def is_of_broadcast(ring: str) -> bool:
+    """Tell whether a ring is of an exchange, and not of a queue."""
+    return ring.startswith("x:")
+
+
+BINDINGS = "bound"
+"""What is rung when an exchange whose transient messages may be routed by old bindings has another one."""
+
+DEATH = "dead"
+"""What is rung when a consumer was found dead: what it held is free, in any queue."""

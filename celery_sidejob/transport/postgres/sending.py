@@ -7,8 +7,8 @@ from typing import Any
 
 from ...store.broker import broadcasts, messages
 from .. import topics
-from . import bell, events, rows
-from .link import Link
+from . import events, rows
+from .link import Link, ring_of_queue
 
 TRANSIENT = 1
 """The delivery mode of a message that need not survive a restart."""
@@ -18,7 +18,7 @@ def put(link: Link, row: messages.Row) -> None:
     """Send a message to one queue."""
     link.run("put", lambda executor: messages.put(executor, row))
     # If we die here, consumers find the message at their next look.
-    bell.ring(link, bell.of_queue(row.queue))
+    link.ring_apart(ring_of_queue(row.queue))
 
 
 def broadcast(link: Link, exchange: str, message: Any, routing_key: str) -> None:

@@ -25,13 +25,13 @@ from ...model.errors import SettingsError
 from ...store.broker import consumers, messages, queues
 from ..options import DEFAULTS, SHARED, check_options, require_kombu
 from ..pulse import Pulse
-from . import bell, dead, sending
+from . import dead, sending
 from .address import SCHEME, database_url, hide_password, is_alone, without_password
 from .broadcasts import Broadcasts
 from .broker_channel import Channel as BrokerChannel
 from .celery_worker import DRIVER, introduce
 from .heart import BEATS, LATE_S, DeclaredDead, Heart
-from .link import LOST, Link, Run
+from .link import DEATH, LOST, Link, Run, is_of_broadcast, ring_of_queue, ring_of_return
 from .outbox import Outbox
 from .pipe import Pipe
 from .topology import Topology
@@ -174,7 +174,7 @@ class Transport(virtual.Transport):
         if self._heart is None:
             return
         names = self._consumed_queues()
-        rings = [ring(name) for name in names for ring in (bell.of_queue, bell.of_return)]
+        rings = [ring(name) for name in names for ring in (ring_of_queue, ring_of_return)]
         self._heart.wanted = frozenset([*rings, *self.broadcasts.rings(names)])
         self._step, self._poll_at = 0, 0.0
         self.broadcasts.start(names)
@@ -295,7 +295,7 @@ class Transport(virtual.Transport):
                 channel.look()
             self._pass_on(rings, channel)
             delivered |= channel.poll()
-        is_news = delivered or any(not bell.is_of_broadcast(ring) for ring in rings)
+        is_news = delivered or any(not is_of_broadcast(ring) for ring in rings)
         if is_news:
             self._step = 0
         elif is_time:
@@ -322,9 +322,9 @@ class Transport(virtual.Transport):
 
     def _pass_on(self, rings: set[str], channel: Any) -> None:
         for queue in channel.fetched_queues:
-            if bell.of_queue(queue) in rings:
+            if ring_of_queue(queue) in rings:
                 channel.look()
-            if bell.DEATH in rings or bell.of_return(queue) in rings:
+            if DEATH in rings or ring_of_return(queue) in rings:
                 channel.look_at_all()
 
     def _promote(self) -> None:
@@ -334,7 +334,7 @@ class Transport(virtual.Transport):
         if len(due) == messages.PAGE:
             self._due_at = 0.0
         for queue in dict.fromkeys(due):
-            bell.ring(self.link, bell.of_return(queue))
+            self.link.ring_apart(ring_of_return(queue))
         for channel in self.channels:
             if not set(due).isdisjoint(channel.fetched_queues):
                 channel.look_at_all()

@@ -17,7 +17,7 @@ from celery.app.amqp import AMQP
 from celery.app.task import Task
 from celery.canvas import Signature
 
-from celery_sidejob import InvalidValueError
+from celery_sidejob import CapacityPool, InvalidValueError
 from celery_sidejob.hooks.tasks.composing import MOST_MODELS, Composed
 from tests.tools.apps import make_app
 
@@ -200,13 +200,30 @@ def test_messages_made_before_a_fork_serve_no_longer(
     """They name another process as their origin."""
     app.tasks["mail"].delay(1)
     ((model,),) = app.amqp.models.values()
-    monkeypatch.setattr(model, "_pid", 1)
+    monkeypatch.setattr(model, "_made_for", (1, *model._made_for[1:]))
 
     for _ in range(3):
         app.tasks["mail"].delay(1)
 
     assert len(again) == 2
     assert model not in app.amqp.models["mail"]
+
+
+def test_what_a_task_and_its_app_say_later_counts(app: Celery, database_url: str, again: list[str]) -> None:
+    mail = app.tasks["mail"]
+    for _ in range(2):
+        mail.delay(1)
+    mail.capacity = CapacityPool("mails", 10)
+    in_pool = [mail.delay(1).id for _ in range(2)]
+    app.conf.task_default_queue = "others"
+    elsewhere = [mail.delay(1).id for _ in range(2)]
+
+    assert len(again) == 3
+    with psycopg.connect(database_url) as connection:
+        rows = connection.execute("SELECT task_id, pool, queue FROM sidejob.messages").fetchall()
+    found = {task_id: (pool, queue) for task_id, *(pool, queue) in rows}
+    assert [found[task_id] for task_id in in_pool] == [("mails", "celery")] * 2
+    assert [found[task_id] for task_id in elsewhere] == [("mails", "others")] * 2
 
 
 @contextmanager
