@@ -1,5 +1,7 @@
 """A call meets only what it uses: how many files and functions of the package one without options passes through.
 
+So does a packet, from the call that writes it to the body that reads it.
+
 The broker is the store, the process is warm, and each call wakes the workers. Who listens to announcements is known.
 """
 
@@ -7,27 +9,42 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
 from celery import Celery
+from celery.app.trace import build_tracer
 
 import celery_sidejob
+from celery_sidejob import NO_DATA, RunningJob
+from celery_sidejob.hooks.worker.outbox import WorkerOutbox
+from celery_sidejob.model.durable import WORKER
 from celery_sidejob.operations import audience
+from celery_sidejob.services.heartbeat.heartbeat import Heartbeat
+from celery_sidejob.store import measured
 from celery_sidejob.transport.postgres import link
 from tests.tools.apps import make_app
+from tests.tools.in_process import Stage
+from tests.transport.consuming import Consuming
 
 PACKAGE = str(Path(celery_sidejob.__file__).parent)
 WARM = 8
 
 
-@pytest.fixture
-def app(database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
-    """An app whose broker is its store; how long a call takes does not change what it does."""
+@pytest.fixture(autouse=True)
+def steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long a call takes does not change what it does."""
     monkeypatch.setattr(link, "APART_S", 0.0)
     monkeypatch.setattr(audience, "KNOWN_S", 3600.0)
+    monkeypatch.setattr(measured, "EVERY_S", 3600.0)
+
+
+@pytest.fixture
+def app(database_url: str) -> Iterator[Celery]:
+    """An app whose broker is its store."""
     made = make_app("lean", broker="sidejobpg://", sidejob_database_url=database_url, task_ignore_result=True)
     yield made
     made.sidejob.close()
@@ -74,3 +91,37 @@ def test_enqueue(app: Celery) -> None:
 
     assert files <= 30, "of the package"
     assert functions <= 110, "of the package"
+
+
+def test_a_packet_from_write_to_the_body(database_url: str) -> None:
+    stage = Stage(database_url, broker="sidejobpg://", task_ignore_result=True)
+    trace = build_tracer("stage.call", stage.app.tasks["stage.call"], app=stage.app)
+    read: list[Any] = []
+
+    def body(job: RunningJob) -> None:
+        read.append(job.input("numbers").read())
+        sys.setprofile(None)  # what follows the read is not counted
+
+    heart = Heartbeat(stage.runtime)
+    with closing(stage), closing(heart), stage.app.connection_for_read() as connection:
+        heart.register()
+        stage.sidejob.heartbeats = [heart]
+        connection.transport.outbox = WorkerOutbox(stage.app)
+        job, consuming = stage.job(body), Consuming(connection, "celery")
+
+        def deliver() -> None:
+            while not consuming.messages:
+                consuming.drain_once()
+            message = consuming.messages.pop()
+            trace(message.headers["id"], [], {}, {**message.headers, "delivery_info": {}, WORKER: stage.worker_id})
+            message.ack()
+
+        def pass_on() -> None:
+            job.input("numbers").write(len(read))
+            deliver()
+
+        deliver()
+        files, _ = passed(pass_on)
+
+    assert read == [NO_DATA, *range(1, WARM + 2)]
+    assert files <= 80, "of the package"

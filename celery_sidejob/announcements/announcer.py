@@ -37,7 +37,8 @@ Announced = tuple[str, str, Callable[[], bool]]
 """A channel, a message as JSON text, and whether it is to be announced after all."""
 
 
-def _always() -> bool:
+def always() -> bool:
+    """Want an announcement in any case."""
     return True
 
 
@@ -82,7 +83,7 @@ class Announcer:
             self._wake()
         return heard is not False
 
-    def announce(self, channel: str, text: str, wanted: Callable[[], bool] = _always) -> None:
+    def announce(self, channel: str, text: str, wanted: Callable[[], bool] = always) -> None:
         """Have a message announced soon, if somebody may be listening.
 
         The thread asks `wanted`, which may take its time, only once it knows that somebody listens.

@@ -10,7 +10,7 @@ from typing import Any
 
 from celery import Celery, signals
 
-from ..announcements.announcer import flush_all
+from ..announcements.announcer import always, flush_all
 from ..announcements.over_postgres import PostgresWay
 from ..announcements.over_redis import RedisWay
 from ..announcements.way import Way
@@ -69,12 +69,8 @@ class AnnouncingObserver:
 
     @staticmethod
     def _announce_tracked(runtime: Runtime, job_id: int, told: dict[str, Any], is_tracked: bool) -> None:
-        wanted = _always if is_tracked else partial(runtime.tracking.follows, job_id)
+        wanted = always if is_tracked else partial(runtime.tracking.follows, job_id)
         runtime.announcer.announce(channel.TRACKED, json.dumps({"job": job_id, **told}), wanted)
-
-
-def _always() -> bool:
-    return True
 
 
 def _of_tracked(event: Event) -> tuple[int, dict[str, Any], bool] | None:

@@ -19,9 +19,13 @@ def follow_up(runtime: Runtime, after_commit: AfterCommit, *, to_the_end: bool =
     process dies. `to_the_end`: return only when the large trees are terminated.
     """
     follow(runtime, after_commit)
-    apply_noted_asks(runtime, after_commit.noted, () if to_the_end else after_commit.trees)
-    look(runtime, after_commit.looks)
+    if after_commit.noted or after_commit.trees:
+        apply_noted_asks(runtime, after_commit.noted, () if to_the_end else after_commit.trees)
+    if after_commit.looks:
+        look(runtime, after_commit.looks)
     if to_the_end:
         terminate_pages(runtime, after_commit.trees, to_the_end=True)
-    deliver(runtime, after_commit.undelivered)
-    capacity.ring(runtime, after_commit.pools)
+    if after_commit.undelivered:
+        deliver(runtime, after_commit.undelivered)
+    if after_commit.pools:
+        capacity.ring(runtime, after_commit.pools)

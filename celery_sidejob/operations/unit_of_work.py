@@ -109,7 +109,8 @@ class Applied:
 
     def lock(self, also: Iterable[int] = (), *, parents: Mapping[int, int | None] | None = None) -> None:
         """Lock every affected job, and those of `also` and `parents`; when noting, lock those of `also` alone."""
-        unique_keys.take_turn(self._executor, self.lock_set.new.values())
+        if self.lock_set.new:
+            unique_keys.take_turn(self._executor, self.lock_set.new.values())
         if any(isinstance(change, DependOn) for change in self._changes):
             dependencies.take_turn(self._executor)
         if self._noting:

@@ -1,12 +1,17 @@
-"""Calls of tasks: what `Celery.send_task` does for durable ones, in transactions, and for unique keys."""
+"""Calls of tasks: what `Celery.send_task` does for durable ones, in transactions, and for unique keys.
+
+The subscription to the result of a durable task is made once its message is kept, and may fail.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from celery import Celery
+from celery.backends.rpc import RPCBackend
 from kombu.utils.uuid import uuid
 
 from ...model.errors import IllegalMoveError, InvalidValueError
@@ -17,9 +22,12 @@ from ..admission import admission_of, is_follower
 from ..call_options import check_call
 from ..durability import is_durable, known_tasks
 from ..messages.kept_message import check_id
-from . import chord_transaction, composing, result_subscription, sending_in
+from ..patches import result_backend
+from . import chord_transaction, composing, sending_in
 from .lazy_producer import LazyProducer
 from .present_call import Call, Noted, calling, present_call
+
+logger = logging.getLogger("celery_sidejob")
 
 CALLS_BY_TASKS = 2
 """How many arguments after the name, those of the task, a task gives send_task without their keywords."""
@@ -60,7 +68,7 @@ def _send_again(
     message = model.message(task_id or uuid(), args or (), kwargs or {})
     keeping.keep(app.sidejob.runtime, message)
     if model.subscribes:
-        result_subscription.subscribe_quietly(app, partial(app.backend.on_task_call, None, message.task_id))
+        _subscribe_quietly(app, partial(app.backend.on_task_call, None, message.task_id))
     return model.result(result_cls, message.task_id)
 
 
@@ -110,7 +118,7 @@ def _send_durable(
         noted = Noted()
     if len(args) <= PRODUCER_INDEX and not any(options.get(name) for name in ("producer", "publisher", "connection")):
         lazy = options["producer"] = LazyProducer(app)
-    result_subscription.install(app.backend)
+    result_backend.ask_by(app.backend, _on_task_call)
     try:
         with calling(
             noted=noted,
@@ -126,7 +134,29 @@ def _send_durable(
             lazy.close()
     if together is None:
         for subscribe in subscriptions:
-            result_subscription.subscribe_quietly(app, subscribe)
+            _subscribe_quietly(app, subscribe)
     if noted is not None and noted.made is not None and together is None:
         composing.remember(app, name, asked, noted.made, *args)
     return result
+
+
+def _subscribe_quietly(app: Celery, subscribe: Callable[[], Any]) -> None:
+    """Ask the backend, where the broker does not seem to be away; whoever waits for the result asks again."""
+    if not app.sidejob.runtime.broker.ready:
+        return
+    try:
+        subscribe()
+    except Exception as error:
+        logger.warning("The result backend does not answer; the task is kept all the same: %s", error)
+
+
+def _on_task_call(backend: Any, ask: Callable[..., Any], producer: Any, task_id: str) -> Any:
+    """Put off what Celery asks of the backend for a call: `Call.subscriptions` collects it."""
+    subscriptions = present_call().subscriptions
+    if subscriptions is None:
+        return ask(producer, task_id)
+    if isinstance(backend, RPCBackend):  # its queue must be there before the answer
+        _subscribe_quietly(backend.app, partial(ask, producer, task_id))
+    else:
+        subscriptions.append(partial(ask, producer, task_id))
+    return {}

@@ -123,7 +123,8 @@ class OwnExecutor(Transaction):
                 return self._exchange.run(statement, parameters)
             self._cursor.execute(statement.render(self._schema), parameters or None)
         except pg.ReadOnlySqlTransaction as error:
-            raise self._takes_no_writes(error) from error
+            self.close()  # after a failover a new connection may lead to a store that takes writes
+            raise StoreDown(f"The store takes no writes just now ({first_line(error)}).") from error
         return rows(self._cursor)
 
     def copy(self, table: str, columns: str, rows: Iterable[Sequence[Any]]) -> None:
@@ -147,10 +148,6 @@ class OwnExecutor(Transaction):
         if self._exchange is not None:
             self._exchange.settle()
         return not self.broken and self.rests
-
-    def _takes_no_writes(self, error: pg.Error) -> StoreDown:
-        self.close()  # after a failover a new connection may lead to a store that takes writes
-        return StoreDown(f"The store takes no writes just now ({first_line(error)}).")
 
     def in_transaction(
         self, name: str, work: Callable[[OwnExecutor], T], *, single: bool = False, locked_s: float | None = None
