@@ -37,6 +37,8 @@ IN_SWEEPER = [
 """What the parent process of the worker that sweeps comes past, while others run the jobs."""
 IN_RESCUE = ["rescue:before", *around("rescue")]
 AT_EVERY_TURN = {"sweep:before", *around("lease")}
+CLAIMS, ENDS = 1, 2
+"""Which page of a worker that has one job is of its claim, and which of its end."""
 IN_CLIENT = {
     "making": around("enqueue", "write"),
     "asking": around("run", "terminate"),
@@ -120,6 +122,41 @@ def test_one_point_in_the_pool(scene: Scene, acted: Path, point: str, action: st
 def in_ci(points: Iterable[str], *chosen: str) -> list[object]:
     """Leave all but the chosen points to the full walk."""
     return [pytest.param(point, marks=[] if point in chosen else [pytest.mark.slow]) for point in points]
+
+
+@pytest.mark.pools("prefork", "threads", "solo", reason="claims no pages")
+@pytest.mark.parametrize(
+    ("passage", "side", "action", "runs", "bodies"),
+    [
+        (CLAIMS, "before", "kill", 1, 1),
+        (CLAIMS, "after", "kill", 2, 1),  # it was claimed and had not begun
+        (CLAIMS, "before", "lost", 1, 1),
+        (CLAIMS, "after", "lost", 2, 1),
+        (ENDS, "before", "kill", 2, 2),
+        (ENDS, "after", "kill", 1, 1),
+        (ENDS, "before", "lost", 1, 1),
+        (ENDS, "after", "lost", 1, 1),
+    ],
+)
+def test_a_page_of_claims_and_one_of_ends(
+    scene: Scene, acted: Path, passage: int, side: str, action: str, runs: int, bodies: int
+) -> None:
+    """The worker with the messages dies, or hears no answer; a run that nobody has begun counts as no loss."""
+    env = armed(acted, [point := f"claim-page:{side}-commit"], action)
+    env["SIDEJOB_CRASH_POINTS"] += f"@{passage}"
+    worker = scene.worker(**env)
+    job = scene.enqueue("waiter")
+    scene.go(job)
+    if action == "kill":
+        assert worker.wait(20) == -9
+        worker.kill_group()
+        scene.worker(**QUICK)
+    scene.settle(50)
+    assert names(acted) == {point}
+    row = scene.row(job)
+    assert (row.status, row.run_no, row.losses) == ("completed", runs, 0)
+    assert len(scene.record.of("went", job=job.id)) == bodies
+    assert [one.what for one in job.history if one.what in ("lost", "failed", "completed")] == ["completed"]
 
 
 @pytest.mark.parametrize("point", in_ci(IN_SWEEPER, "mature:after-commit", "reserve:before-commit"))
