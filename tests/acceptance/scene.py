@@ -93,6 +93,15 @@ class Scene:
         """The job's row."""
         return self.sql("SELECT * FROM jobs WHERE id = %s", job.id)[0]
 
+    def losses_at_death(self, *jobs: Job) -> list[int]:
+        """How many losses the death of all workers counts for each of these jobs, whose runs have committed no unit.
+
+        One, if the process of a run has claimed it. Of a run that was claimed in a page nobody knows whether it had
+        begun.
+        """
+        begun = {row.job_id for row in self.sql("SELECT job_id FROM messages WHERE locked_pid IS NOT NULL")}
+        return [int(job.id in begun) for job in jobs]
+
     def sweeper(self) -> int | None:
         """The process id of the worker that sweeps."""
         rows = self.sql(
