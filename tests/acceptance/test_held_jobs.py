@@ -31,6 +31,15 @@ def holding(scene: Scene, job: Job, count: int = 1) -> int:
     return int(scene.record.wait_for("holding", count=count, timeout=TIMEOUT_S, job=job.id)[-1]["pid"])
 
 
+def idle(scene: Scene) -> int:
+    """Return the process of the worker that has one, which has nothing to do."""
+    [first] = waiting(scene, 1)
+    process = holding(scene, first)
+    scene.go(first)
+    scene.settle(TIMEOUT_S)
+    return process
+
+
 def claimed(scene: Scene) -> list[int]:
     """The jobs that workers have claimed in pages."""
     return [row.job_id for row in scene.sql(CLAIMED)]
@@ -121,6 +130,36 @@ def test_a_job_that_is_asked_before_the_end_of_its_run_runs_again(scene: Scene) 
     assert [scene.row(job).status for job in (asked, terminated)] == ["completed", "terminated"]
 
 
+@pytest.mark.parametrize("task", ["once", "timed"])
+def test_a_worker_that_was_frozen_begins_what_it_holds_without_effect(scene: Scene, task: str) -> None:
+    """A process had the run, and had not begun it, when the whole worker was stopped for longer than its lease."""
+    frozen = scene.worker(**QUICK)
+    process = idle(scene)
+    os.kill(process, signal.SIGSTOP)
+    job = scene.enqueue(task, (1,))
+    wait_until(lambda: claimed(scene) == [job.id], timeout=TIMEOUT_S, message="the run to be claimed")
+    scene.app.control.inspect([frozen.nodename], timeout=TIMEOUT_S).ping()  # a round of its loop: it was sent
+    frozen.send_signal(signal.SIGSTOP)
+    other = scene.worker(**QUICK)
+    wait_until(lambda: scene.row(job).status == "completed", timeout=TIMEOUT_S)
+    for pid in (frozen.pid, process):
+        os.kill(pid, signal.SIGCONT)
+    frozen.wait_for_log(f"Run 1 of job {job.id} is no longer its current run", TIMEOUT_S)
+    other.terminate()
+    assert other.wait(30) == 0
+
+    later = scene.enqueue(task, (2,))
+    scene.settle(TIMEOUT_S)
+    assert [(scene.row(one).status, scene.row(one).run_no) for one in (job, later)] == [
+        ("completed", 2),
+        ("completed", 1),
+    ]
+    assert losses(scene, job, later) == [0, 0]
+    assert [one.what for one in job.history] == ["made", "claimed", "given back", "claimed", "completed"]
+    entered = [(of, run) for of, run, _, _ in scene.ledger()]
+    assert entered == ([(job.id, 2), (later.id, 1)] if task == "once" else [])
+
+
 def test_many_ends_and_kills_lose_and_double_nothing(scene: Scene) -> None:
     """What has written its unit is not repeated; what had nothing to write is, at most once for each kill."""
     generator = random.Random(7)
@@ -155,10 +194,7 @@ def test_what_a_process_has_when_the_connection_to_the_broker_breaks_runs_once(s
     """The process has not said yet that it begins, and nobody can keep it from that."""
     with TcpProxy.to(scene.broker_url) as proxy:
         worker = scene.worker(**QUICK, BROKER_URL=proxy.url_for(scene.broker_url))
-        [first] = waiting(scene, 1)
-        process = holding(scene, first)
-        scene.go(first)
-        scene.settle(TIMEOUT_S)
+        process = idle(scene)
         os.kill(process, signal.SIGSTOP)
         job = scene.enqueue("timed", (1,))
         wait_until(lambda: claimed(scene) == [job.id], timeout=TIMEOUT_S, message="the run to be claimed")
