@@ -9,7 +9,7 @@ row that may not be repeated (`"dead"`), or has come back from a death, is held 
 begun. The main process of a worker remembers a hold until its end is in the store. Each of `MISTAKES` is a simpler
 rule. `MISTAKES_OF_DEAD` are simpler rules that only a row which may not be repeated cannot bear.
 
-The package holds the rows of durable tasks so; the row of a job is still held by the claim of its process.
+The package holds the rows of durable tasks so. What differs for jobs is in `held_jobs.py`.
 """
 
 from __future__ import annotations
