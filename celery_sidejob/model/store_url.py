@@ -6,7 +6,8 @@ import re
 from urllib.parse import parse_qsl
 
 ESCAPED = (
-    "in a name or a password `/`, `#`, `?`, `@`, `[`, `]` and `%` are written as %2F, %23, %3F, %40, %5B, %5D and %25"
+    "in a name or a password `/`, `#`, `?`, `@`, `[`, `]`, `%` and a blank are written as "
+    "%2F, %23, %3F, %40, %5B, %5D, %25 and %20"
 )
 """The remedy for a URL that is not clear."""
 
@@ -19,9 +20,9 @@ _CLEAR = re.compile(
 _READ_BY_KOMBU = re.compile(r"(sidejob(s|-sentinel)?|rediss?|sentinel|amqps?|pyamqp|librabbitmq)(\+\w+)?")
 """The schemes of brokers whose URLs kombu takes apart; other transports have forms of their own."""
 _CLEAR_TO_KOMBU = re.compile(
-    r"([^][@/?#]*@)?(\[[^]/?#@]*\]|[^][:/?#@]*)(:\d*)?(/[^?#@]*)?(\?(\w+=[^#@&]*(&\w+=[^#@&]*)*)?)?"
+    r"([^][@/?#\s]*@)?(\[[^]/?#@]*\]|[^][:/?#@]*)(:\d*)?(/[^?#@]*)?(\?(\w+=[^#@&]*(&\w+=[^#@&]*)*)?)?"
 )
-_BARE_PERCENT = re.compile(r"%(?!(?!00)[0-9a-fA-F]{2})")
+_UNESCAPED = re.compile(r"\s|%(?!(?!00)[0-9a-fA-F]{2})")
 
 
 NOT_CLEAR = f"its form is not clear: {ESCAPED}. In libpq's parameters all letters of a name are small."
@@ -36,9 +37,9 @@ def is_clear(url: str) -> bool:
     """Tell whether libpq reads each part of a URL as it was meant.
 
     An unescaped `/` or `#` in a password turns the rest of it into a port or a database. libpq, or the server, then
-    reveals it in an error.
+    reveals it in an error. libpq also shows a value with a blank.
     """
-    return _CLEAR.fullmatch(url) is not None and _BARE_PERCENT.search(url) is None
+    return _CLEAR.fullmatch(url) is not None and _UNESCAPED.search(url) is None
 
 
 def are_clear_for_broker(urls: str) -> bool:

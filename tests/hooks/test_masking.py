@@ -120,7 +120,7 @@ UNCLEAR = (
     "u:a/hunter2@h:1/0", "u:a#hunter2@h:1/0", "u:a?hunter2@h:1/0", "u:a@hunter2@h:1/0", "u:54/hunter2@h:1/0",
     "u:54#hunter2@h:1/0", "u:54?hunter2@h:1/0", "u:54/a@hunter2@h:1/0", "u:[hunter2@h:1/0", "u:a;hunter2@h:1/0",
     "u:hunter2", "h:1/0#hunter2", "h:1/0?password=hunter2", "h:1/0?PASSWORD=hunter2", "h:1/0?passw%6Frd=hunter2",
-    "u:hunter2%zz@h:1/0",
+    "u:hunter2%zz@h:1/0", "u:a hunter2@h:1/0", "u:hunter2\n@h:1/0",
 )  # fmt: skip
 SCHEMES = ("sidejob", "sidejobpg", "sidejob-sentinel", "redis", "amqp")
 WHOLE = (

@@ -24,6 +24,7 @@ UNCLEAR = [
     "me:SE/CRET@host/shop", "me:54/SECRET@host/shop", "me:54/SE#CRET@host/shop", "me:SE@CRET@host/shop",
     "me:SE%CRET@host/shop", "me:SECRET%00@host/shop", "me:SECRET", "host:5432#SECRET/shop", "host/shop#SECRET",
     "host/shop#SECRET?sslmode=require", "host/shop?sslmode=require#SECRET", "me:54/a?SECRET@host/shop", "[SECRET/shop",
+    "me:SE CRET@host/shop", "host/shop?sslpassword=SE CRET",
 ]  # fmt: skip
 
 
