@@ -26,6 +26,8 @@ TEXTS = (
     "reply_to",
     "compression",
 )
+LISTS = ("callbacks", "errbacks", "chain")
+"""Options that list calls. Celery would take each letter of a text for one, and send as many messages."""
 OURS = "sidejob"
 """How names of ours begin."""
 NO_OPTIONS = CELERYS | {
@@ -83,5 +85,9 @@ def _why_no_id(task_id: Any) -> str | None:
 def _why_no_options(options: Any) -> str | None:
     if not isinstance(options, Mapping | None):
         return "they are no mapping"
-    wrong = [name for name in options or () if not isinstance(name, str) or name in NO_OPTIONS or name.startswith(OURS)]
-    return f"they may not say {str(wrong[0])[:60]!a}" if wrong else None
+    options = options or {}
+    wrong = [name for name in options if not isinstance(name, str) or name in NO_OPTIONS or name.startswith(OURS)]
+    if wrong:
+        return f"they may not say {str(wrong[0])[:60]!a}"
+    no_list = [name for name in LISTS if isinstance(options.get(name), str | bytes | Mapping)]
+    return f"{no_list[0]} is no list" if no_list else None
