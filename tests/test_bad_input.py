@@ -62,13 +62,22 @@ MANY = [f"n{number}" for number in range(10_001)]
         lambda g: setattr(g.port, "channels", [f"/{name}" for name in MANY]),
         lambda g: g.stage.job(inports={"a": {"channels": [f"/{name}" for name in MANY]}}),
         lambda g: g.stage.job(tags=MANY), lambda g: g.stage.job(aliases=MANY),
-        lambda g: g.stage.job(state=dict.fromkeys(MANY)),
+        lambda g: g.stage.job(state=dict.fromkeys(MANY)), lambda g: g.stage.job(inports=MANY),
+        lambda g: g.stage.job(outports=dict.fromkeys(MANY)),
     ],
 )  # fmt: skip
 def test_too_many_names_in_one_call_are_refused(given: Given, call: Callable[[Given], Any]) -> None:
     before = given.stage.everything(without=MARKS)
     with pytest.raises(InvalidValueError, match=r"^One call takes at most 10000 .*: give them in several calls"):
         call(given)
+    assert given.stage.everything(without=MARKS) == before
+
+
+def test_texts_that_people_read_are_bounded(given: Given) -> None:
+    before = given.stage.everything(without=MARKS)
+    for call in (given.job.log, given.sidejob.queue("q").pause):
+        with pytest.raises(InvalidValueError, match="it has 1000001 characters; 1000000 are allowed"):
+            call("x" * 1_000_001)
     assert given.stage.everything(without=MARKS) == before
 
 

@@ -196,7 +196,7 @@ UNWRITTEN: dict[str, Case] = {
     "`remove_alias` of an alias that the job does not have": lambda s: s.job.remove_alias("yours"),
     "a value is not JSON": lambda s: s.job.input("a").write({"x": [float("nan")]}),
     "JSON does not have the type of a value": lambda s: s.job.set(a=b"bytes"),
-    "one call has more than 10,000 tags, aliases, channels or keys of the state": lambda s: s.job.tag(
+    "one call has more than 10,000 tags, aliases, channels, ports or keys of the state": lambda s: s.job.tag(
         *(f"tag{number}" for number in range(10_001))
     ),
     "the arguments of a durable task are too large": lambda s: durable(s, typing=False).delay(

@@ -15,6 +15,8 @@ from .names import MAX_LENGTH, why_not_storable
 
 MOST = 2**63 - 1
 """The largest number that fits a bigint in Postgres."""
+MOST_CHARACTERS = 1_000_000
+"""How long a text may be that only people read: the reason of a pause, a message of the history."""
 LONGEST_S = 10_000_000_000.0
 """Three hundred years; the limits of Postgres and Python are not far beyond."""
 MOST_S = f"at most {LONGEST_S:.0f}"
@@ -82,7 +84,7 @@ def check_number(name: str, number: Any, *, of: str, least: int = 0) -> None:
 def check_texts(**texts: Any) -> None:
     """Raise InvalidValueError unless each argument is None or a text that a row can hold."""
     for name, text in texts.items():
-        _check_text(name, text, max_length=len(text) if isinstance(text, str) else 0)
+        _check_text(name, text, max_length=MOST_CHARACTERS)
 
 
 def check_label(name: str, label: Any) -> Any:

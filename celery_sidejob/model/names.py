@@ -15,7 +15,7 @@ from .errors import AliasTakenError, ChildNameTakenError, CycleError, InvalidAli
 MAX_LENGTH = 255
 """Characters in an alias or a child's name."""
 MOST_NAMES = 10_000
-"""Tags, aliases, channels or keys of the state in one call. Each is a row, and all are one statement."""
+"""Tags, aliases, channels, ports or keys of the state in one call. Each is a row, and all are one statement."""
 SHOWN_OF_CIRCLE = 10
 """Jobs of a circle that its error names."""
 

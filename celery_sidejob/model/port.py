@@ -11,6 +11,7 @@ from . import channel, values
 from .changes import PortKey
 from .checks import shown
 from .errors import FullPort, InvalidChannelError, InvalidPortError, InvalidValueError, PortFullError, PortNotFoundError
+from .names import at_most
 
 MAX_LENGTH = 255
 """Characters in a port's name."""
@@ -134,9 +135,9 @@ def parse_ports(spec: Any, *, where: str) -> dict[str, PortOptions]:
     if spec is None:
         return {}
     if isinstance(spec, Mapping):
-        given = list(spec.items())
+        given = at_most(spec.items(), "ports")
     elif isinstance(spec, (list, tuple)):
-        given = [(name, None) for name in spec]
+        given = tuple((name, None) for name in at_most(spec, "ports"))
     else:
         raise InvalidPortError(
             f'{where}: pass a list of names, such as ["a", "b"], or a mapping from name to options, '
