@@ -69,10 +69,10 @@ def release(
     return _free(runtime, job_id, run_no=run_no, worker_id=worker_id, own=True, ending=ending, wait=wait)
 
 
-def undo(runtime: Runtime, job_id: int, *, run_no: int, worker_id: int) -> bool:
+def undo(runtime: Runtime, job_id: int, *, run_no: int, worker_id: int, wait: bool = True) -> bool:
     """Have a worker give back a run that it has claimed and not begun; the message that it has fetched stays valid."""
     ending = Ending(RunEnd.GIVEN_BACK, undone=True)
-    return _free(runtime, job_id, run_no=run_no, worker_id=worker_id, own=True, ending=ending, wait=True)
+    return _free(runtime, job_id, run_no=run_no, worker_id=worker_id, own=True, ending=ending, wait=wait)
 
 
 def terminate_instead(runtime: Runtime, hold: Hold, changes: Sequence[Change]) -> None:

@@ -160,6 +160,21 @@ def test_a_worker_that_was_frozen_begins_what_it_holds_without_effect(scene: Sce
     assert entered == ([(job.id, 2), (later.id, 1)] if task == "once" else [])
 
 
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+def test_workers_that_stop_leave_no_trace_of_what_they_had_not_begun(scene: Scene, pool: str) -> None:
+    worker = scene.worker(pool=pool, concurrency=2, **QUICK)
+    jobs = [scene.enqueue("timed", (number, 0.02)) for number in range(150)]
+    for stops in range(3):
+        scene.record.wait_for("ended", count=30 * (stops + 1), timeout=TIMEOUT_S)
+        worker.terminate()
+        assert worker.wait(40) == 0
+        worker = scene.worker(pool=pool, concurrency=2, **QUICK)
+    scene.settle(TIMEOUT_S)
+    assert {len(scene.record.of("ended", job=job.id)) for job in jobs} == {1}
+    assert {(scene.row(job).run_no, scene.row(job).losses) for job in jobs} == {(1, 0)}
+    assert {tuple(one.what for one in job.history) for job in jobs} == {("made", "claimed", "completed")}
+
+
 def test_many_ends_and_kills_lose_and_double_nothing(scene: Scene) -> None:
     """What has written its unit is not repeated; what had nothing to write is, at most once for each kill."""
     generator = random.Random(7)

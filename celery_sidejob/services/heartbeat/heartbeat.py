@@ -10,16 +10,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 
 from ...model.errors import StoreUnavailableError
 from ...model.loss import Loss
 from ...model.process_name import new_name
-from ...operations import recovery
 from ...operations.runtime import Runtime
 from ...store import queues, workers
-from ...store.errors import RowsLocked, unavailable_during
-from ...store.outbox import checks, holds
+from ...store.errors import unavailable_during
+from ...store.outbox import checks
 from ...store.outbox.kinds import JOBS, TASKS
 from ..duty import Duties, Duty, Report
 from .deliveries import RunKey
@@ -117,12 +115,7 @@ class Heartbeat(Worker):
         if not self.worker_id:
             return released
         try:
-            self.jobs.ends.write()
-            with suppress(RowsLocked):
-                self.errands.run_once()  # ends that could not be written in a page
-            for row in holds.held_by(self.runtime.connections, JOBS, self.worker_id):
-                released += recovery.release(self.runtime, row.job_id, run_no=row.run_no, worker_id=self.worker_id)
-            released += self.tasks.leave()
+            released += self.jobs.leave() + self.tasks.leave()
             self._leaves = True  # the loop may be in the middle of a beat, which then finds no row
             workers.drop_sweeper_lease(self.runtime.connections, self.worker_id)
             workers.leave(self.runtime.connections, self.worker_id)

@@ -17,6 +17,7 @@ from ...model.loss import Loss, LossKind
 from ...operations import recovery, run_pages
 from ...operations.run_pages import Claimed
 from ...store.claims import Owed
+from ...store.errors import RowsLocked
 from ...store.outbox import checks, holds
 from ...store.outbox.kinds import JOBS
 from ..duty import Report
@@ -64,6 +65,18 @@ class HeldJobs(WorkerDuty):
     def doubt(self) -> None:
         """Have what is held and not run looked for soon: the answer to a statement that claims runs was lost."""
         self._strays_at = min(self._strays_at, time.monotonic() + GRACE_S)
+
+    def leave(self) -> int:
+        """Write the ends that are left, and give back every run held: this worker stops, and so has its pool."""
+        self.ends.write()
+        with suppress(RowsLocked):
+            self._worker.errands.run_once()  # ends that could not be written in a page
+        begun, given_back = self._worker.runs.begun(), 0
+        for row in holds.held_by(self._connections, JOBS, self._worker.worker_id):
+            has_begun = row.pid is not None or (row.job_id, row.run_no) in begun
+            free = recovery.release if has_begun else partial(recovery.undo, wait=False)
+            given_back += free(self._worker.runtime, row.job_id, run_no=row.run_no, worker_id=self._worker.worker_id)
+        return given_back
 
     def _do(self, report: Report) -> None:
         for pid in sorted(self.died):

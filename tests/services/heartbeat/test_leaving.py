@@ -63,3 +63,23 @@ def test_a_run_whose_body_has_returned_is_ended_and_not_given_back(database_url:
     heartbeat.close()
     assert [one.what for one in job.history] == ["made", "claimed", "completed"]
     stage.close()
+
+
+def test_a_run_that_was_claimed_and_has_not_begun_is_undone(stage: Stage) -> None:
+    """A page was claimed while its worker stopped, and reached no process."""
+    heartbeat = Heartbeat(stage.runtime)
+    waits, begun = stage.job(), stage.job()
+    worker = heartbeat.register()
+    for job in (waits, begun):
+        assert stage.claim(job, worker_id=worker, in_page=True) is not None
+    heartbeat.runs.accepted(heartbeat.runs.received((begun.id, 1)), 11)
+
+    assert heartbeat.leave() == 2
+
+    heartbeat.close()
+    assert [[one.what for one in job.history] for job in (waits, begun)] == [
+        ["made"],
+        ["made", "claimed", "given back"],
+    ]
+    assert [stage.run(job) for job in (waits, begun)] == ["completed"] * 2
+    assert [job.info["run_no"] for job in (waits, begun)] == [1, 2]
