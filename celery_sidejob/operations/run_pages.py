@@ -61,7 +61,10 @@ def claim_page(
         ended = end_page(runtime, executor, over, worker_id=worker_id)
         if not owed:
             return (), ended
-        return claims.claim_page(executor, owed, worker_id=worker_id, most=LOOK_MOST, schema=schema), ended
+        begun = claims.claim_page(
+            executor, owed, worker_id=worker_id, max_losses=runtime.settings.max_losses, most=LOOK_MOST, schema=schema
+        )
+        return begun, ended
 
     single = not (owed and over)
     found, ended = runtime.connections.transact("claim-page", work, single=single, within_s=patience_s(runtime))

@@ -122,11 +122,13 @@ _CLAIM_AGAIN = claiming(
     """j.task = %(task)s AND j.run_no = %(for_run)s::bigint AND j.worker_id = %(worker_id)s AND j.unit_no = 0
     AND EXISTS (SELECT FROM {messages} m WHERE m.job_id = j.id AND m.locked_pid = %(pid)s)""",
 )
-# A run that has come back from a death is claimed by its own process: then its next death counts.
+# A run that has come back from a death is claimed by its own process: then its next death counts. So does the first of
+# a job of which no run may be lost.
 _CLAIM_PAGE = claiming(
     BEGINS,
     f"""j.task = before.task AND j.status = 'queued' AND j.unit_no IS NULL AND j.run_no = before.for_run - 1
-    AND j.losses = 0 AND j.rate_interval_s IS NULL AND j.wakes = before.wakes AND j.blocked IS NOT TRUE
+    AND j.losses = 0 AND coalesce(j.max_losses, %(max_losses)s::int) > 1
+    AND j.rate_interval_s IS NULL AND j.wakes = before.wakes AND j.blocked IS NOT TRUE
     AND EXISTS (
       SELECT FROM {{messages}} m WHERE m.job_id = j.id AND m.for_run = before.for_run AND m.due_at <= now()
         AND m.losses = 0 AND m.pool IS NULL AND NOT EXISTS ({MANAGED}))
@@ -180,18 +182,20 @@ class Owed(NamedTuple):
 
 
 def claim_page(
-    executor: Transaction, owed: Iterable[Owed], *, worker_id: int, most: int, schema: str | None
+    executor: Transaction, owed: Iterable[Owed], *, worker_id: int, max_losses: int, most: int, schema: str | None
 ) -> Sequence[Any]:
     """Begin runs that nobody has begun yet, before their processes are asked; returns the same rows as `claim`.
 
     A child follows somewhere behind its parent. A run that is missing is left to its process: it may have begun, a
-    transaction has its job locked, it is a shutdown, it has come back from a death, or it may have to wait for a rate,
-    a slot or the gate of its queue. Waits for no job that somebody has locked.
+    transaction has its job locked, it is a shutdown, it has come back from a death or may not (`max_losses` is that of
+    jobs without one of their own), or it may have to wait for a rate, a slot or the gate of its queue. Waits for no job
+    that somebody has locked.
     """
     ids, for_runs, tasks = ([*column] for column in zip(*sorted(owed), strict=True))
     return executor.run(
-        _CLAIM_PAGE, ids=ids, for_runs=for_runs, tasks=tasks, worker_id=worker_id, pid=None, most=most, schema=schema
-    )
+        _CLAIM_PAGE, ids=ids, for_runs=for_runs, tasks=tasks, worker_id=worker_id, pid=None, max_losses=max_losses,
+        most=most, schema=schema,
+    )  # fmt: skip
 
 
 _READ_CLAIMED = Statement(f"""

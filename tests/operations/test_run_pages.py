@@ -71,6 +71,7 @@ def perform(stage: Stage, claimed: Claimed) -> list[Any]:
 def test_a_page_claims_what_nobody_has_begun_and_leaves_everything_else(stage: Stage) -> None:
     stage.sidejob.queue("managed").configure(limit=5)
     paced = stage.task(nothing, name="paced", run_rate="5/s")
+    precious = stage.task(nothing, name="precious", max_losses=1)
     pooled = stage.task(nothing, name="pooled", capacity=CapacityPool("pool", 5))
     fresh, child = stage.job(), stage.job(parent=stage.job(), child_name="child")
     taken, ends, lost, late = stage.job(), stage.job(), stage.job(), stage.job()
@@ -78,6 +79,7 @@ def test_a_page_claims_what_nobody_has_begun_and_leaves_everything_else(stage: S
         stage.job(queue="managed"),
         stage.sidejob.enqueue(paced),
         stage.sidejob.enqueue(pooled),
+        stage.sidejob.enqueue(precious),
         taken,
         ends,
         lost,

@@ -142,7 +142,8 @@ class DurableRequest(Delivered):
             return None
         if self._app.sidejob.runtime.connections.is_broker:
             return None  # its fetch would have held it
-        return Fresh(self._kept, self._content, self.task.max_losses or self._app.sidejob.settings.max_losses)
+        max_losses = self.task.max_losses or self._app.sidejob.settings.max_losses
+        return Fresh(self._kept, self._content, max_losses) if max_losses > 1 else None  # else its first loss counts
 
     def begins(self) -> bool:
         """Adds that nothing begins that was revoked while it waited for a thread, where Celery no longer looks."""

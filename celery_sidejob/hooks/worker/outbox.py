@@ -38,8 +38,9 @@ class WorkerOutbox:
         self._app = app
         most = app.sidejob.settings.max_losses
         self._may_repeat = {
-            name: getattr(task, "max_losses", None) or most for name, task in app.tasks.items()
+            name: losses for name, task in app.tasks.items()
             if is_durable(app, name) and lost_policy(task) == REQUEUE
+            and (losses := getattr(task, "max_losses", None) or most) > 1  # else its first loss is to count
         }  # fmt: skip
         self._asked, self._asked_at = NOBODY, 0.0
 

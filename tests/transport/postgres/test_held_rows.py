@@ -43,6 +43,7 @@ def shop(database_url: str) -> Iterator[Stage]:
     for name, on_lost in (("again", "requeue"), ("once", "dead"), ("elsewhere", "requeue")):
         made.app.task(name=name, shared=False, durable=True, on_lost=on_lost, max_losses=3)(nothing)
     pool = CapacityPool("pool", 5)
+    made.app.task(name="precious", shared=False, durable=True, on_lost="requeue", max_losses=1)(nothing)
     made.app.task(name="pooled", shared=False, durable=True, on_lost="requeue", capacity=pool)(nothing)
     yield made
     made.close()
@@ -93,13 +94,13 @@ def test_a_fetch_holds_what_may_be_repeated_and_nothing_else(shop: Stage, consum
     for task_id, task, options in [
         ("fresh", "again", {}), ("dead", "once", {}), ("unknown", "elsewhere", {}),
         ("gated", "again", {"queue": "managed"}), ("doomed", "again", {}), ("came back", "again", {}),
-        ("in a pool", "pooled", {}),
+        ("in a pool", "pooled", {}), ("lost once", "precious", {}),
     ]:  # fmt: skip
         shop.app.send_task(task, task_id=task_id, **options)
     shop.sql("UPDATE messages SET doom = 'revoked' WHERE task_id = 'doomed'")
     shop.sql("UPDATE messages SET on_lost = 'requeue' WHERE task_id = 'came back'")
 
-    found = fetched(consuming, 7)
+    found = fetched(consuming, 8)
 
     assert {task_id for task_id, hold in found.items() if hold is not None} == {"fresh"}
     assert shop.sql(LOCKED) == [("fresh",)]
