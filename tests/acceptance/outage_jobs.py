@@ -24,6 +24,12 @@ def note(job: RunningJob, name: str = "") -> None:
     Record.from_env().note("ran", job=job.id, run_no=job.run_no, name=name)
 
 
+@sidejob_task(name="outage.note_once", max_losses=1)
+def note_once(job: RunningJob) -> None:
+    """Note that it ran. No run of it may be lost, so its process claims it, and no page of its worker."""
+    Record.from_env().note("ran", job=job.id, run_no=job.run_no, name="")
+
+
 @sidejob_task(name="outage.count")
 def count(job: RunningJob) -> None:
     """Do next to nothing: for tests with thousands of jobs, which look at the jobs' own rows."""

@@ -143,7 +143,7 @@ def test_what_a_worker_had_fetched_is_not_vouched_for_after_its_connection_broke
         long = site.hold("gate")
         worker = site.start_worker()
         site.record.wait_for("holding", job=long.id)
-        waiting = site.sidejob.enqueue("outage.note")
+        waiting = site.sidejob.enqueue("outage.note_once")
         wait_until(lambda: published(site) == 1, message="it to be published")
         worker.wait_for_log(f"{waiting.task_id}] received")
         wait_for_looks(site)  # by which it is vouched for
