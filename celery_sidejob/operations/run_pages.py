@@ -67,7 +67,7 @@ def claim_page(
         return begun, ended
 
     single = not (owed and over)
-    found, ended = runtime.connections.transact("claim-page", work, single=single, within_s=patience_s(runtime))
+    found, ended = runtime.connections.timed("claim-page", work, single=single, within_s=patience_s(runtime))
     families: dict[int, list[Any]] = {}
     for row in sorted(found, key=lambda row: row.came_late is None):  # a job before its children
         families.setdefault(row.id if row.came_late is not None else row.parent_id, []).append(row)

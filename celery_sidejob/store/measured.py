@@ -29,10 +29,12 @@ class MeasuredConnections(Connections):
         super().__init__(*args, **options)
         self.measures = Measures(task_history=task_history)
 
-    def timed(self, name: str, work: Callable[[OwnExecutor], T], *, single: bool = False) -> T:
+    def timed(
+        self, name: str, work: Callable[[OwnExecutor], T], *, single: bool = False, within_s: float | None = None
+    ) -> T:
         """Run `work` like `transact`; time it from the request for a connection to the commit's answer."""
         began = time.monotonic()
-        result = self.transact(name, work, single=single)
+        result = self.transact(name, work, single=single, within_s=within_s)
         self.measures.time(name, time.monotonic() - began)
         if self.measures.begun and self.measures.age_s >= EVERY_S:
             self.record()  # by the thread whose connection has just become free, to open no further one

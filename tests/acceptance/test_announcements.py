@@ -77,7 +77,10 @@ def test_runs_in_workers_are_announced(site: Site) -> None:
     with site.sidejob.subscribe(f"/sidejob/job/{job.id}", timeout=20) as subscription:
         for _ in range(3):
             job.run(force=True)
-            assert statuses(until(subscription, "completed"))[-2:] == ["running", "completed"]
+            told = until(subscription, "completed")
+            if "running" not in statuses(told):  # its process tells that, and its worker the end: either may be faster
+                told += until(subscription, "running")
+            assert statuses(told)[-2:] == ["running", "completed"]
         job.run()
         job.terminate()
         assert statuses(until(subscription, "terminated"))[-1:] == ["terminated"]

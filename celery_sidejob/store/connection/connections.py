@@ -121,9 +121,11 @@ class Connections(Autocommit):
                 return self._transact(name, work, deadline, single=single and name in QUICK, in_turn=True)
             return self._transact(name, work, deadline, single=single, in_turn=False)
 
-    def timed(self, name: str, work: Callable[[OwnExecutor], T], *, single: bool = False) -> T:
-        """Run `work` like `transact`: a transaction of a run, which the connections of a worker time (`TIMED`)."""
-        return self.transact(name, work, single=single)
+    def timed(
+        self, name: str, work: Callable[[OwnExecutor], T], *, single: bool = False, within_s: float | None = None
+    ) -> T:
+        """Run `work` like `transact`: a transaction of runs, which the connections of a worker time (`TIMED`)."""
+        return self.transact(name, work, single=single, within_s=within_s)
 
     def _transact(  # noqa: PLR0912, PLR0915 - an arm for each way to fail
         self, name: str, work: Callable[[OwnExecutor], T], deadline: float | None, *, single: bool, in_turn: bool
