@@ -170,7 +170,7 @@ SELECT b.id FROM {jobs} b WHERE b.id = %(id)s AND NOT EXISTS (
   SELECT FROM {jobs} x WHERE x.id = b.id FOR NO KEY UPDATE OF x SKIP LOCKED)""")
 
 
-def is_locked(executor: Reader, job_id: int) -> bool:
+def is_locked(executor: Transaction, job_id: int) -> bool:
     """Tell, without waiting, whether a transaction has the job locked just now."""
     return bool(executor.run(_IS_LOCKED, id=job_id))
 
