@@ -69,12 +69,13 @@ def test_the_runs_of_a_killed_worker_begin_again_in_another(scene: Scene) -> Non
     for job in jobs:
         holding(scene, job)
     second = scene.worker(concurrency=2)
+    lost = scene.losses_at_death(*jobs)
 
     first.kill()
 
-    for value, job in enumerate(jobs, 1):
+    for (value, job), losses in zip(enumerate(jobs, 1), lost, strict=True):
         again = holding(scene, job, count=2)
-        assert (again["value"], again["run"], scene.row(job).losses) == (value, 2, 1)
+        assert (again["value"], again["run"], scene.row(job).losses) == (value, 2, losses)
         assert again["pid"] in (second.pid, *second.children())
     scene.go(*jobs)
     for value, job in enumerate(jobs, 1):
