@@ -22,7 +22,8 @@ ID, RUN_NO, WAKES = 1000, 3, 2
 
 GIVEN: dict[str, tuple[Any, ...]] = {
     "id": (ID,), "ids": ([ID],), "task": ("t",), "for_run": (RUN_NO + 1,), "run_no": (RUN_NO,), "pid": (1,),
-    "unit_no": (0,), "quiet": (False, True), "retry": (False, True), "then": (False, True), "most": (1,), "max_losses": (3,),
+    "unit_no": (0,), "quiet": (False, True), "retry": (False, True), "then": (False, True), "most": (1,),
+    "max_losses": (3,),
     "leaves": (False, True),
     "applied": (True,),
     "outcome": ("completed", "suspended", "failed"), "result": ("null",), "error": (None,), "unwanted": (True,),
