@@ -40,11 +40,16 @@ _IN_PAGE = """
 WITH seen AS MATERIALIZED (
   SELECT b.id, b.wakes, r.for_run, r.task
   FROM unnest(%(ids)s::bigint[], %(for_runs)s::bigint[], %(tasks)s::text[]) AS r(id, for_run, task)
-  CROSS JOIN LATERAL (SELECT x.id, x.wakes FROM {jobs} x WHERE x.id = r.id OFFSET 0) b),
+  CROSS JOIN LATERAL (
+    SELECT x.id, x.wakes FROM {jobs} x
+    WHERE x.id = r.id AND NOT EXISTS (SELECT FROM {queues} q WHERE q.name = x.queue) OFFSET 0) b),
 before AS MATERIALIZED (
   SELECT seen.* FROM seen CROSS JOIN LATERAL (
     SELECT FROM {jobs} x WHERE x.id = seen.id FOR NO KEY UPDATE OF x SKIP LOCKED) free),"""
-"""The CTE `before` of a claim of a page: the jobs that no transaction has locked, as the snapshot shows them."""
+"""The CTE `before` of a claim of a page: the jobs that no transaction has locked, as the snapshot shows them.
+
+Those of managed queues are not even locked for an instant: a gate would pass over the best of them.
+"""
 
 
 def claiming(changes: str, condition: str, *, before: str = NAMED, then: str = "") -> Statement:
