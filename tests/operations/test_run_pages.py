@@ -17,9 +17,11 @@ from celery_sidejob.operations import recovery, run_pages, runs
 from celery_sidejob.operations.hold import Hold
 from celery_sidejob.operations.run_pages import Claimed
 from celery_sidejob.operations.runs import Unit
+from celery_sidejob.store import claims
 from celery_sidejob.store.claims import Owed
 from celery_sidejob.store.outbox import doorbells, holds
 from celery_sidejob.store.outbox.kinds import JOBS
+from celery_sidejob.store.statement import Transaction
 from tests.tools.databases import SCHEMA
 from tests.tools.in_process import Stage
 
@@ -101,6 +103,22 @@ def test_a_page_claims_what_nobody_has_begun_and_leaves_everything_else(stage: S
         (None,)
     ]
     assert {fresh.refresh().status, child.refresh().status} == {"running"}
+
+
+def test_a_page_does_not_lock_the_job_of_a_managed_queue(stage: Stage) -> None:
+    """The gate of its queue chooses the best job that is not locked: it would pass over this one."""
+    stage.sidejob.queue("managed").configure(limit=1)
+    fresh, gated = stage.job(), stage.job(queue="managed")
+    announced = owed(stage, fresh, gated)
+    free: list[int] = []
+
+    def work(executor: Transaction) -> None:
+        claims.claim_page(executor, announced, worker_id=stage.worker_id, max_losses=3, most=10, schema=None)
+        found = stage.sql("SELECT id FROM jobs WHERE id IN (%s, %s) FOR UPDATE SKIP LOCKED", fresh.id, gated.id)
+        free.extend(job_id for (job_id,) in found)
+
+    stage.runtime.connections.transact("claim-page", work)
+    assert free == [gated.id]
 
 
 def test_a_page_has_the_children_of_each_job(stage: Stage) -> None:
