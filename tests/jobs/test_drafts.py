@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,6 +12,7 @@ from celery import signals
 from celery_sidejob import InvalidValueError
 from celery_sidejob.jobs import drafts
 from tests.tools.in_process import Stage
+from tests.tools.looking import looking
 
 QUOTED = 'a "quoted" \\ %(id)s %s \N{SNOWMAN} \N{PILE OF POO}\n'
 OPTIONS: dict[str, Mapping[str, Any]] = {
@@ -83,7 +83,7 @@ def test_jobs_of_single_calls_are_drawn_up_once_too(stage: Stage, drawn: list[An
     def any_arguments(job: Any, *args: Any, **kwargs: Any) -> None:
         pass
 
-    with signals_heard():
+    with looking():
         alone = [any_arguments.enqueue(args or (), kwargs) for args, kwargs in CALLS]
     assert len(drawn) == len(CALLS), "somebody may look at each"
 
@@ -130,20 +130,6 @@ def test_single_calls_with_what_is_their_own_are_drawn_up_by_themselves(stage: S
     assert drawn[1:] == [stage.idle] * 6 + [stage.call, stage.idle], (
         "of the last two the outer one is the first of its task"
     )
-
-
-@contextmanager
-def signals_heard() -> Iterator[None]:
-    """Have somebody look at each publication in the block."""
-
-    def look(**_: Any) -> None:
-        pass
-
-    signals.before_task_publish.connect(look)
-    try:
-        yield
-    finally:
-        signals.before_task_publish.disconnect(look)
 
 
 @pytest.mark.parametrize("options", [{"priority": True}, {"state": {"a": True}}])

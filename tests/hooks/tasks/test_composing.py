@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial, wraps
 from typing import Any
@@ -20,6 +19,7 @@ from celery.canvas import Signature
 from celery_sidejob import CapacityPool, InvalidValueError
 from celery_sidejob.hooks.tasks.composing import MOST_MODELS, Composed
 from tests.tools.apps import make_app
+from tests.tools.looking import looking
 
 LATER = datetime(2100, 1, 1, tzinfo=UTC)
 QUOTED = 'a "quoted" \\ %(id)s %s \N{SNOWMAN} \N{PILE OF POO}\n'
@@ -224,20 +224,6 @@ def test_what_a_task_and_its_app_say_later_counts(app: Celery, database_url: str
     found = {task_id: (pool, queue) for task_id, *(pool, queue) in rows}
     assert [found[task_id] for task_id in in_pool] == [("mails", "celery")] * 2
     assert [found[task_id] for task_id in elsewhere] == [("mails", "others")] * 2
-
-
-@contextmanager
-def looking() -> Iterator[None]:
-    """Have somebody look at each message in the block."""
-
-    def look(**_: Any) -> None:
-        pass
-
-    signals.before_task_publish.connect(look)
-    try:
-        yield
-    finally:
-        signals.before_task_publish.disconnect(look)
 
 
 def test_tasks_and_options_may_take_turns(app: Celery, database_url: str, again: list[str]) -> None:
