@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from functools import cache
 
@@ -28,6 +29,13 @@ def counts() -> redis.Redis:
 @app.task(name="plain", shared=False)
 def plain() -> None:
     """A task of Celery's alone."""
+    counts().incr(DONE)
+
+
+@app.task(name="coroutine", shared=False)
+async def coroutine() -> None:
+    """A plain task in an event loop."""
+    await asyncio.sleep(0)
     counts().incr(DONE)
 
 

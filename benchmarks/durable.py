@@ -38,7 +38,7 @@ import redis
 
 from benchmarks.idle import cpu_of, scalar
 from benchmarks.servers import POOLS, servers
-from benchmarks.stamped import Stamped
+from benchmarks.stamped import Watched
 from benchmarks.stamps import REQUEUE_SCHEMA, SCHEMA, make_app
 from benchmarks.turns import Median, take_turns
 from celery_sidejob.hooks.patches.redis_client import keep_client
@@ -113,7 +113,7 @@ def main(arguments: list[str]) -> int:
     return 0 if bench.met else 1
 
 
-class Side(Stamped):
+class Side(Watched):
     """A client of one kind, with a database of its own in the same Redis, and perhaps a worker."""
 
     def __init__(

@@ -196,7 +196,7 @@ def idle(processes: Processes, transport: str, seconds: int, directory: Path) ->
     asked: Counter[str] = Counter()
     with embedded.Valkey() as server, redis.Redis.from_url(server.url) as client:
         env = {"BROKER_URL": by(server.url, transport), "RAN": str(directory / "ran")}
-        worker = processes.start_worker("benchmarks.killed_app", env=env, extra=["--without-heartbeat"])
+        worker = processes.start_worker("proofs.killed_app", env=env, extra=["--without-heartbeat"])
         settled = time.monotonic() + SETTLED_S
         with client.monitor() as monitor:
             while (now := time.monotonic()) < settled + seconds:

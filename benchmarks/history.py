@@ -16,9 +16,9 @@ from celery import Celery
 from benchmarks.turns import Median, take_turns
 from celery_sidejob import Job, SideJob, embedded
 from celery_sidejob.model.status import RunEnd
-from celery_sidejob.operations import endings, runs
-from celery_sidejob.operations.job_run_end import Ending
-from celery_sidejob.operations.runs import Unit
+from celery_sidejob.operations.runs import endings, runs
+from celery_sidejob.operations.runs.job_run_end import Ending
+from celery_sidejob.operations.runs.runs import Unit
 from celery_sidejob.store import workers
 from celery_sidejob.store.measured import MeasuredConnections
 from celery_sidejob.store.schema.migrate import upgrade

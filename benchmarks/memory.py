@@ -1,8 +1,9 @@
 """How much memory a worker takes while it runs tens of thousands of jobs, durable tasks and plain tasks.
 
     python -m benchmarks memory [--runs 30000] [--kinds job,durable,plain] [--brokers sidejob,redis] [--pool prefork]
+    python -m benchmarks memory --kinds coroutine --pool asyncio --concurrency 1000 --page 10000 --runs 1000000
 
-For each kind and broker a fresh worker with two processes runs so many, a page at a time. After each page the anonymous
+For each kind and broker a fresh worker runs so many, in two processes, a page at a time. After each page the anonymous
 memory of the parent and of the children is read (RssAnon: without what is mapped from files). It levels off if its
 slope over the second half of the runs is below 50 bytes a run. Plain tasks, which are Celery's alone, show what is
 Celery's. Each line is the growth of a process since the first page; the benchmark ends with 1 if a process of a kind
@@ -29,7 +30,6 @@ from celery_sidejob.store.schema.migrate import upgrade
 from tests.tools.waiting import wait_until
 from tests.tools.workers import WorkerProcess
 
-PAGE = 1000
 SLOPE = 50.0
 """Bytes a run."""
 DONE = "memory:done"
@@ -41,13 +41,14 @@ class Curve:
     """The memory of one process after each page."""
 
     name: str
+    page: int
     rss: list[int] = field(default_factory=list)
 
     @property
     def slope(self) -> float:
         """Bytes a run over the second half."""
         later = self.rss[len(self.rss) // 2 :]
-        return linear_regression([PAGE * place for place in range(len(later))], later).slope
+        return linear_regression([self.page * place for place in range(len(later))], later).slope
 
     def __str__(self) -> str:
         shown = " ".join(f"{(rss - self.rss[0]) / 1e6:5.2f}" for rss in self.rss[:: max(1, len(self.rss) // 10)])
@@ -61,19 +62,21 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--kinds", default="job,durable,plain")
     parser.add_argument("--brokers", default="sidejob,redis")
     parser.add_argument("--pool", default="prefork")
+    parser.add_argument("--concurrency", type=int, default=2)
+    parser.add_argument("--page", type=int, default=1000)
     given = parser.parse_args(arguments)
     grow = False
     print(f"{'process':32}{'MB':>7}{'at end':>7}{'B a run':>9}  growth in MB", flush=True)
     for broker in given.brokers.split(","):
         for kind in given.kinds.split(","):
-            for curve in measure(broker, kind, given.runs, given.pool):
+            for curve in measure(broker, kind, given.runs, given.page, (given.pool, given.concurrency)):
                 print(curve, flush=True)
-                grow |= kind != "plain" and curve.slope > SLOPE
+                grow |= kind not in ("plain", "coroutine") and curve.slope > SLOPE
     return int(grow)
 
 
-def measure(broker: str, kind: str, runs: int, pool: str) -> Iterator[Curve]:
-    """Yield the curves of a fresh worker's processes."""
+def measure(broker: str, kind: str, runs: int, size: int, pool: tuple[str, int]) -> Iterator[Curve]:
+    """Yield the curves of the processes of a fresh worker with this pool and concurrency."""
     with ExitStack() as stack:
         database_url = stack.enter_context(embedded.Postgres()).url
         upgrade(database_url)
@@ -83,17 +86,19 @@ def measure(broker: str, kind: str, runs: int, pool: str) -> Iterator[Curve]:
         env = {"DATABASE_URL": database_url, "BROKER_URL": broker_url, "COUNTS_URL": redis_url}
         publish = publisher(stack, database_url, broker_url, kind)
         processes = stack.enter_context(started_processes())
-        worker = processes.start_worker("benchmarks.counted", env=env, pool=pool, concurrency=2, name="counted")
+        worker = processes.start_worker(
+            "benchmarks.counted", env=env, pool=pool[0], concurrency=pool[1], name="counted"
+        )
         curves: dict[int, Curve] = {}
-        for page in range(runs // PAGE):
-            publish(PAGE)
-            wanted = (page + 1) * PAGE
+        for page in range(runs // size):
+            publish(size)
+            wanted = (page + 1) * size
             wait_until(
                 lambda wanted=wanted: int(counts.get(DONE) or 0) >= wanted, timeout=300, message="the page to be run"
             )
             time.sleep(0.5)  # what follows the bodies
             for pid, name in members(worker):
-                curve = curves.setdefault(pid, Curve(f"{broker} {kind} {name}"))
+                curve = curves.setdefault(pid, Curve(f"{broker} {kind} {name}", size))
                 curve.rss.append(rss(pid))
         yield from curves.values()
 
@@ -130,4 +135,4 @@ def publisher(stack: ExitStack, database_url: str, broker_url: str, kind: str) -
         return lambda count: sidejob.enqueue_many([{"task": "job"}] * count)
     if kind == "durable":
         return lambda count: sidejob.send_many([durable.s() for _ in range(count)])
-    return lambda count: [app.send_task("plain") for _ in range(count)]
+    return lambda count: [app.send_task(kind) for _ in range(count)]

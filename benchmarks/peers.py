@@ -26,7 +26,7 @@ import psycopg
 
 from benchmarks.idle import scalar
 from benchmarks.servers import POOLS
-from benchmarks.stamped import Stamped
+from benchmarks.stamped import Watched
 from benchmarks.transport import Bench
 from tests.tools.waiting import wait_until
 from tests.tools.workers import Processes, environment
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int | None:
     except PackageNotFoundError as missing:
         print(f"{missing.name} is not installed: pip install procrastinate 'pgqueuer[asyncpg]'", file=sys.stderr)
         return 2
-    peers: dict[str, Callable[[str, Path], Stamped]] = {name: partial(Peer, name) for name in PEERS}
+    peers: dict[str, Callable[[str, Path], Watched]] = {name: partial(Peer, name) for name in PEERS}
     with Bench.opened(["stock", "postgres", "pg_requeue"], peers=peers, bounds={}) as bench:
         print(versions)
         print("Celery: two processes of prefork. The others: one process with coroutines; procrastinate two at a time,")
@@ -62,7 +62,7 @@ def main(arguments: list[str]) -> int | None:
     return None
 
 
-class Peer(Stamped):
+class Peer(Watched):
     """A library with a queue in a Postgres, in a database of its own, and perhaps a worker."""
 
     def __init__(self, name: str, server_url: str, directory: Path) -> None:

@@ -3,7 +3,7 @@
     python -m benchmarks poll [--rows 1000000] [--waiting 100000]
 
 nothing due         every row is to be looked at later
-a backlog is due    those that wait in Redis are looked at, all at once: none may be published again
+a backlog is due    those that wait in Redis are checked, all at once: none may be published again
 everything is due   the rest too, of which Redis has nothing: each is struck, once
 published again     the first turns after that, in which what was struck is published
 
@@ -45,7 +45,7 @@ FILL = """
 INSERT INTO sidejob.messages
   (task_id, task, queue, publication, body, generation, due_at, published_at, next_check_at, check_interval)
 SELECT id, m.task, q, replace(replace(m.publication, 'the-task-id', id), '"{queue}\\"', '"' || q || '\\"'), m.body,
-  1, now(), now() - interval '1 hour', now() + interval '1 hour', '30 s'
+  1, now(), now() - interval '30 min', now() + interval '1 hour', '30 s'
 FROM sidejob.messages m, generate_series(1, {rows}) n,
   LATERAL (SELECT 'task-' || lpad(n::text, 31, '0') AS id,
     CASE WHEN n <= {waiting} THEN '{queue}' ELSE 'gone-' || n % {others} END AS q) of

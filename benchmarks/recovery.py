@@ -1,6 +1,6 @@
 """How soon a run begins again after the process that ran it was killed: real workers, `kill -9`, default settings.
 
-    python -m benchmarks recovery --kills 300
+    python -m benchmarks recovery --kills 300 [--broker sidejobpg]
 
 Measured from just before the kill to the first line of the body's next run. What sets each time:
 
@@ -18,11 +18,13 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import quantiles
 
+from benchmarks.servers import started_broker
 from celery_sidejob import Job, embedded
 from tests.acceptance.scene import Scene
 from tests.tools.databases import prepare_template
@@ -69,7 +71,9 @@ def main(arguments: list[str]) -> int:
     """Measure, print a table, and return 1 if a target was missed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks recovery", description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=300, help="how many, of all kinds together (300)")
-    kills = parser.parse_args(arguments).kills
+    parser.add_argument("--broker", default="redis", help="redis, sidejob, sidejobpg or amqp (redis)")
+    given = parser.parse_args(arguments)
+    kills = given.kills
     kinds: list[tuple[Series, Callable[[Scene, int], list[float]]]] = [
         (Series("process of the pool", 0.5, 1.5), kill_processes),
         (Series("worker", 0.25, 3.0), kill_workers),
@@ -78,42 +82,29 @@ def main(arguments: list[str]) -> int:
     ]
     print(f"{'seconds after the death of a':24}{'n':>6}{'p50':>9}{'p99':>9}{'max':>9}{'target':>9}", flush=True)
     for series, measure in kinds:
-        with stage() as scene:
-            series.times_s = measure(scene.scene, max(2, round(kills * series.share)))
+        with stage(given.broker) as scene:
+            series.times_s = measure(scene, max(2, round(kills * series.share)))
         print(series, flush=True)
     print(__doc__[__doc__.index("Measured from") :].rstrip())
     return 0 if all(series.met for series, _ in kinds) else 1
 
 
-class stage:  # noqa: N801 - used like a function
+@contextmanager
+def stage(broker_kind: str) -> Iterator[Scene]:
     """Servers, a store and an empty scene within the block."""
-
-    scene: Scene
-
-    def __enter__(self) -> stage:
-        self._servers = (embedded.Postgres(durable=False), embedded.Valkey())
-        postgres, valkey = self._servers
-        postgres.__enter__()
-        valkey.__enter__()
+    with ExitStack() as stack:
+        home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        postgres = stack.enter_context(embedded.Postgres(durable=False))
         prepare_template(postgres.url)
-        self._directory = tempfile.TemporaryDirectory()
-        home = Path(self._directory.name)
-        self._guard = Guard()
-        self._guard.__enter__()
-        self._processes = Processes(home / "processes", self._guard)
-        self.scene = Scene(postgres.url, valkey.url, Record(home / "record.jsonl"), self._processes)
+        broker = stack.enter_context(started_broker(broker_kind, postgres.url))
+        processes = Processes(home / "processes", stack.enter_context(Guard()))
+        stack.callback(processes.kill_all)
+        scene = Scene(postgres.url, broker, Record(home / "record.jsonl"), processes)
+        stack.callback(scene.close)
         # Just after a start of Postgres a free lock means nothing: its owner may be on its way back.
         settled = "SELECT now() - pg_postmaster_start_time() > interval '11 s' AS so"
-        wait_until(lambda: self.scene.sql(settled)[0].so, timeout=20)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.scene.close()
-        self._processes.kill_all()
-        self._guard.__exit__(None, None, None)
-        for server in reversed(self._servers):
-            server.__exit__(None, None, None)
-        self._directory.cleanup()
+        wait_until(lambda: scene.sql(settled)[0].so, timeout=20)
+        yield scene
 
 
 class Patient:

@@ -41,9 +41,9 @@ from benchmarks.suspended import quantile
 from benchmarks.turns import Median
 from celery_sidejob import Job, JobNotFoundError, SideJob, embedded
 from celery_sidejob.model.status import RunEnd
-from celery_sidejob.operations import endings, runs
-from celery_sidejob.operations.job_run_end import Ending
-from celery_sidejob.operations.runs import Unit
+from celery_sidejob.operations.runs import endings, runs
+from celery_sidejob.operations.runs.job_run_end import Ending
+from celery_sidejob.operations.runs.runs import Unit
 from celery_sidejob.services.heartbeat.heartbeat import Heartbeat
 from celery_sidejob.services.sweep import prune
 from celery_sidejob.services.sweep.sweep import Sweep

@@ -14,9 +14,6 @@ from tests.tools.workers import Process, Processes
 class Stamped(ABC):
     """A file of stamps, and perhaps the worker that writes them."""
 
-    schema: str | None = None
-    """Where the rows of durable tasks are, if there are any."""
-
     def __init__(self, stamps: Path) -> None:
         self.stamps = stamps
         self.stamps.touch()
@@ -55,6 +52,13 @@ class Stamped(ABC):
     @abstractmethod
     def start_worker(self, processes: Processes, pool: str, concurrency: int) -> None:
         """Start a worker, and wait until it runs what it is given."""
+
+
+class Watched(Stamped):
+    """A side that is asked for its messages too."""
+
+    schema: str | None = None
+    """Where the rows of durable tasks are, if there are any."""
 
     @abstractmethod
     def waiting(self) -> int:

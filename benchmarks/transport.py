@@ -37,7 +37,7 @@ import psycopg
 from benchmarks.durable import Bound, Side, print_machine
 from benchmarks.idle import cpu_of, scalar
 from benchmarks.servers import POOLS, servers
-from benchmarks.stamped import Stamped
+from benchmarks.stamped import Stamped, Watched
 from benchmarks.stamps import JOBS_SCHEMA, REQUEUE_SCHEMA, SCHEMA
 from benchmarks.turns import Median, take_turns
 from celery_sidejob import embedded
@@ -208,7 +208,7 @@ class Bench:
     """The servers, the sides with a client each, and what was found."""
 
     def __init__(
-        self, sides: dict[str, Stamped], clients: dict[str, Client], processes: Processes,
+        self, sides: dict[str, Watched], clients: dict[str, Client], processes: Processes,
         postgres: embedded.Postgres, bounds: Mapping[tuple[str, str], Bound],
     ) -> None:  # fmt: skip
         self._sides = sides
@@ -224,7 +224,7 @@ class Bench:
     @classmethod
     @contextmanager
     def opened(
-        cls, names: list[str], *, peers: Mapping[str, Callable[[str, Path], Stamped]] = {},
+        cls, names: list[str], *, peers: Mapping[str, Callable[[str, Path], Watched]] = {},
         bounds: Mapping[tuple[str, str], Bound] = BOUNDS, prefetch: int | None = None,
     ) -> Iterator[Bench]:  # fmt: skip
         """Start servers and clients; everything ends with the block. Peers are made from the Postgres' URL.
@@ -244,7 +244,7 @@ class Bench:
             in_broker = urlsplit(postgres.url)._replace(path="/broker").geturl()
             for options in IN_POSTGRES.values():
                 upgrade(in_broker, options["schema"])
-            sides: dict[str, Stamped] = {}
+            sides: dict[str, Watched] = {}
             clients = {}
             for number, name in enumerate(names):
                 _, scheme, schema = SIDES[name]
@@ -366,10 +366,10 @@ class Bench:
         wait_until(side.is_quiet, timeout=30, message="all to be acknowledged")
         assert side.count() == count, "each body runs once"
 
-    def _rows(self, side: Stamped) -> int:
+    def _rows(self, side: Watched) -> int:
         return scalar(self._looking_of(side), f"SELECT count(*) FROM {side.schema}.messages")
 
-    def _looking_of(self, side: Stamped) -> psycopg.Connection[Any]:
+    def _looking_of(self, side: Watched) -> psycopg.Connection[Any]:
         return side.looking if isinstance(side, InPostgres) else self._looking
 
 

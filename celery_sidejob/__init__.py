@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .hooks.jobs.sidejob_task import SideJobTask
     from .hooks.logs import JSONFormatter, RunFilter
     from .hooks.overload import Overloaded
-    from .hooks.signals import job_status_changed, task_buried, task_lost, task_recovered
+    from .hooks.signals import job_status_changed, step_ended, task_buried, task_lost, task_recovered
     from .hooks.tasks.durable_task import DurableTask
     from .jobs.batch import Batch, BatchCounts
     from .jobs.capacity import CapacityPool, SlotHolder
@@ -27,14 +27,16 @@ if TYPE_CHECKING:
     from .jobs.job import Job
     from .jobs.port import Packet, Port
     from .jobs.queue import Queue, QueueCounts
-    from .jobs.running import RunningJob, Suspend, current_job, heartbeat, stopping
+    from .jobs.running import RunningJob, current_job, heartbeat, stopping
     from .jobs.schedule import Schedule
+    from .jobs.steps import Step
     from .jobs.timers import Timer
     from .jobs.workers import WorkerInfo
     from .model.errors import (
         AliasTakenError,
         BatchClosedError,
         BatchNotFoundError,
+        ChildFailedError,
         ChildNameTakenError,
         CommitInDoubtError,
         CycleError,
@@ -55,10 +57,13 @@ if TYPE_CHECKING:
         PoolConflictError,
         PortFullError,
         PortNotFoundError,
+        ResultTooLargeError,
         ScheduleNotFoundError,
         SchemaError,
         SettingsError,
         SideJobError,
+        StepFailedError,
+        StepNameError,
         StoreUnavailableError,
         UnitNotCommittedError,
         UnknownTaskError,
@@ -68,6 +73,7 @@ if TYPE_CHECKING:
     from .model.statistics import Durations, Statistics
     from .model.status import FINISHED, Status
     from .services.sweep.sweeper import PollReport
+    from .unit.open_unit import Suspend
 
 _MODULES = {
     ".announcements.subscription": ("Announcement", "Subscription"),
@@ -78,7 +84,7 @@ _MODULES = {
     ".hooks.logs": ("JSONFormatter", "RunFilter"),
     ".hooks.jobs.revocation": ("TaskRevokedError",),
     ".hooks.overload": ("Overloaded",),
-    ".hooks.signals": ("job_status_changed", "task_buried", "task_lost", "task_recovered"),
+    ".hooks.signals": ("job_status_changed", "step_ended", "task_buried", "task_lost", "task_recovered"),
     ".hooks.jobs.sidejob_task": ("SideJobTask",),
     ".jobs.batch": ("Batch", "BatchCounts"),
     ".jobs.capacity": ("CapacityPool", "SlotHolder"),
@@ -90,11 +96,13 @@ _MODULES = {
     ".model.status": ("FINISHED", "Status"),
     ".jobs.port": ("Packet", "Port"),
     ".jobs.queue": ("Queue", "QueueCounts"),
-    ".jobs.running": ("RunningJob", "Suspend", "current_job", "heartbeat", "stopping"),
+    ".jobs.running": ("RunningJob", "current_job", "heartbeat", "stopping"),
     ".jobs.schedule": ("Schedule",),
+    ".jobs.steps": ("Step",),
     ".jobs.timers": ("Timer",),
     ".jobs.workers": ("WorkerInfo",),
     ".services.sweep.sweeper": ("PollReport",),
+    ".unit.open_unit": ("Suspend",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 """The modules of the public names; those that are not among them are in `model.errors`."""
@@ -109,6 +117,7 @@ __all__ = [
     "BatchCounts",
     "BatchNotFoundError",
     "CapacityPool",
+    "ChildFailedError",
     "ChildNameTakenError",
     "CommitInDoubtError",
     "CycleError",
@@ -143,6 +152,7 @@ __all__ = [
     "Progress",
     "Queue",
     "QueueCounts",
+    "ResultTooLargeError",
     "RunFilter",
     "RunningJob",
     "Schedule",
@@ -155,6 +165,9 @@ __all__ = [
     "SlotHolder",
     "Statistics",
     "Status",
+    "Step",
+    "StepFailedError",
+    "StepNameError",
     "StoreUnavailableError",
     "Subscription",
     "Suspend",
@@ -167,6 +180,7 @@ __all__ = [
     "heartbeat",
     "job_status_changed",
     "sidejob_task",
+    "step_ended",
     "stopping",
     "task_buried",
     "task_lost",

@@ -1,43 +1,45 @@
 """The dead set: failed jobs, and messages of durable tasks, until a person decides.
 
-Each store has its own. Here they are one, the primary's entries first. Entries of other stores have the store's name in
-their id, because two stores may use the same numbers.
+Each store has its own dead set. `DeadSet` shows them as one, the primary's entries first. Entries of other stores have
+the store's name in their id, because two stores may use the same numbers.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from .awaiting import AioOf
 from .jobs.job import Job
 from .model.checks import check_age, check_number, check_texts, did_you_mean, is_keepable, shown, text_of
 from .model.durable import headers_of
 from .model.errors import InvalidValueError, JobNotFoundError, SideJobError, StoreUnavailableError
+from .model.logger import logger
 from .model.loss import Loss
 from .model.retention import Retention
 from .model.status import FINISHED
-from .operations import burials
-from .operations.deletion import delete_finished_tree
+from .operations.changes.deletion import delete_finished_tree
+from .operations.ledger import burials
 from .operations.runtime import Runtime
 from .operations.stores import Store
 from .store import dead
 from .store.statement import Transaction
 
+if TYPE_CHECKING:
+    from .aio import AioDeadSet
+
 T = TypeVar("T")
 Progress = Callable[[int], object]
 Skipped = Callable[[int | str, SideJobError], object]
 
-logger = logging.getLogger("celery_sidejob")
-
 REASONS = ("failed", "lost", "revoked", "expired", "unsendable", "shutdown lost")
-"""Why work dies; the table allows no others."""
+"""The reasons why work dies; the table allows no others."""
 PAGE = 200
 MOST_DIGITS = 18
 """The most digits of an entry's number: every number with this many fits into Postgres' bigint."""
@@ -45,30 +47,30 @@ MOST_DIGITS = 18
 
 @dataclass(frozen=True, slots=True)
 class DeadEntry:
-    """One entry: what died, why, and when."""
+    """One entry: the dead work, the reason, and the time."""
 
     id: int | str
-    """Its number; in another store than the primary ``"<store>:<number>"``."""
+    """Its number; for an entry of another store than the primary ``"<store>:<number>"``."""
     job_id: int | None
-    """The job; None for a durable task, whose message is kept here."""
+    """The job; None for a durable task, whose message the entry contains."""
     task_id: str | None
     task: str
     queue: str
     group: str
-    """The failure group: the one that a `JobFailed` has named, else the class of the exception."""
+    """The failure group: the group that a `JobFailed` has named, else the class of the exception."""
     reason: str
     error: str
     traceback: str | None = field(repr=False)
     died_at: datetime
     retries: int
     store: str | None = None
-    """The name of its store, if that is not the primary."""
+    """The name of its store; None for the primary."""
     losses: int = 0
     """How many runs of a durable task were lost with their workers."""
     loss: Mapping[str, Any] | None = None
     """Why the last lost run was lost: `why`, a sentence, and its facts, such as `host`, `signal`, `out_of_memory`.
 
-    None if no run was lost. `Loss` says which facts there are.
+    None if no run was lost. `Loss` lists the possible facts.
     """
     arguments: str | None = None
     """A durable task's arguments as Celery shows them; a job's are in `Job.info`."""
@@ -77,22 +79,25 @@ class DeadEntry:
 
 
 class DeadSet:
-    """A view of the dead set; nothing is kept in memory.
+    """A view of the dead set, which reads the store at each call.
 
     A call for many entries skips a store that does not answer, with a warning, and raises only if no store answers. It
-    keeps the entries that the store returned before it stopped answering.
+    returns the entries that a store gave before it stopped answering.
     """
+
+    aio: AioOf[AioDeadSet] = AioOf("AioDeadSet")
+    """The verbs as coroutines."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._stores = runtime.stores
 
     def __len__(self) -> int:
-        """Return the number of entries; counts them all, a million in a fifth of a second."""
+        """Return the number of entries; reads them all, a million in a fifth of a second."""
         return sum(self._of_each(lambda store: [self._ask(store, dead.count)]))
 
     def __bool__(self) -> bool:
-        """The dead set is true, even if it is empty."""
+        """True, even if the dead set is empty."""
         return True
 
     def __iter__(self) -> Iterator[DeadEntry]:
@@ -105,27 +110,25 @@ class DeadSet:
     ) -> Sequence[DeadEntry]:  # fmt: skip
         """Return up to `limit` entries that match, the oldest of each store first, after the id `after`.
 
-        Those of a failure group are returned newest first, and `after` is the id of the last entry of the page before.
-        A page of a group, or of a task, takes the same time in any dead set. With a queue or a reason, or with a task
-        and a group, entries are read one by one until `limit` match: a million takes a second.
+        The entries of a failure group are returned newest first, and `after` is the id of the last entry of the page
+        before. A page of a group, or of a task, takes the same time in any dead set. With a queue or a reason, or with
+        a task and a group, entries are read one by one until `limit` match: a million takes a second.
         """
         check_number("limit", limit, least=1, of="entries")
-        _check(reason, group=group, task=task, queue=queue)
-        chosen: dict[str, Any] = {"task": task, "queue": queue, "reason": reason}
+        which = which_of(group, task, queue, reason)
         first, number = self._place_of(after)
         found: list[DeadEntry] = []
 
         def read(store: Store) -> Sequence[DeadEntry]:
             place, rest = number if store is first else 0, limit - len(found)
             if group is None:
-                rows = self._page(store, after=place, limit=rest, **chosen)
+                page = partial(dead.page, after=place, limit=rest, which=which)
             else:
-                newest = partial(dead.newest_of_group, before=place or None, limit=rest, failure_group=group, **chosen)
-                rows = self._ask(store, newest)
-            return [self._entry(store, row) for row in rows]
+                page = partial(dead.newest, before=place or None, limit=rest, which=which)
+            return [self._entry(store, row) for row in self._ask(store, page)]
 
         for entry in self._of_each(read, lambda store: store.place >= first.place and len(found) < limit):
-            found.append(entry)  # one by one: the rest is computed from their number
+            found.append(entry)  # separately: the rest is computed from their number
         return found
 
     def groups(self) -> dict[str, int]:
@@ -138,9 +141,8 @@ class DeadSet:
     def count(
         self, *, group: str | None = None, task: str | None = None, queue: str | None = None, reason: str | None = None
     ) -> int:
-        """Count the entries that match; looks at all, a million in a second."""
-        _check(reason, group=group, task=task, queue=queue)
-        count = partial(dead.count_matching, failure_group=group, task=task, queue=queue, reason=reason)
+        """Count the entries that match; reads all entries, a million in a second."""
+        count = partial(dead.count_matching, which=which_of(group, task, queue, reason))
         return sum(self._of_each(lambda store: [self._ask(store, count)]))
 
     def get(self, entry_id: int | str) -> DeadEntry:
@@ -182,29 +184,28 @@ class DeadSet:
         reason: str | None = None, limit: int | None = None, progress: Progress | None = None,
         skipped: Skipped | None = None,
     ) -> int:  # fmt: skip
-        """Try all entries that match again in the order in which they failed, at most `limit`; returns how many left.
+        """Try up to `limit` matching entries again, in the order in which they failed; returns how many were retried.
 
-        Messages of durable tasks go a page at a time, each in one statement. An entry that was buried after this was
-        called is left alone, so that a task that fails again is not tried for ever. `progress` is called with the
-        number of entries that leave, as they do; `skipped` with the id of each entry that cannot leave, and the error
-        that says why.
+        Messages of durable tasks go a page at a time, each in one statement. An entry that was buried after the call
+        began is not retried, so that a task that fails again is not tried for ever. `progress` is called with the
+        number of entries retried since its last call; `skipped` with the id of each entry that cannot be retried, and
+        the error that says why.
         """
-        _check(reason, group=group, task=task, queue=queue)
+        which = which_of(group, task, queue, reason)
         if limit is not None:
             check_number("limit", limit, least=1, of="entries")
         left = math.inf if limit is None else limit
 
         def retry(store: Store) -> Iterator[int]:
             nonlocal left
-            which = {"failure_group": group, "task": task, "queue": queue, "reason": reason}
-            for number in self._retry_in(store, left, skipped, **which):
+            for number in self._retry_in(store, left, skipped, which):
                 left -= number
                 yield number
 
         return _total(self._of_each(retry, lambda store: left > 0), progress)
 
     def delete(self, entry_id: int | str) -> bool:
-        """Remove an entry for good, a job with all jobs below it; False if one of those is not finished."""
+        """Remove an entry for good, a job with all jobs below it; False if one of these jobs is not finished."""
         store, number = self._place_of(entry_id)
         return self._delete(store, number, self.get(entry_id).job_id)
 
@@ -215,16 +216,15 @@ class DeadSet:
     ) -> int:  # fmt: skip
         """Remove entries older than this (a timedelta or seconds), and all but the newest `keep`; returns how many.
 
-        A job goes with all jobs below it, and stays if one of those is not finished. With a group, task, queue or
-        reason only entries that match go; with these alone, all that match. `keep` counts the entries of each store,
-        whatever they are. An entry that was buried after this was called is left alone. Reads the whole dead set if
-        nothing is old enough, a million entries in a second.
+        A job is removed with all jobs below it, and stays if one of them is not finished. With a group, task, queue or
+        reason only matching entries are removed; without `older_than` and `keep`, all that match. `keep` counts all
+        entries of a store. An entry that was buried after the call began stays. Reads the whole dead set if no entry is
+        old enough, a million entries in a second.
 
-        `confirm` is called before anything is removed, with the number of entries and of jobs among them; it raises to
-        keep them. `progress` is called with the numbers that are removed, as they are.
+        `confirm` is called before anything is removed, with the number of entries and of jobs among them; to keep them,
+        it raises. `progress` is called with the number of entries removed since its last call.
         """
-        _check(reason, group=group, task=task, queue=queue)
-        which = {"failure_group": group, "task": task, "queue": queue, "reason": reason}
+        which = which_of(group, task, queue, reason)
         if older_than is None and keep is None and not any(value is not None for value in which.values()):
             raise InvalidValueError(
                 "purge() needs older_than=, keep=, group=, task=, queue= or reason=: say which entries are to be "
@@ -239,7 +239,7 @@ class DeadSet:
 
         def chosen(store: Store) -> list[tuple[Store, dict[str, Any]]]:
             bounds = self._ask(store, partial(dead.Bounds.read, retention=retention))
-            return [(store, {**which, "bounds": bounds, "last": self._ask(store, dead.last_id)})]
+            return [(store, {"which": which, "bounds": bounds, "last": self._ask(store, dead.last_id)})]
 
         in_stores = dict(self._of_each(chosen))
         if confirm is not None:
@@ -249,19 +249,16 @@ class DeadSet:
         return _total(purge, progress)
 
     def tasks(self) -> Sequence[str]:
-        """Return the tasks that have entries, by name; their number decides how long it takes."""
+        """Return the names of the tasks that have entries, in order; the time that it takes grows with their number."""
         return sorted(set(self._of_each(lambda store: self._ask(store, dead.tasks))))
 
     # ------------------------------------------------------------------------------------------------------------
 
     def _all(self, store: Store) -> Iterator[DeadEntry]:
         after = 0
-        while rows := self._page(store, after=after, limit=PAGE):
+        while rows := self._ask(store, partial(dead.page, after=after, limit=PAGE)):
             after = rows[-1].id
             yield from [self._entry(store, row) for row in rows]
-
-    def _page(self, store: Store, **which: Any) -> Sequence[Any]:
-        return self._ask(store, lambda executor: dead.page(executor, **which))
 
     def _ask(self, store: Store, ask: Callable[[Transaction], T]) -> T:
         """Ask one store, and wait for its answer as long as commands do."""
@@ -270,7 +267,7 @@ class DeadSet:
     def _of_each(
         self, do: Callable[[Store], Iterable[T]], where: Callable[[Store], bool] = lambda store: True
     ) -> Iterator[T]:
-        """Yield the results of one store after the other; of a store that goes away, its results until then.
+        """Yield the results of one store after the other; if a store stops answering, its results until then.
 
         Raises StoreUnavailableError if no store answered to the end.
         """
@@ -296,12 +293,12 @@ class DeadSet:
             raise InvalidValueError(f"{shown(entry_id)} is no id of the dead set: a number, or a store's name:number.")
         return self._stores.named(name) if name else self._stores[0], int(number)
 
-    def _retry_in(self, store: Store, limit: float, skipped: Skipped | None, **which: str | None) -> Iterator[int]:
-        """Yield how many entries left the dead set, page by page."""
+    def _retry_in(self, store: Store, limit: float, skipped: Skipped | None, which: dead.Which) -> Iterator[int]:
+        """Yield, page by page, how many entries were retried."""
         retried, after, last = 0, 0, self._ask(store, dead.last_id)
         while after < last and retried < limit:
             page = int(min(PAGE, limit - retried))
-            rows = self._page(store, after=after, limit=page, **which)
+            rows = self._ask(store, partial(dead.page, after=after, limit=page, which=which))
             if not rows:
                 break
             after = rows[-1].id
@@ -319,13 +316,13 @@ class DeadSet:
                     yield 1
 
     def _tell_of_stuck(self, store: Store, numbers: Sequence[int], skipped: Skipped) -> None:
-        """Tell of those of these messages that are still in the dead set."""
+        """Report each of these messages that is still in the dead set to `skipped`."""
         for row in self._ask(store, partial(dead.there, entry_ids=numbers)):
             entry_id = burials.entry_id_of(self._stores.label_of(store), row.id)
             skipped(entry_id, burials.not_revived(entry_id, row.task_id))
 
     def _forced(self, store: Store, row: Any, skipped: Skipped | None) -> bool:
-        """Force the job of an entry to run; False if it refuses, which keeps no other from it."""
+        """Force the job of an entry to run; False if it refuses, so that the other entries are still retried."""
         try:
             self._force(row.job_id)
         except StoreUnavailableError:
@@ -347,7 +344,7 @@ class DeadSet:
             yield from (self._delete(store, row.id, row.job_id) for row in rows)
 
     def _revive(self, store: Store, numbers: Sequence[int]) -> int:
-        """Publish messages again; if a store does not answer in time (StoreUnavailableError), it may still do it."""
+        """Publish messages again; if a store does not answer in time (StoreUnavailableError), it may still do so."""
         with store.connections.talking(within_s=self._stores.look_s(store)):
             return burials.revive(self._runtime.at(store), numbers)
 
@@ -372,16 +369,19 @@ class DeadSet:
         )  # fmt: skip
 
 
-def _check(reason: Any, **texts: Any) -> None:
-    """Raise InvalidValueError for a reason that no entry has, and for other texts that no row can hold."""
-    check_texts(**texts)
+def which_of(
+    group: str | None = None, task: str | None = None, queue: str | None = None, reason: str | None = None
+) -> dead.Which:
+    """Return filters; raises InvalidValueError for an unknown reason, and for other texts that no row can contain."""
+    check_texts(group=group, task=task, queue=queue)
     if reason is not None and reason not in REASONS:
         near = did_you_mean(reason, REASONS) if isinstance(reason, str) else ""
         raise InvalidValueError(f"reason is one of {', '.join(REASONS)}; not {shown(reason)}.{near}")
+    return {"failure_group": group, "task": task, "queue": queue, "reason": reason}
 
 
 def _total(numbers: Iterable[int], progress: Progress | None) -> int:
-    """Add up the numbers, and report each as it comes."""
+    """Add up the numbers, and report each to `progress` as it comes."""
     total = 0
     for number in numbers:
         total += number
@@ -391,7 +391,7 @@ def _total(numbers: Iterable[int], progress: Progress | None) -> int:
 
 
 def _loss_of(payload: str, hide: Callable[[Any], Any]) -> Mapping[str, Any] | None:
-    """Return the facts of the loss that an entry keeps; None if there was none, or this version cannot read it."""
+    """Return the facts of the loss in an entry; None if there was none, or this version cannot read it."""
     try:
         kept = json.loads(payload).get("loss")
         return None if kept is None else Loss.of_facts(kept).redacted(hide).facts
@@ -400,7 +400,7 @@ def _loss_of(payload: str, hide: Callable[[Any], Any]) -> Mapping[str, Any] | No
 
 
 def _of_message(payload: str, hide: Callable[[Any], Any]) -> dict[str, Any]:
-    """Return the visible parts of a kept message, without decoding its body; nothing if this version cannot read it."""
+    """Return the visible parts of a kept message without decoding its body; none if this version cannot read it."""
     try:
         kept = json.loads(payload)
         publication = json.loads(kept["publication"])

@@ -1,44 +1,31 @@
-"""`SideJob`: the one object that a user makes for an app."""
+"""`SideJob`: the one object that connects an app with this package."""
 
 from __future__ import annotations
 
 import itertools
-import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from datetime import date, datetime, timedelta
-from functools import partial
-from typing import Any, Concatenate, Unpack, overload
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack, overload
 
 from celery import Celery, signals
 from celery.canvas import Signature
 
-from .announcements.announcer import Announcer
+from . import installation
 from .announcements.subscription import Subscription
+from .awaiting import AioOf
 from .deadset import DeadSet
-from .hooks import announcing, apps, beat, configuration, control, logs
+from .hooks import configuration
 from .hooks.admission import pools_of
-from .hooks.broker.announcing_client import check_url
-from .hooks.broker.connection import BrokerConnection
-from .hooks.broker.publishing import CeleryPublisher
-from .hooks.broker.view import CeleryBroker
-from .hooks.jobs.calls import CeleryTasks
 from .hooks.jobs.decorators import P, R, SharedSideJobTask, task_of
-from .hooks.jobs.eager import run_here
-from .hooks.jobs.results import CeleryResults
-from .hooks.patches import app_methods, celery_chords, task_sender
-from .hooks.signals import SignalObserver
-from .hooks.steps.consumer_step import DisconnectionStep
-from .hooks.steps.worker_step import SideJobStep
-from .hooks.tasks import calls, durable_elsewhere, durable_request, ending, keeping, marking, sending
-from .hooks.tasks.present_call import calling
-from .hooks.worker import pool_process, recording
-from .inspection import Inspection
+from .hooks.tasks import sending
+from .hooks.worker import recording
+from .inspection.jobs import JobViews
+from .inspection.statistics import StatisticsViews
 from .jobs import batch as batch_of
 from .jobs import job as jobs_of
-from .jobs import scheduling
+from .jobs import scheduling, steps
 from .jobs.batch import Batch
 from .jobs.capacity import declare
 from .jobs.filters import JobFilters, check_filters, filters_of
@@ -48,40 +35,40 @@ from .jobs.queue import Queue
 from .jobs.running import RunningJob
 from .jobs.schedule import Schedule
 from .jobs.scopes import context, current_context, port_options
+from .jobs.steps import Tries
 from .jobs.workers import WorkerInfo, present
 from .model import channel as channel_names
 from .model import values
 from .model.changes import Publish
 from .model.checks import MOST_S, check_number, check_texts, is_seconds, shown
 from .model.errors import InvalidChannelError, InvalidValueError, SettingsError, StoreUnavailableError, job_not_found
+from .model.logger import logger
 from .model.settings import Settings
 from .model.statistics import Statistics, day_of
 from .model.status import MAY_WAIT
-from .operations import queues, registering, schedules
-from .operations.audience import Audience
+from .model.steps import check_name
+from .operations import registering, schedules
+from .operations.gates import queues
 from .operations.runtime import Runtime
-from .operations.stores import Store, Stores
-from .operations.tracking import Tracking
-from .operations.waiting import REASONS
+from .operations.stores import Store
+from .operations.waiting import check_reason
 from .services.heartbeat.heartbeat import Heartbeat
 from .services.sweep.sweeper import PollReport, Sweeper
 from .store import job_lists, publications, tags, tracked
-from .store.connection.connections import Connections
-from .store.connection.parameters import connection_parameters
-from .store.measured import MeasuredConnections
 from .store.schema import schema_check, url_agreement
 from .unit.open_unit import submit
 
-logger = logging.getLogger("celery_sidejob")
-
-SHORTEST_PAUSE_S = 5.0
-"""The shortest limit for a pause in a transaction, however short the lease: to encode a large unit takes time."""
+if TYPE_CHECKING:
+    from .aio import AioSideJob
 
 PAGE = 500
-"""Jobs that are asked together what they wait for."""
+"""How many jobs are asked together why they wait."""
+
+Q = ParamSpec("Q")
+S = TypeVar("S")
 
 _numbers = itertools.count(1)
-"""Numbers the `SideJob`s of this process: apps are sorted by them, the oldest first."""
+"""Numbers the `SideJob`s of this process: apps are sorted by number, the oldest first."""
 
 
 class SideJob:
@@ -96,55 +83,34 @@ class SideJob:
     context = staticmethod(context)
     """``with sidejob.context(**data):`` every packet written inside, and every entry of the log, carries `data`."""
 
+    aio: AioOf[AioSideJob] = AioOf("AioSideJob")
+    """The verbs as coroutines."""
+
     def __init__(self, app: Celery | None = None) -> None:
         self._app: Celery | None = None
         self._number = next(_numbers)
         self._lock = threading.Lock()
         self._runtime: Runtime | None = None
         self._globs: tuple[str, ...] | None = None
-        self.announcer: Announcer | None = None
-        """This process's announcer, once the runtime was made."""
         self.heartbeats: Sequence[Heartbeat] = ()
-        """In the parent process of a worker its heartbeats, one in each store, the primary first."""
+        """The heartbeats of a worker, in its parent process: one for each store, the primary's first."""
         if app is not None:
             self.init_app(app)
 
     def init_app(self, app: Celery) -> None:
-        """Install everything into the app: worker services, the beat entry, commands. Twice does no harm."""
+        """Install everything into the app: worker services, the beat entry, commands. A second call has no effect."""
         if not isinstance(app, Celery):
             raise SettingsError(f"SideJob() and init_app() take the Celery app itself, not a {type(app).__name__}.")
         if self._app is not None and self._app is not app:
             raise SettingsError("This SideJob belongs to another app already: make one for each app.")
         first = getattr(app, "sidejob", None)
         if first is not None:
-            self.__dict__ = first.__dict__  # a second one for the same app is the first
+            self.__dict__ = first.__dict__  # the second SideJob of an app shares the state of the first
             return
         self._app = app
         app.sidejob = self
-        self._install(app)
-
-    def _install(self, app: Celery) -> None:
         app.fixups = {*app.fixups, f"{__name__}:{extend_copy.__name__}"}
-        app.steps["worker"].add(SideJobStep)
-        app.steps["consumer"].add(DisconnectionStep)
-        pool_process.install()
-        app.on_after_finalize.connect(self._add_beat_entry, weak=False)
-        app_methods.resolve_urls(app, configuration.broker_in_store)
-        app_methods.mask_report(app)
-        app_methods.mask_settings(app)
-        task_sender.install(app, keeping.KeepingAMQP)
-        app_methods.send_by(app, calls.send_task)
-        control.install(app)
-        ending.install()
-        durable_elsewhere.install()
-        marking.watch_tasks(app)
-        durable_request.install()
-        celery_chords.lend_transactions(calling)
-        app.on_after_finalize.connect(lambda **_: marking.mark(app), weak=False)
-        recording.install()
-        announcing.install()
-        logs.install(self)
-        jobs_of.use_apps(apps.runtime_of, apps.origin_of)
+        installation.install(self, app)
 
     @property
     def heartbeat(self) -> Heartbeat | None:
@@ -165,7 +131,7 @@ class SideJob:
 
     @property
     def durable_globs(self) -> tuple[str, ...]:
-        """The setting `durable_tasks`, read when the app is finalized: that is too early to freeze all settings."""
+        """The setting `durable_tasks`, read when the app is finalized, which is too early to freeze all settings."""
         if self._globs is None:
             self._globs = configuration.settings_of(self.app).durable_tasks
         return self._globs
@@ -176,37 +142,8 @@ class SideJob:
         if self._runtime is None:
             with self._lock:
                 if self._runtime is None:
-                    self._runtime = self._make_runtime()
+                    self._runtime = installation.runtime_of(self)
         return self._runtime
-
-    def _make_runtime(self) -> Runtime:
-        app = self.app
-        settings = configuration.settings_of(app)
-        check_url(settings.redis_url)
-        pause_s = max(settings.lease / 2, SHORTEST_PAUSE_S)
-        connections = MeasuredConnections(
-            settings.database_url, settings.schema, prepare=settings.direct_url is None, longest_pause_s=pause_s,
-            is_broker=configuration.broker_is_store(app), task_history=settings.task_history,
-        )  # fmt: skip
-        to_broker = BrokerConnection(app)
-        primary = Store(settings, connections)
-        audience = Audience(connections)
-        self.announcer = Announcer(partial(announcing.way_of, app, connections, audience))
-        return Runtime(
-            store=primary,
-            stores=Stores([primary, *_further_stores(settings, pause_s)]),
-            publisher=CeleryPublisher(app, to_broker, partial(run_here, self)),
-            broker=CeleryBroker(app, to_broker, connections, lease_s=settings.lease),
-            results=CeleryResults(app),
-            observer=announcing.AnnouncingObserver(
-                SignalObserver(connections.measures, keeps_statistics=settings.stats_history > 0),
-                lambda: self.runtime,
-            ),
-            tasks=CeleryTasks(app, connections),
-            announcer=self.announcer,
-            audience=audience,
-            tracking=Tracking(connections),
-        )
 
     # -- tasks ---------------------------------------------------------------------------------------------------
 
@@ -217,25 +154,57 @@ class SideJob:
         self, /, **options: Any
     ) -> Callable[[Callable[Concatenate[RunningJob, P], R]], SharedSideJobTask[P, R]]: ...
     def task(self, function: Any = None, /, **options: Any) -> Any:
-        """Make a sidejob task of this app: what `@app.task` is to `@shared_task`."""
+        """Make a sidejob task of this app, as `@app.task` makes a Celery task."""
         return task_of(self.app, function, options)
+
+    @overload
+    def step(self, function: Callable[Q, S], /) -> Callable[Q, S]: ...
+    @overload
+    def step(
+        self, /, *, name: str | None = None, retries: int = 0, backoff: float | timedelta = 1.0,
+        retry_on: steps.RetryOn = Exception,
+    ) -> Callable[[Callable[Q, S]], Callable[Q, S]]: ...  # fmt: skip
+    def step(
+        self, function: Any = None, /, *, name: str | None = None, retries: int = 0,
+        backoff: float | timedelta = 1.0, retry_on: steps.RetryOn = Exception,
+    ) -> Any:  # fmt: skip
+        """Make a function a step if it is called in the body of a job; elsewhere it is called plainly.
+
+        ``@sidejob.step`` or ``@sidejob.step(retries=5)``. The step has the function's name unless `name` gives another;
+        the options are those of `RunningJob.step`.
+        """
+        tries = Tries.of(retries, backoff, retry_on)
+
+        def made(function: Any) -> Any:
+            return steps.of_function(function, name, tries)
+
+        return made if function is None else made(function)
 
     # -- making jobs ---------------------------------------------------------------------------------------------
 
-    def enqueue(self, task: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None, **options: Any) -> Job:
-        """Make one job of a task, a task's name or a signature, in one transaction or not at all.
+    def enqueue(self, /, task: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None, **options: Any) -> Job:
+        """Make one job from a task, a task's name or a signature, in one transaction or not at all.
 
         Options: `queue`, `parent` with `child_name`, `eta`, `countdown`, `created_by`, `inports`, `outports`,
         `aliases`, `state`, `priority` (0 to 9, higher is sooner), `depends_on` (jobs, ids or aliases that must have
         completed first) with `on_failure` (see `Job.depend_on`), `transaction`, and Celery's own (`link`, `task_id`,
-        `expires`, …). Raises UnknownTaskError, TypeError for arguments that the task does not take, and the errors of
-        values and names that are refused, before anything is written.
+        `expires`, …). Raises UnknownTaskError, TypeError for arguments that the task does not take, and other errors
+        for invalid values and names. All checks come before anything is written.
         """
         return jobs_of.enqueue(self.runtime, task, args, kwargs, **options)
 
+    def fork(self, /, job: Job | int | str, before: str | None = None, **changed: Any) -> Job:
+        """Make a job with the task, arguments, state and finished steps of an uncompleted job.
+
+        With `before`, that step and all later steps are not copied: a corrected body continues from there. `changed`
+        are options of `enqueue` that replace the copied values, such as `args`. Raises StepNameError if the job has not
+        finished the step `before`, and the errors of `enqueue`.
+        """
+        return jobs_of.fork(self.runtime, self.get(job), before, changed)
+
     def enqueue_many(self, items: Iterable[Signature | Mapping[str, Any]], *, transaction: Any = None) -> list[Job]:
-        """Make many jobs, all or none, in order: signatures, or mappings of `enqueue`'s parameters."""
-        if isinstance(items, Mapping):  # a signature is one too
+        """Make many jobs, all or none, in order: from signatures, or from mappings of `enqueue`'s parameters."""
+        if isinstance(items, Mapping):  # a signature is a mapping too
             raise InvalidValueError(
                 "enqueue_many() takes several items, not one: put it into a list, or use enqueue()."
             )
@@ -254,26 +223,27 @@ class SideJob:
     def send_many(self, signatures: Iterable[Signature], *, transaction: Any = None) -> list[Any]:
         """Call many durable tasks, all or none, in order: one commit for all; returns their results.
 
-        A signature is of one task, or a chain that begins with one. Raises InvalidValueError, before anything is
-        written, for what is no signature, is a group or a chord, is not durable, or has a task id that is taken.
+        A signature is one task, or a chain that begins with a task. Raises InvalidValueError, before anything is
+        written, for a value that is no signature, for a group or a chord, for a task that is not durable, and for a
+        taken task id.
         """
         return sending.send_many(self.app, signatures, transaction)
 
     def cancel(self, *jobs: Job | int | str, with_dependents: bool = False) -> list[Job]:
-        """Terminate jobs together: all of them in one transaction, or none; returns those that are terminated.
+        """Terminate jobs together: all of them in one transaction, or none; returns the terminated jobs.
 
-        Raises HasDependentsError, and changes nothing, if a job that is not among them depends on one of them.
-        `with_dependents`: all that depend on them, on those, and so on are terminated as well. Inside a run the jobs
-        are judged now, and terminated by its commit.
+        Raises HasDependentsError, and changes nothing, if another job depends on one of them. `with_dependents`: all
+        jobs that depend on them, directly or through others, are terminated as well. Inside a run the check is made
+        now, and the run's commit terminates the jobs.
         """
         return jobs_of.cancel(self.runtime, jobs, with_dependents=with_dependents)
 
     def batch(self, name: str, *, on_complete: Any = None, on_success: Any = None, on_failure: Any = None) -> Batch:
-        """Open a batch, or return the open one of this name; in a `with` block it takes what is made there.
+        """Open a batch, or return the open batch of this name; a `with` block adds the work that is made there.
 
-        When it is closed and all of it has ended, what follows is made, once: `on_complete`, and `on_success` if all
-        have completed, else `on_failure`. Each is a sidejob task, a durable one, or a signature of one.
-        Raises BatchClosedError if the batch of this name is closed and has not ended; one that has ended is replaced.
+        When it is closed and all its members have ended, it makes these calls, once: `on_complete`, and `on_success` if
+        all members have completed, else `on_failure`. Each is a sidejob task, a durable task, or a signature of one.
+        Raises BatchClosedError if the batch of this name is closed and has not ended; an ended batch is replaced.
         """
         calls = {"on_complete": on_complete, "on_success": on_success, "on_failure": on_failure}
         return batch_of.open_batch(self.runtime, name, calls)
@@ -289,18 +259,18 @@ class SideJob:
     # -- finding jobs --------------------------------------------------------------------------------------------
 
     def find(self, id_or_alias: int | str | Job) -> Job | None:
-        """Return the job of this id or alias; None only if there is none, never because the store is unreachable."""
+        """Return the job with this id or alias; None only if there is none, never because the store is unreachable."""
         return jobs_of.find(self.runtime, id_or_alias)
 
     def get(self, id_or_alias: int | str | Job) -> Job:
-        """Return the job of this id or alias; raises JobNotFoundError."""
+        """Return the job with this id or alias; raises JobNotFoundError."""
         found = self.find(id_or_alias)
         if found is None:
             raise job_not_found(id_or_alias)
         return found
 
     def for_task_id(self, task_id: str) -> Job | None:
-        """Return the job one of whose askings has this Celery task id."""
+        """Return the job that has an asking with this Celery task id."""
         return jobs_of.find_by_task_id(self.runtime, task_id)
 
     def jobs(  # noqa: PLR0913 - each is a filter
@@ -320,23 +290,25 @@ class SideJob:
         since: datetime | timedelta | float | None = None,
         before: int | Job | None = None,
         newest_first: bool = False,
+        batch: Any = None,
     ) -> list[Job]:
-        """Return up to `limit` jobs that match, by id, after the id `after` and before the id `before`.
+        """Return up to `limit` jobs that match the filters, by id, after the id `after` and before the id `before`.
 
-        They are the oldest of them, the oldest first; with `newest_first` the newest, the newest first.
+        These are the oldest matching jobs, the oldest first; with `newest_first` the newest jobs, the newest first.
 
         `older_than`: a timedelta or seconds; jobs that were made longer ago. `since`: jobs that were made at this
         datetime or later, or no longer ago than this timedelta or these seconds. Running jobs, up to 10,000 children of
-        one job, the jobs of a tag, the open job that has the key `unique`, up to 1,000 jobs of that age, and up to
-        1,000 jobs made since then, are found by an index. Failed jobs, and the queued jobs of one queue, are looked at
-        one by one, for other filters all jobs, until `limit` match: a million takes a second. The queued jobs of a
-        queue take a second too beside a million timers. `waiting_for`: a reason for which jobs do not run now,
-        one of those of `Job.waiting_for`; each job is asked, page by page. `schedule`: a schedule, or its name.
+        one job, the jobs of a tag or a batch, the open job that has the key `unique`, up to 1,000 jobs of that age, and
+        up to 1,000 jobs made since then, are found by an index. Failed jobs, and the queued jobs of one queue, are read
+        one by one until `limit` match; with other filters all jobs are read. Reading a million takes a second. The
+        queued jobs of a queue take a second too beside a million timers. `waiting_for`: a reason why jobs do not run
+        now, as in `Job.waiting_for`; every job is checked, page by page. `schedule`, `batch`: a handle of one, or its
+        name.
         """
         check_number("limit", limit, least=1, of="jobs")
         given = {"status": status, "task": task, "queue": queue, "created_by": created_by, "parent": parent,
                  "unique": unique, "tag": tag, "older_than": older_than, "schedule": schedule, "since": since,
-                 "after": after, "before": before}  # fmt: skip
+                 "after": after, "before": before, "batch": batch}  # fmt: skip
         if waiting_for is not None:
             return list(itertools.islice(self._waiting(waiting_for, newest_first, given), limit))
         which = filters_of(self.runtime, given)
@@ -356,18 +328,17 @@ class SideJob:
             filters = {**filters, end: found[-1]}
 
     def _waiting(self, reason: str, newest_first: bool, filters: Mapping[str, Any]) -> Iterator[Job]:
-        """Iterate over the jobs that wait for this reason; without a status among the filters those that may wait."""
-        if reason not in REASONS:
-            raise InvalidValueError(f"waiting_for is one of {', '.join(REASONS)}; not {shown(reason)}.")
-        inspection = Inspection(self.runtime)
+        """Iterate over the jobs that wait for this reason; the default statuses are those in which jobs may wait."""
+        check_reason(reason)
+        views = JobViews(self.runtime)
         for found in self._pages(PAGE, newest_first, {**filters, "status": filters["status"] or MAY_WAIT}):
-            reasons = inspection.waiting_for(found)
+            reasons = views.waiting_for(found)
             yield from (job for job in found if reason in reasons.get(job.id, ()))
 
     def count_jobs(self, by: str = "status", **filters: Unpack[JobFilters]) -> dict[str, int]:
         """Count jobs by ``status``, ``task``, ``queue`` or ``created_by``; the filters are those of `jobs`.
 
-        Reads all jobs that match, and without a filter all jobs, a million in a second.
+        Reads all matching jobs, a million in a second.
         """
         if not isinstance(by, str) or by not in job_lists.COUNTED_BY:
             raise InvalidValueError(f"Jobs are counted by {', '.join(job_lists.COUNTED_BY)}; not by {shown(by)}.")
@@ -379,26 +350,26 @@ class SideJob:
         return job_lists.count_matching(self.runtime.connections, filters_of(self.runtime, filters), by)
 
     def tags(self, limit: int = 25) -> list[tuple[str, int]]:
-        """Return the tags that most jobs have, each with how many have it, the most common first.
+        """Return the most common tags, each with its number of jobs, the most common first.
 
-        It counts when it is called: up to a million rows, those of the newest jobs, in about a second.
+        Each call counts: up to a million rows, those of the newest jobs, in about a second.
         """
         check_number("limit", limit, least=1, of="tags")
         return tags.counts(self.runtime.connections, limit)
 
     def tracked(self, limit: int = 100) -> list[Job]:
-        """Return the tracked jobs, the last `limit`, in the order in which they were tracked."""
+        """Return the last `limit` tracked jobs, in the order in which they were tracked."""
         check_number("limit", limit, least=1, of="jobs")
         return [Job(row.id, runtime=self.runtime, row=row) for row in tracked.page(self.runtime.connections, limit)]
 
     def workers(self) -> list[WorkerInfo]:
-        """Return the workers that are there: since when, with which queues, and what each runs now."""
+        """Return the workers that are present: each with its start, its queues and its current runs."""
         return present(self.runtime)
 
     # -- queues --------------------------------------------------------------------------------------------------
 
     def queue(self, name: str) -> Queue:
-        """Return a queue by its name, managed or not; asks nothing of the store."""
+        """Return a queue by its name, managed or not; does not ask the store."""
         return Queue(name, runtime=self.runtime)
 
     def queues(self) -> list[Queue]:
@@ -409,6 +380,7 @@ class SideJob:
 
     def schedule(  # noqa: PLR0913 - each says something else of it
         self,
+        /,
         name: str,
         task: Any,
         args: Sequence[Any] = (),
@@ -424,14 +396,14 @@ class SideJob:
         jitter: float | timedelta = 0,
         **options: Any,
     ) -> Schedule:
-        """Have a job made of a task at its times, or a message of a durable task; made, or changed to this.
+        """Make a job of a task, or a message of a durable task, at the given times; an existing schedule is changed.
 
-        The times are `every` so many seconds, counted from `start`, or from now, or those of a `cron` expression in a
-        `timezone`, by default that of the app; not before `start` and not after `end`. `catch_up` says how many of the
-        times that were missed are made, `overlap` what becomes of a time whose predecessor is still open ("allow",
-        "skip", "wait"), and `jitter` by how many seconds each is made later, at most. `options` are those of `enqueue`,
-        or of `apply_async`. It takes effect at once, also in a run. Raises InvalidValueError, UnknownTaskError, and
-        TypeError for arguments that the task does not take, before anything is changed.
+        The times are `every` so many seconds, counted from `start` or from now, or those of a `cron` expression in a
+        `timezone` (the app's by default); none is before `start` or after `end`. `catch_up`: how many missed times
+        still get a job. `overlap`: what happens at a time while the previous job is still open ("allow", "skip",
+        "wait"). `jitter`: the largest delay in seconds that is added to a time. `options` are those of `enqueue`, or of
+        `apply_async`. It takes effect at once, also in a run. Raises InvalidValueError, UnknownTaskError, and TypeError
+        for arguments that the task does not take, before anything is changed.
         """
         given = {
             "task": task, "args": args, "kwargs": kwargs, "every": every, "cron": cron, "timezone": timezone,
@@ -453,7 +425,7 @@ class SideJob:
     def publish(self, channel: str, message: Any, *, transaction: Any = None) -> int:
         """Write a message to every input port that subscribes to the channel or an ancestor; returns how many.
 
-        Inside a run it is part of the unit, and the number is that of the subscribers there are now.
+        Inside a run it is part of the unit, and the number counts the present subscribers.
         """
         channel_names.check(channel)
         runtime = self.runtime
@@ -465,11 +437,11 @@ class SideJob:
         return applied.after_commit.published.get(channel, 0)
 
     def subscribe(self, *channels: str, timeout: float | None = None) -> Subscription:
-        """Listen to what is announced on channels: iterate over the result, in threads or by ``async for``.
+        """Listen to announcements on channels: iterate over the result, in threads or by ``async for``.
 
-        Returns once it hears everything that is announced from then on, which takes a bit more than a second. A channel
-        is heard by exactly its name. With `timeout` the iteration raises TimeoutError if nothing comes for so many
-        seconds. Raises StoreUnavailableError if Redis, or the store where there is none, does not answer.
+        Returns after a bit more than a second, when no further announcement can be missed. A channel is heard only by
+        its exact name. With `timeout` the iteration raises TimeoutError if no announcement comes for so many seconds.
+        Raises StoreUnavailableError if Redis (the store, in an app without Redis) does not answer.
         """
         if not channels:
             raise InvalidChannelError("subscribe() takes the names of channels, at least one.")
@@ -481,15 +453,15 @@ class SideJob:
     def log(self, entry: Any) -> None:
         """Make an entry of the log: a mapping, a string (its `message`), an exception (its `error` and `backtrace`).
 
-        It has the context and a timestamp too, and goes to the ports that subscribe to ``/sidejob/log``, and to those
-        who listen there. In a run it belongs to the unit.
+        The entry also has the context and a timestamp. It goes to the ports that subscribe to ``/sidejob/log``, and to
+        the listeners of that channel. In a run it belongs to the unit.
         """
         log_entry(self.runtime, entry, current_context())
 
     # -- operations ----------------------------------------------------------------------------------------------
 
     def poll(self) -> PollReport:
-        """Sweep once, whoever else sweeps: publish what is due or missing, mature timers, rescue lost runs.
+        """Sweep once, even while a worker sweeps: publish due and missing messages, mature timers, rescue lost runs.
 
         It sweeps all stores that answer; if the primary does not, it raises StoreUnavailableError after the others.
         """
@@ -510,27 +482,32 @@ class SideJob:
 
     @property
     def dead(self) -> DeadSet:
-        """The dead set: what needs a person."""
+        """The dead set: work that needs a person."""
         return DeadSet(self.runtime)
 
     def stats(self) -> dict[str, Any]:
-        """Return depth and oldest due age per queue, jobs by status, the dead set's size, workers."""
-        return Inspection(self.runtime).stats()
+        """Return each queue's depth and oldest due age, the jobs by status, the dead set's size, and the workers."""
+        return StatisticsViews(self.runtime).stats()
 
-    def statistics(self, queue: str | None = None, task: Any = None, day: date | str | None = None) -> Statistics:
-        """Return what the runs of a task in a queue have taken on a day: how long they waited and ran, how many failed.
+    def statistics(
+        self, queue: str | None = None, task: Any = None, day: date | str | None = None, step: str | None = None
+    ) -> Statistics:
+        """Return how long the runs of a task in a queue waited and ran on a day, and how many failed.
 
         None means all queues, all tasks, all days that are kept (`sidejob_stats_history`). `task` is a task or its
-        name, `day` a date in UTC, a text as 2026-11-26, or ``"today"``. Each process of a worker stores what it has
-        counted within 15 seconds, and two or three seconds after its last run.
+        name; `day` is a date in UTC, a text such as 2026-11-26, or ``"today"``. With the name of a `step` it tells
+        this of the executions of the step. Each process of a worker stores its counts within 15 seconds, and two or
+        three seconds after its last run.
         """
         task = getattr(task, "name", task)
         check_texts(queue=queue, task=task)
-        return Inspection(self.runtime).statistics(queue, task, day_of(day))
+        if step is not None:
+            check_name(step)
+        return StatisticsViews(self.runtime).statistics(queue, task, day_of(day), step)
 
     @property
     def owner(self) -> dict[str, str]:
-        """The owner of our schema: the app and the broker, as `db upgrade` records them."""
+        """The owner of the store's schema: the app and the broker, as recorded by `db upgrade`."""
         return {"app": self.app.main or "celery", "broker": configuration.broker_identity(self.app)}
 
     def check_schema(self) -> None:
@@ -546,8 +523,8 @@ class SideJob:
         schema_check.check(url, store.settings.schema, owner=self.owner, setting=setting)
 
     def upgrade_schema(self) -> None:
-        """Create the schema or bring it up to date, as `db upgrade` does: for tests that make their database."""
-        from .store.schema import migrate  # here, because it imports Alembic and SQLAlchemy, and no worker needs them
+        """Create the schema or bring it up to date, as `db upgrade` does; for tests that make their own database."""
+        from .store.schema import migrate  # here, because it imports Alembic and SQLAlchemy, which no worker needs
 
         self.settings.require_database_url()
         for store in self.runtime.stores:
@@ -571,12 +548,12 @@ class SideJob:
     def reread_settings(self) -> None:
         """Close this process's connections, and read the settings anew at the next use: for tests that change them."""
         self.close()
-        self._runtime = self._globs = self.announcer = None
+        self._runtime = self._globs = None
 
     def register_tasks(self) -> None:
         """Tell the store which sidejob tasks this app serves, for clients that do not have their code.
 
-        The capacity pools of tasks are made, so that those clients, and what follows other works, find them.
+        The capacity pools of the tasks are made too: those clients, and calls that follow other works, need them.
         """
         for pool in pools_of(self.app):
             declare(pool, self.runtime)
@@ -584,27 +561,11 @@ class SideJob:
         if served:
             registering.register(self.runtime, served)
 
-    def _add_beat_entry(self, **_: Any) -> None:
-        """Put the poll into the beat schedule, unless the user has an entry of that name."""
-        app = self.app
-        settings = configuration.settings_of(app)
-        schedule = app.conf.beat_schedule
-        if settings.database_url is not None and beat.ENTRY not in schedule:
-            schedule[beat.ENTRY] = beat.entry(app, settings.poll_interval, settings.poll_queue)
-
-
-def _further_stores(settings: Settings, pause_s: float) -> Iterator[Store]:
-    for place, url in enumerate(settings.failover_urls, 1):
-        connection_parameters(url, setting="sidejob_failover_urls")  # raises SettingsError for what cannot be read
-        own = replace(settings, database_url=url, direct_url=None, failover_urls=())
-        connections = Connections(url, settings.schema, longest_pause_s=pause_s, setting="sidejob_failover_urls")
-        yield Store(own, connections, place=place)
-
 
 def extend_copy(app: Celery) -> None:
     """Give a spawned process's copy of an app its SideJob, before it imports the app's modules.
 
-    It is one of the app's fixups, with which the copy is made.
+    It is one of the app's fixups, which run when the copy is made.
     """
     signals.import_modules.connect(_extend, sender=app, weak=False)
 

@@ -1,6 +1,6 @@
 """Statistics for Prometheus. Needs the extra `prometheus`; nothing else of the package imports this.
 
-Serve it from a process of yours that is scraped, or write it for the node exporter with
+Serve it from a process that Prometheus scrapes, or write it for the node exporter with
 ``celery -A app sidejob stats --prometheus``:
 
     prometheus_client.REGISTRY.register(SideJobCollector(sidejob))
@@ -11,14 +11,15 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, TypeVar
 
-from .inspection import COUNTED, GAUGES, LIVES, Amounts, Inspection, added, by_task, life_of
+from .inspection.statistics import COUNTED, GAUGES, LIVES, Amounts, StatisticsViews, added, by_step, by_task, life_of
 from .model.errors import MissingLibraryError
 from .model.measures import COUNTED_BY
 from .model.printable import printable
-from .model.statistics import Durations, Statistics
+from .model.statistics import Durations, Statistics, Tally
 from .model.status import UNFINISHED, Status
 
 try:
@@ -35,7 +36,8 @@ except ImportError as error:
 T = TypeVar("T")
 
 MOST = 500
-"""Queues, tasks in queues, and groups of the dead set that a scrape has; the others of each kind are one, `OTHER`."""
+"""The most queues, tasks in queues, steps of these, and groups of the dead set in a scrape; the rest of each is summed
+up as `OTHER`."""
 OTHER = "other"
 
 
@@ -46,7 +48,7 @@ class SideJobCollector(Collector):
         self._sidejob = sidejob
 
     def describe(self) -> Iterable[Metric]:
-        """Open no connection when it is registered."""
+        """Open no connection at registration."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -59,22 +61,9 @@ class SideJobCollector(Collector):
 
 
 def exposition(sidejob: Any) -> str:
-    """Return the metrics in Prometheus' text format; raises what `stats` raises."""
-    return _text(_read(sidejob))
+    """Return the metrics in Prometheus' text format; raises the errors of `stats`. None: a store that was not read."""
+    found = None if sidejob is None else _read(sidejob)
 
-
-def exposition_of_nothing() -> str:
-    """Return the text for a store that could not be read: ``sidejob_up 0``, and nothing else."""
-    return _text(None)
-
-
-def _read(sidejob: Any) -> Mapping[str, Any]:
-    """Read `stats`, and the tallies of all runs since the schema was made."""
-    inspection = Inspection(sidejob.runtime)
-    return {**inspection.stats(), "tallies": inspection.tallies_ever()}
-
-
-def _text(found: Mapping[str, Any] | None) -> str:
     class Once(Collector):
         def collect(self) -> Iterator[Metric]:
             return _metrics(found)
@@ -84,8 +73,14 @@ def _text(found: Mapping[str, Any] | None) -> str:
     return generate_latest(registry).decode()
 
 
+def _read(sidejob: Any) -> Mapping[str, Any]:
+    """Read `stats`, and the tallies of all runs and steps since the schema was made."""
+    views = StatisticsViews(sidejob.runtime)
+    return {**views.stats(), "tallies": views.tallies_ever()}
+
+
 def _metrics(found: Mapping[str, Any] | None) -> Iterator[Metric]:
-    """Yield the numbers of `stats` as metrics; an age that is None has no sample. None: the store could not be read."""
+    """Yield the numbers of `stats` as metrics; an age of None has no sample. With None, the store could not be read."""
     yield GaugeMetricFamily("sidejob_up", "Whether the store could be read.", value=int(found is not None))
     if found is None:
         return
@@ -121,7 +116,8 @@ def _metrics(found: Mapping[str, Any] | None) -> Iterator[Metric]:
             family.add_metric([printable(value)], count)
         yield family
     yield _durations(found["durations"])
-    yield from _of_tasks(_tasks(found["tallies"]))
+    yield from _of_tasks(_tasks([item for item in found["tallies"] if not item[0].step]), TASKS)
+    yield from _of_tasks(_steps([item for item in found["tallies"] if item[0].step]), STEPS)
 
 
 QUEUE = (
@@ -143,7 +139,7 @@ QUEUE = (
 def _by_label(
     found: Mapping[tuple[str, ...], T], rank: Callable[[T], Any], together: Callable[[T, T], T]
 ) -> dict[tuple[str, ...], T]:
-    """Return these by their labels: their names, without hidden characters, or `OTHER` if `MOST` rank higher."""
+    """Return the values by label: a name without hidden characters, or `OTHER` if `MOST` names rank higher."""
     kept = set(sorted(found, key=lambda names: rank(found[names]), reverse=True)[:MOST])
     shown: dict[tuple[str, ...], T] = {}
     for names, one in found.items():
@@ -153,7 +149,7 @@ def _by_label(
 
 
 def _queues(found: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, ...], Mapping[str, Any]]:
-    """Return the statistics of queues by their label: managed and served ones rank first, then by their work."""
+    """Return the statistics of queues by label: managed and served queues rank first, then those with most work."""
 
     def together(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Mapping[str, Any]:
         served = max(ours["workers"], theirs["workers"])
@@ -166,15 +162,28 @@ def _queues(found: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, ...], Map
 
 
 def _tasks(found: Amounts) -> list[Statistics]:
-    """Return the statistics of tasks in queues by their labels: those that ran most rank first."""
-    amounts: dict[tuple[str, ...], Amounts] = {}
-    for tally, amount in found:
-        amounts.setdefault((tally.queue, tally.task), []).append((tally, amount))
-    labelled = _by_label(amounts, lambda of_task: sum(amount.number for _, amount in of_task), operator.iadd)
+    """Return the statistics of tasks in queues by label: those with most runs rank first."""
+    labelled = _labelled(found, lambda tally: (tally.queue, tally.task))
     return by_task(
         ((tally._replace(queue=queue, task=task), amount) for (queue, task), of_task in labelled.items()
          for tally, amount in of_task), {}, None,
     )  # fmt: skip
+
+
+def _steps(found: Amounts) -> list[Statistics]:
+    """Return the statistics of steps of tasks in queues by label: those that were executed most rank first."""
+    labelled = _labelled(found, lambda tally: (tally.queue, tally.task, tally.step))
+    return by_step(
+        ((tally._replace(queue=queue, task=task, step=step), amount)
+         for (queue, task, step), of_step in labelled.items() for tally, amount in of_step), None,
+    )  # fmt: skip
+
+
+def _labelled(found: Amounts, names: Callable[[Tally], tuple[str, ...]]) -> dict[tuple[str, ...], Amounts]:
+    amounts: dict[tuple[str, ...], Amounts] = {}
+    for tally, amount in found:
+        amounts.setdefault(names(tally), []).append((tally, amount))
+    return _by_label(amounts, lambda of_one: sum(amount.number for _, amount in of_one), operator.iadd)
 
 
 def _gauge(name: str, meaning: str, labels: list[str], values: Mapping[tuple[str, ...], float | None]) -> Metric:
@@ -185,33 +194,57 @@ def _gauge(name: str, meaning: str, labels: list[str], values: Mapping[tuple[str
     return family
 
 
-def _of_tasks(found: Sequence[Statistics]) -> Iterator[Metric]:
-    for name, meaning, part in TAKEN:
-        family = HistogramMetricFamily(name, meaning, labels=["queue", "task"])
+def _of_tasks(found: Sequence[Statistics], metrics: Metrics) -> Iterator[Metric]:
+    for name, meaning, part in metrics.taken:
+        family = HistogramMetricFamily(name, meaning, labels=metrics.labels)
         for one in found:
             durations: Durations = getattr(one, part)
             bounds = [f"{bound:g}" for bound, _ in durations.histogram[:-1]]
             cumulated = accumulate(count for _, count in durations.histogram)
             family.add_metric(
-                [str(one.queue), str(one.task)], [*zip((*bounds, "+Inf"), cumulated, strict=True)],
+                metrics.values(one), [*zip((*bounds, "+Inf"), cumulated, strict=True)],
                 sum_value=durations.sum_s,
             )  # fmt: skip
         yield family
-    for name, meaning, part in HAPPENED:
-        counter = CounterMetricFamily(name, meaning, labels=["queue", "task"])
+    for name, meaning, part in metrics.happened:
+        counter = CounterMetricFamily(name, meaning, labels=metrics.labels)
         for one in found:
-            counter.add_metric([str(one.queue), str(one.task)], getattr(one, part))
+            counter.add_metric(metrics.values(one), getattr(one, part))
         yield counter
 
 
-TAKEN = (
-    ("sidejob_task_wait_seconds", "How long runs waited from when they were due to their beginning.", "waits"),
-    ("sidejob_task_run_seconds", "How long runs took, however they ended.", "runs"),
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """The metrics of tasks, or of steps: for each its name, its meaning, and its attribute of `Statistics`."""
+
+    labels: Sequence[str]
+    taken: Sequence[tuple[str, str, str]]
+    happened: Sequence[tuple[str, str, str]]
+
+    def values(self, one: Statistics) -> list[str]:
+        """Return the values of the labels."""
+        return [str(getattr(one, label)) for label in self.labels]
+
+
+TASKS = Metrics(
+    ("queue", "task"),
+    taken=(
+        ("sidejob_task_wait_seconds", "How long runs waited from when they were due to their beginning.", "waits"),
+        ("sidejob_task_run_seconds", "How long runs took, however they ended.", "runs"),
+    ),
+    happened=(
+        ("sidejob_task_failures", "Runs with which their job or durable task failed.", "failures"),
+        ("sidejob_task_retries", "Runs that are tried again.", "retries"),
+        ("sidejob_task_losses", "Runs that were lost with their worker.", "losses"),
+    ),
 )
-HAPPENED = (
-    ("sidejob_task_failures", "Runs with which their job or durable task failed.", "failures"),
-    ("sidejob_task_retries", "Runs that are tried again.", "retries"),
-    ("sidejob_task_losses", "Runs that were lost with their worker.", "losses"),
+STEPS = Metrics(
+    ("queue", "task", "step"),
+    taken=(("sidejob_step_seconds", "How long steps took, however they ended.", "runs"),),
+    happened=(
+        ("sidejob_step_failures", "Steps that failed, without a further try.", "failures"),
+        ("sidejob_step_retries", "Steps that are tried again.", "retries"),
+    ),
 )
 
 

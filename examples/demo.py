@@ -1,9 +1,10 @@
 """The demo: a census of real Python files by two real workers, one of which is killed, and the broker emptied.
 
-    ./run demo [--broker postgres|redis] [PATH]     or     python examples/demo.py …
+    ./run demo [--web] [--broker postgres|redis] [PATH]     or     python examples/demo.py …
 
 It needs no servers: it starts its own Postgres, which is the broker too. With `--broker redis` it starts a Valkey as
-well. SIDEJOB_DATABASE_URL and CELERY_BROKER_URL may name servers of yours.
+well. SIDEJOB_DATABASE_URL and CELERY_BROKER_URL may name servers of yours. With `--web` it serves the web page of the
+census, and stays until Ctrl-C.
 Every server that it starts ends with it, even after `kill -9`. The jobs themselves are in code_census.py.
 """
 

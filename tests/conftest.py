@@ -13,6 +13,8 @@ pytest_plugins = [
     "tests.tools.few",
     "tests.tools.first",
     "tests.tools.in_process",
+    "tests.tools.counting",  # imports the one above
+    "tests.tools.lent_rabbitmq",
     "tests.tools.matrix",
     "tests.tools.recorder",
     "tests.tools.servers",
@@ -25,8 +27,30 @@ collect_ignore_glob = [] if kombu.VERSION[:2] >= (5, 7) else ["transport/*test_*
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--pools", default="prefork", help="pools on which the acceptance tests run: prefork,solo,threads,gevent"
+        "--pools",
+        default="prefork",
+        help="pools on which the acceptance tests run: prefork,solo,threads,gevent,asyncio,awaited",
     )
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    terminal = session.config.pluginmanager.getplugin("terminalreporter")
+    if terminal is not None:  # the process that prints, and none of those that `-n` starts
+        session.config.pluginmanager.register(_FailedNow(terminal))
+
+
+class _FailedNow:
+    """Tells of a failure when it happens: a run that is cut off prints no summary, and would have told nothing."""
+
+    def __init__(self, terminal: pytest.TerminalReporter) -> None:
+        self._terminal = terminal
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            why = report.longreprtext.strip().rsplit("\n\n", 1)[-1]
+            self._terminal.write_line(
+                f"\n{report.nodeid} failed ({report.when}, {report.duration:.0f} s)\n{why[-2000:]}"
+            )
 
 
 os.environ.setdefault("SIDEJOB_TEST_PATIENCE", "4")

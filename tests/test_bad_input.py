@@ -127,6 +127,7 @@ CALLS: dict[str, Call] = {
     "jobs(created_by=)": lambda g, odd: g.sidejob.jobs(created_by=odd),
     "jobs(schedule=)": lambda g, odd: g.sidejob.jobs(schedule=odd),
     "jobs(tag=)": lambda g, odd: g.sidejob.jobs(tag=odd),
+    "jobs(batch=)": lambda g, odd: g.sidejob.jobs(batch=odd),
     "jobs(older_than=)": lambda g, odd: g.sidejob.jobs(older_than=odd),
     "jobs(parent=)": lambda g, odd: g.sidejob.jobs(parent=odd),
     "jobs(limit=)": lambda g, odd: g.sidejob.jobs(limit=odd),

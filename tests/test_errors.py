@@ -7,7 +7,7 @@ import pickle
 import re
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
@@ -35,19 +35,23 @@ from celery_sidejob import (
     heartbeat,
 )
 from celery_sidejob.hooks import apps
-from celery_sidejob.hooks.beat_entries import declaration_of
+from celery_sidejob.hooks.beat import declaration_of
 from celery_sidejob.hooks.messages import carried, encoding
 from celery_sidejob.hooks.tasks import marking
 from celery_sidejob.hooks.worker import pool_kind
 from celery_sidejob.jobs import scheduling
-from celery_sidejob.model import errors, libpq
+from celery_sidejob.model import errors, libpq, native
 from celery_sidejob.model.durable import Message
 from celery_sidejob.model.schedule import parse
 from celery_sidejob.model.settings import read_settings
-from celery_sidejob.operations import batches, durable_ends, durable_runs
+from celery_sidejob.operations.changes import batches
+from celery_sidejob.operations.ledger import durable_ends, durable_runs, keeping
+from celery_sidejob.pools import coroutines
+from celery_sidejob.results import backend
 from celery_sidejob.services.heartbeat.heartbeat_file import HeartbeatFile
 from celery_sidejob.unit.open_unit import OpenUnit
 from tests.tools.apps import make_app
+from tests.tools.brokers import in_postgres
 from tests.tools.in_process import Stage
 from tests.tools.pgbouncer import direct
 from tests.tools.proxy import TcpProxy
@@ -89,6 +93,17 @@ def ordinary() -> None:
     """A task of Celery's own kind."""
 
 
+def under_gevent() -> None:
+    """Run a coroutine where gevent has replaced threads."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "is_patched", lambda: True)
+        coroutines.run(asynchronous())
+
+
+def generator(*args: Any) -> Iterator[None]:
+    yield
+
+
 async def asynchronous(*args: Any) -> None:
     """What no worker runs."""
 
@@ -98,6 +113,23 @@ def filled(s: Any) -> Any:
     port = s.stage.job(inports={"in": {"limit": 2}}).input("in")
     port.write_many([1, 2])
     return port
+
+
+def stored_at(url: str, **options: Any) -> None:
+    """Keep a result at such a URL."""
+    with Celery("plain", set_as_current=False) as app:
+        app.conf.update(result_backend=url, result_backend_transport_options=options)
+        app.backend.mark_as_done("t", 1)
+
+
+def too_large(scene: Scene) -> None:
+    """Get a result in whose place the backend keeps an error."""
+    with Celery("plain", set_as_current=False) as app:
+        app.conf.result_backend = in_postgres(scene.stage.database_url)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(backend, "MOST_BYTES", 1000)
+            app.backend.mark_as_done("t", "x" * 1000)
+        app.AsyncResult("t").get(timeout=10)
 
 
 def nothing(job: RunningJob) -> None:
@@ -125,6 +157,53 @@ class Scene:
 
 
 Case = Callable[[Scene], Any]
+
+
+class Obscure(Exception):
+    """An error that cannot be made of its arguments."""
+
+    def __init__(self, *, code: int) -> None:
+        super().__init__(f"code {code}")
+
+
+def raising_obscurely() -> None:
+    """A step that fails so."""
+    raise Obscure(code=7)
+
+
+def step_in_block(job: RunningJob, scene: Scene) -> None:
+    """A step where a unit is open."""
+    with scene.stage.connect(autocommit=False) as connection, job.unit(transaction=connection):
+        job.step("a", str)
+
+
+def step_in_hook(scene: Scene) -> None:
+    """A hook that comes to a step."""
+    task = scene.stage.task(nothing, name="starting")
+    task.on_startup(lambda job: job.step("a", str))
+    scene.stage.run(task.enqueue())
+
+
+def read_before_step(scene: Scene) -> None:
+    """A run that reads a packet, and then comes to a step."""
+
+    def body(job: RunningJob) -> None:
+        job.input("a").read()
+        job.step("a", str)
+
+    job = scene.stage.job(body)
+    job.input("a").write(1)
+    scene.stage.run(job)
+
+
+def failed_child(scene: Scene) -> None:
+    """A parent whose child has failed."""
+    child = scene.stage.task(nothing, name="failing")
+    job = scene.stage.job(lambda job: job.call("child", child))
+    scene.stage.run(job)
+    job.child("child").terminate()  # type: ignore[union-attr]
+    scene.stage.drain()
+    raise scene.stage.raised[job.id]
 
 
 def in_transaction(scene: Scene, work: Callable[[Any], Any]) -> None:
@@ -167,6 +246,8 @@ def unmanaging_the_declared(scene: Scene) -> None:
 
 
 UNWRITTEN: dict[str, Case] = {
+    "`run(fresh=True)` with `transaction=`": lambda s: s.job.run(fresh=True, transaction=object()),
+    "`fork` before a step that is not finished": lambda s: s.sidejob.fork(s.job, before="pack"),
     "`get` of an unknown id or alias": lambda s: s.sidejob.get("nobody"),
     "the job of a handle was deleted": lambda s: s.gone.set(a=1),
     "`parent=` names no job": lambda s: s.sidejob.enqueue(s.stage.idle, parent=10**9, child_name="x"),
@@ -383,6 +464,35 @@ UNWRITTEN: dict[str, Case] = {
 """Asked outside of runs: no table has a row more or less afterwards."""
 
 IN_A_RUN: dict[str, Case] = {
+    "a step inside a step": lambda s: s.inside(lambda job: job.step("a", lambda: job.step("b", str))),
+    "a step in a thread without the run's context": (
+        lambda s: s.inside(lambda job: s.stage.outside(lambda: job.step("a", str)))
+    ),
+    "a step in `on_startup` or `on_shutdown`": step_in_hook,
+    "the block of `job.step(name, transaction=…)` was not entered": (
+        lambda s: s.inside(lambda job: job.step("a", transaction=object()).is_new)
+    ),
+    "the function of a step has returned a coroutine or a generator": (
+        lambda s: s.inside(lambda job: job.step("a", lambda: (n for n in range(3))))
+    ),
+    "a step inside a block of `job.unit()`": lambda s: s.inside(lambda job: step_in_block(job, s)),
+    "a step after a packet that was read outside of steps": lambda s: read_before_step(s),
+    "`checkpoint`, `unit`, `suspend` or `then` in a step": (
+        lambda s: s.inside(lambda job: job.step("a", job.checkpoint))
+    ),
+    "a step sets a key of the state that the body has set before it": (
+        lambda s: s.inside(lambda job: (job.set(a=1), job.step("a", job.set, a=2)))
+    ),
+    "a step uses a job that the body has made before it": (
+        lambda s: s.inside(lambda job: job.step("a", job.enqueue(s.stage.idle, child_name="new").terminate))
+    ),
+    "a step's name breaks the rules": lambda s: s.inside(lambda job: job.step("", str)),
+    "the steps of a name are of two kinds": (
+        lambda s: s.inside(lambda job: (job.step("a", str), job.sleep("a", seconds=1)))
+    ),
+    "a step has failed with an error that cannot be made again": (
+        lambda s: s.inside(lambda job: job.step("a", raising_obscurely))
+    ),
     "`delete` inside a run": lambda s: s.inside(lambda job: s.other.delete()),
     "`terminate(without_shutdown=True)` inside a run, or with `transaction=`": (
         lambda s: s.inside(lambda job: s.other.terminate(without_shutdown=True))
@@ -490,7 +600,7 @@ def undecided(job: RunningJob, connection: psycopg.Connection[Any], proxy: TcpPr
 
 def fenced(scene: Scene, act: Callable[[RunningJob], None]) -> None:
     """Have a run released under way, and tell what it then meets."""
-    from celery_sidejob.operations import recovery
+    from celery_sidejob.operations.runs import recovery
 
     met: list[BaseException] = []
 
@@ -607,7 +717,7 @@ def batched_elsewhere(scene: Scene) -> None:
     """Call a durable task for a batch where another store might keep it."""
     app = stores_of(scene, "postgresql://nobody@127.0.0.1:9/other")
     with batches.within(1):
-        batches.check_takes_tasks(app.runtime)
+        keeping._check_takes_tasks(app.runtime)
 
 
 def moved_to_a_time(scene: Scene) -> None:
@@ -780,7 +890,9 @@ def lost_on_the_way(scene: Scene) -> None:
 
 
 ELSEWHERE: dict[str, Case] = {
+    "a child that a step has called has failed": failed_child,
     "psycopg finds no libpq when this package is imported": lambda s: without_psycopg(),
+    "a worker with the pool `asyncio` without greenlet": lambda s: without("greenlet", "celery_sidejob.pools.delivery"),
     "metrics for Prometheus without its library": lambda s: without("prometheus_client", "celery_sidejob.prometheus"),
     "a call in a process that has not imported the module with the app": lambda s: without_sidejob(
         "default", default=True, alone=True
@@ -789,6 +901,12 @@ ELSEWHERE: dict[str, Case] = {
         "default", default=True, alone=False
     ),
     "a call whose app has no `SideJob`": lambda s: without_sidejob("shop", default=False, alone=True),
+    '`result_backend = "sidejobpg://"` in an app without `SideJob`': lambda s: stored_at("sidejobpg://"),
+    "the URL of `result_backend` is ambiguous": lambda s: stored_at("sidejobpg://user:a/b@host/db"),
+    "an option of `result_backend_transport_options` is not a text": lambda s: stored_at(
+        "sidejobpg://host/db", schema=1
+    ),
+    "`get()` of a task whose result is too large": too_large,
     "`cancel` of a job on which another job depends": depended_on,
     "a batch was deleted or replaced": lambda s: (batch := s.sidejob.batch("old"), batch.delete(), batch.closed),
     "a member is added to a closed batch": lambda s: s.sidejob.batch("old").close().add(s.job),
@@ -821,15 +939,14 @@ ELSEWHERE: dict[str, Case] = {
     "`disown` of a job whose large tree is being deleted": part_of_a_deletion,
     "a durable task's run calls `retry` after it was declared lost": lost_on_the_way,
     "a durable task with this `task_id=` waits or runs": taken,
-    "the body or a hook of a sidejob task is an `async def` or a generator": lambda s: s.stage.task(asynchronous),
+    "the body or a hook of a sidejob task is a generator": lambda s: s.stage.task(generator),
     "a hook (`on_startup`, `on_shutdown`, or the method of a task class) has other arguments than the job": lambda s: (
         s.stage.task(ordinary).on_shutdown(lambda job, reason: None)
     ),
     "the argument of `on_startup` or `on_shutdown` is not a function": lambda s: s.stage.task(ordinary).on_shutdown(7),
-    "the body of a durable task is an `async def` or a generator": lambda s: (
-        s.stage.app.task(asynchronous, durable=True, shared=False).name
-    ),
-    "a body has returned a coroutine or a generator": lambda s: s.stage.inside(lambda job: asynchronous()),
+    "the body of a durable task is a generator": lambda s: s.stage.app.task(generator, durable=True, shared=False).name,
+    "a body has returned a generator": lambda s: s.stage.inside(lambda job: generator()),
+    "a body or a hook is an `async def`, and its worker has the pool gevent": lambda s: under_gevent(),
     "a pickled handle comes from an app that this process does not have": foreign_handle,
     "a pickled handle could belong to two apps with the same name and different stores": handle_of_a_namesake,
     "a durable task is called with `task_protocol = 1`": protocol_one,

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from celery_sidejob import RunningJob
 from celery_sidejob.embedded.server import free_port
-from celery_sidejob.operations import recovery
+from celery_sidejob.operations.runs import recovery
 from celery_sidejob.prometheus import SideJobCollector, exposition
 from celery_sidejob.store import counters
 from celery_sidejob.store.measured import MeasuredConnections

@@ -7,6 +7,7 @@ The broker is the store, the process is warm, and each call wakes the workers. W
 
 from __future__ import annotations
 
+import ast
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -125,3 +126,25 @@ def test_a_packet_from_write_to_the_body(database_url: str) -> None:
 
     assert read == [NO_DATA, *range(1, WARM + 2)]
     assert files <= 80, "of the package"
+
+
+FAILOVER = {"Store", "Stores", "failover_urls", "in_each_store", "is_left_alone", "several", "stores"}
+"""Names by which code knows that an app may have several stores."""
+
+
+def test_few_files_know_that_there_may_be_several_stores() -> None:
+    """`Runtime` tells the others what they need to know of their store among them."""
+    knowing = {path.relative_to(PACKAGE).as_posix() for path in Path(PACKAGE).rglob("*.py") if _names(path) & FAILOVER}
+
+    assert len(knowing) <= 15, sorted(knowing)
+
+
+def _names(path: Path) -> set[str]:
+    found = set[str]()
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.Attribute(attr=name) | ast.alias(name=name) | ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                found.add(name)
+            case ast.AnnAssign(target=ast.Name(id=name)):
+                found.add(name)
+    return found

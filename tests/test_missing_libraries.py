@@ -75,6 +75,11 @@ def test_without_prometheus_client_the_extra_prometheus_is_named() -> None:
     assert 'pip install "celery-sidejob[prometheus]"' in said
 
 
+def test_without_greenlet_the_extra_asyncio_is_named() -> None:
+    said = without(("greenlet",), "import celery_sidejob.pools.asyncio")
+    assert 'pip install "celery-sidejob[asyncio]"' in said
+
+
 @pytest.mark.parametrize(
     ("names", "source"),
     [

@@ -18,14 +18,13 @@ from celery_sidejob.model.columns import OPTIONS
 
 PAGE = (Path(__file__).parent.parent / "docs" / "reference.md").read_text()
 FOR_OURSELVES = {
-    "announcer", "check_store", "durable_globs", "heartbeat", "heartbeats", "register_tasks", "reread_settings",
-    "runtime",
+    "check_store", "durable_globs", "heartbeat", "heartbeats", "register_tasks", "reread_settings", "runtime",
 }  # fmt: skip
 """What the package's own layers use of `SideJob`."""
 CLASSES = (
     "SideJob", "Job", "RunningJob", "Port", "DeadSet", "DeadEntry", "Packet", "PollReport", "Subscription", "Timer",
     "CapacityPool", "SlotHolder", "Queue", "QueueCounts", "Schedule", "HistoryEntry", "WorkerInfo", "Statistics",
-    "Durations",
+    "Durations", "Step",
 )  # fmt: skip
 
 
@@ -50,8 +49,13 @@ def members(cls: Any) -> dict[str, Any]:
 
 
 def _defined(cls: Any) -> dict[str, Any]:
-    found = {name: value for name, value in vars(cls).items() if not name.startswith("_")}
+    found = {name: value for name, value in vars(cls).items() if not name.startswith("_") and name != "aio"}
     return {name: found[name] for name in found.keys() - (FOR_OURSELVES if cls is celery_sidejob.SideJob else set())}
+
+
+def test_each_handle_whose_verbs_can_be_awaited_is_named() -> None:
+    named = {name for name in (*CLASSES, "Batch") if hasattr(getattr(celery_sidejob, name), "aio")}
+    assert set(re.findall(r"`(\w+)`", section("`aio`").split("\n\n")[0])) == named
 
 
 def shown(name: str, member: Any) -> str:
@@ -71,14 +75,19 @@ def parameters(function: Any) -> str:
 
 
 class _Shown:
-    """A default whose text would be different from run to run."""
+    """A default whose text would be different from run to run, or would not be what a reader writes."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
 
     @classmethod
     def of(cls, default: Any) -> Any:
-        return cls() if default is celery_sidejob.FINISHED else default
+        if inspect.isclass(default) and default is not inspect.Parameter.empty:
+            return cls(default.__name__)
+        return cls("FINISHED") if default is celery_sidejob.FINISHED else default
 
     def __repr__(self) -> str:
-        return "FINISHED"
+        return self._text
 
 
 @pytest.mark.parametrize("name", CLASSES)

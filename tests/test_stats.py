@@ -192,9 +192,9 @@ def test_a_scrape_is_bounded_and_its_labels_are_harmless(stage: Stage) -> None:
     served.serve(stage.runtime.connections, stage.worker_id, queues=names, tasks=["stage.idle"])
     stage.job(queue=names[-1])
     stage.sql(
-        """INSERT INTO tallies (day, queue, task, measure, bucket, number, total_us, squares_us)
-        SELECT '1970-01-01', name, 'mail', 'retry', 0, place, 0, 0
-        FROM unnest(%s::text[]) WITH ORDINALITY AS n(name, place)""",
+        """INSERT INTO tallies (day, queue, task, step, measure, bucket, number, total_us, squares_us)
+        SELECT '1970-01-01', name, 'mail', step, 'retry', 0, place, 0, 0
+        FROM unnest(%s::text[]) WITH ORDINALITY AS n(name, place), unnest(ARRAY['', chr(27) || '[2J']) AS step""",
         names[::-1],
     )
     stage.sql(
@@ -213,6 +213,9 @@ def test_a_scrape_is_bounded_and_its_labels_are_harmless(stage: Stage) -> None:
     assert len(retries) == 500
     assert retries[r"\x1b[2J\u202ea", "mail"] == 2002 + 2001
     assert sum(retries.values()) == 2002 * 2003 / 2
+    of_steps = found["sidejob_step_retries_total"]
+    assert (len(of_steps), sum(of_steps.values())) == (500, 2002 * 2003 / 2)
+    assert of_steps[r"\x1b[2J\u202ea", r"\x1b[2J", "mail"] == 2002 + 2001
     groups = found["sidejob_dead_group_entries"]
     assert (len(groups), sum(groups.values())) == (501, 1000)
 

@@ -52,7 +52,10 @@ CREATE TABLE {s}.served (
     CONSTRAINT served_worker_id_fkey REFERENCES {s}.workers ON DELETE CASCADE,
   queues text[] NOT NULL,
   tasks text[] NOT NULL,
-  skew_s double precision NOT NULL);
+  skew_s double precision NOT NULL,
+  stood_at timestamptz,
+  stood text,
+  CONSTRAINT served_stood_check CHECK ((stood IS NULL) = (stood_at IS NULL)));
 
 CREATE TABLE {s}.counters (
   name text NOT NULL,
@@ -65,13 +68,19 @@ CREATE TABLE {s}.tallies (
   day date,
   queue text,
   task text,
+  step text,
   measure text,
   bucket smallint,
   number bigint NOT NULL,
   total_us numeric NOT NULL,
   squares_us numeric NOT NULL,
-  CONSTRAINT tallies_pkey PRIMARY KEY (day, queue, task, measure, bucket)
+  CONSTRAINT tallies_pkey PRIMARY KEY (day, queue, task, step, measure, bucket)
 ) WITH (fillfactor = 50);
+
+CREATE TABLE {s}.run_samples (
+  taken_at timestamptz CONSTRAINT run_samples_pkey PRIMARY KEY,
+  runs bigint NOT NULL,
+  failures bigint NOT NULL);
 
 CREATE TABLE {s}.leases (
   name text CONSTRAINT leases_pkey PRIMARY KEY,
@@ -221,6 +230,7 @@ CREATE TABLE {s}.jobs (
   inputs_memo json,
   blocked boolean,
   has_dependents boolean,
+  has_steps boolean,
   failed_by bigint,
   CONSTRAINT jobs_parent_id_name_key UNIQUE (parent_id, name),
   CONSTRAINT jobs_status_check CHECK (status IN ({statuses})),
@@ -255,6 +265,7 @@ CREATE TABLE {s}.messages (
   body bytea,
   generation int,
   due_at timestamptz NOT NULL DEFAULT now(),
+  gate smallint NOT NULL DEFAULT {open},
   expires_at timestamptz,
   next_check_at timestamptz NOT NULL DEFAULT now(),
   check_interval interval NOT NULL,
@@ -288,29 +299,30 @@ CREATE TABLE {s}.messages (
   CONSTRAINT messages_on_lost_check CHECK (on_lost IN ('requeue', 'dead')),
   CONSTRAINT messages_doom_check CHECK (doom IS NULL OR (body IS NOT NULL
     AND (doom = 'revoked' OR (doom IN ('lost', 'expired') AND locked_by IS NULL)))),
+  CONSTRAINT messages_gate_check CHECK (gate = {open}
+    OR gate IN ({queue}, {pool}, {worker}, {jobs}) AND locked_by IS NULL AND published_at IS NULL),
   CONSTRAINT messages_pool_check CHECK ((pool IS NULL) = (pool_weight IS NULL) AND (pool IS NULL) = (pool_rank IS NULL)
     AND pool_weight > 0 AND (pool_shard IS NULL OR pool IS NOT NULL))
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
 CREATE INDEX messages_queue_next_check_at_idx ON {s}.messages (queue, next_check_at);
 CREATE INDEX messages_declined_idx ON {s}.messages (task, queue, declined_at)
-  WHERE due_at = '9000-01-01 00:00:00+00'::timestamptz OR declined_at IS NOT NULL;
+  WHERE gate = {worker} OR declined_at IS NOT NULL;
 CREATE INDEX messages_locked_by_idx ON {s}.messages (locked_by) WHERE locked_by IS NOT NULL;
 CREATE INDEX messages_rank_idx ON {s}.messages (queue, rank DESC, due_at, job_id)
-  WHERE rank IS NOT NULL AND locked_by IS NULL;
+  WHERE rank IS NOT NULL AND locked_by IS NULL AND gate <= {queue};
 CREATE INDEX messages_limit_key_idx ON {s}.messages (queue, limit_key, rank DESC, due_at, job_id)
-  WHERE rank IS NOT NULL AND locked_by IS NULL;
+  WHERE rank IS NOT NULL AND locked_by IS NULL AND gate <= {queue};
 CREATE UNIQUE INDEX messages_unique_key_idx ON {s}.messages (unique_key)
   WHERE unique_key IS NOT NULL AND (doom IS NULL OR locked_by IS NOT NULL);
 CREATE INDEX messages_pool_idx ON {s}.messages (pool) WHERE pool_shard IS NOT NULL;
-CREATE INDEX messages_pool_waiting_idx ON {s}.messages (pool, pool_rank DESC, due_at, job_id)
-  WHERE pool IS NOT NULL AND pool_shard IS NULL;
+CREATE INDEX messages_pool_waiting_idx ON {s}.messages (pool, pool_rank DESC, due_at, job_id) WHERE gate = {pool};
+CREATE INDEX messages_at_gate_idx ON {s}.messages (queue, due_at) WHERE gate = {queue};
 
 CREATE FUNCTION {s}.fill_pool(filled text) RETURNS void LANGUAGE plpgsql
   SET search_path = pg_catalog, pg_temp AS $$
 DECLARE first_in text; weight smallint; taken smallint; BEGIN LOOP
   SELECT m.task_id, m.pool_weight INTO first_in, weight FROM {s}.messages m
-  WHERE m.pool = filled AND m.pool_shard IS NULL AND m.due_at >= '5000-01-01 00:00:00+00'::timestamptz
-    AND m.due_at <= now() + interval '5000 years' AND m.locked_by IS NULL AND m.doom IS NULL
+  WHERE m.pool = filled AND m.gate = {pool} AND m.due_at <= now() AND m.doom IS NULL
   ORDER BY m.pool_rank DESC, m.due_at, m.job_id LIMIT 1 FOR UPDATE SKIP LOCKED
   ; EXIT WHEN NOT FOUND
   ; UPDATE {s}.capacity_shards c SET used = c.used + weight, admitted = c.admitted + 1
@@ -320,8 +332,8 @@ DECLARE first_in text; weight smallint; taken smallint; BEGIN LOOP
     ORDER BY r.used - r.capacity, r.shard LIMIT 1 FOR UPDATE SKIP LOCKED)
   RETURNING c.shard INTO taken
   ; EXIT WHEN NOT FOUND
-  ; UPDATE {s}.messages m SET pool_shard = taken, due_at = m.due_at - interval '5000 years', next_check_at = now(),
-    published_at = NULL, suspected_at = NULL WHERE m.task_id = first_in
+  ; UPDATE {s}.messages m SET pool_shard = taken, gate = {open}, next_check_at = now(), suspected_at = NULL
+  WHERE m.task_id = first_in
   ; END LOOP; END $$;
 CREATE FUNCTION {s}.enter_pool() RETURNS trigger LANGUAGE plpgsql
   SET search_path = pg_catalog, pg_temp AS $$ DECLARE taken smallint; BEGIN
@@ -338,8 +350,8 @@ CREATE FUNCTION {s}.enter_pool() RETURNS trigger LANGUAGE plpgsql
   ; END IF
   ; ELSIF EXISTS (SELECT FROM {s}.capacity_shards c WHERE c.pool = NEW.pool) THEN
     PERFORM {s}.fill_pool(NEW.pool)
-  ; ELSE UPDATE {s}.messages m SET due_at = m.due_at - interval '5000 years', next_check_at = now()
-    WHERE m.task_id = NEW.task_id AND m.pool_shard IS NULL AND m.due_at >= '5000-01-01 00:00:00+00'::timestamptz
+  ; ELSE UPDATE {s}.messages m SET gate = {open}, next_check_at = now()
+    WHERE m.task_id = NEW.task_id AND m.gate = {pool}
   ; END IF; RETURN NULL; END $$;
 CREATE FUNCTION {s}.leave_pool() RETURNS trigger LANGUAGE plpgsql
   SET search_path = pg_catalog, pg_temp AS $$ BEGIN
@@ -348,16 +360,14 @@ CREATE FUNCTION {s}.leave_pool() RETURNS trigger LANGUAGE plpgsql
   ; PERFORM {s}.fill_pool(OLD.pool); RETURN NULL; END $$;
 CREATE FUNCTION {s}.pause_in_pool() RETURNS trigger LANGUAGE plpgsql
   SET search_path = pg_catalog, pg_temp AS $$ BEGIN NEW.pool_shard = NULL
-  ; IF NEW.body IS NOT NULL AND NEW.doom IS NULL THEN NEW.due_at = NEW.due_at + interval '5000 years'
-  ; NEW.next_check_at = '9000-01-01 00:00:00+00'::timestamptz; NEW.published_at = NULL
+  ; IF NEW.body IS NOT NULL AND NEW.doom IS NULL THEN NEW.gate = {pool}
+  ; NEW.next_check_at = 'infinity'; NEW.published_at = NULL
   ; END IF; RETURN NEW; END $$;
 CREATE TRIGGER messages_pause_in_pool BEFORE UPDATE ON {s}.messages FOR EACH ROW
   WHEN (NEW.pool_runs AND OLD.locked_by IS NOT NULL AND NEW.locked_by IS NULL AND NEW.pool_shard IS NOT NULL)
   EXECUTE FUNCTION {s}.pause_in_pool();
-CREATE CONSTRAINT TRIGGER messages_enter_pool AFTER INSERT OR UPDATE OF due_at ON {s}.messages
-  DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
-  WHEN (NEW.pool_shard < 0 OR NEW.pool IS NOT NULL AND NEW.pool_shard IS NULL
-    AND NEW.due_at >= '5000-01-01 00:00:00+00'::timestamptz AND NEW.due_at < '9000-01-01 00:00:00+00'::timestamptz)
+CREATE CONSTRAINT TRIGGER messages_enter_pool AFTER INSERT OR UPDATE OF gate ON {s}.messages
+  DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN (NEW.pool_shard < 0 OR NEW.gate = {pool})
   EXECUTE FUNCTION {s}.enter_pool();
 CREATE CONSTRAINT TRIGGER messages_rest_in_pool AFTER UPDATE ON {s}.messages DEFERRABLE INITIALLY DEFERRED
   FOR EACH ROW WHEN (OLD.pool_shard IS NOT NULL AND NEW.pool_shard IS NULL) EXECUTE FUNCTION {s}.leave_pool();
@@ -379,7 +389,7 @@ CREATE TABLE {s}.timers (
   due_at timestamptz NOT NULL,
   ask text NOT NULL,
   accepted boolean NOT NULL,
-  CONSTRAINT timers_ask_check CHECK (ask IN ('run', 'force', 'timeout', 'terminate', 'terminate_tree'))
+  CONSTRAINT timers_ask_check CHECK (ask IN ('run', 'look', 'force', 'timeout', 'terminate', 'terminate_tree'))
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
 CREATE INDEX timers_job_id_idx ON {s}.timers (job_id);
 CREATE INDEX timers_due_at_idx ON {s}.timers (due_at);
@@ -491,6 +501,7 @@ CREATE TABLE {s}.ports (
   default_value json,
   channels text[] NOT NULL DEFAULT '{{}}',
   packet_limit int,
+  received boolean,
   CONSTRAINT ports_job_id_direction_name_key UNIQUE (job_id, direction, name),
   CONSTRAINT ports_direction_check CHECK (direction IN ('in', 'out')),
   CONSTRAINT ports_packet_limit_check CHECK (packet_limit > 0));
@@ -547,6 +558,28 @@ CREATE TABLE {s}.state (
   CONSTRAINT state_pkey PRIMARY KEY (job_id, key)
 ) WITH (autovacuum_vacuum_scale_factor = 0.05);
 
+CREATE TABLE {s}.steps (
+  id bigint GENERATED ALWAYS AS IDENTITY,
+  job_id bigint NOT NULL,
+  turn text NOT NULL,
+  name text NOT NULL,
+  number int NOT NULL,
+  kind text NOT NULL,
+  run_no bigint NOT NULL,
+  done boolean NOT NULL,
+  tries int NOT NULL,
+  due_at timestamptz,
+  value json,
+  error json,
+  began_at timestamptz,
+  took_s double precision,
+  worker text,
+  CONSTRAINT steps_pkey PRIMARY KEY (job_id, turn, name, number),
+  CONSTRAINT steps_kind_check CHECK (kind IN ('step', 'call', 'calls', 'sleep', 'receive', 'since', 'fresh')),
+  CONSTRAINT steps_fresh_check CHECK ((kind = 'fresh') = (number = 0)),
+  CONSTRAINT steps_error_check CHECK (NOT done OR value IS NULL OR error IS NULL)
+) WITH (autovacuum_vacuum_scale_factor = 0.05);
+
 CREATE TABLE {s}.aliases (
   name text CONSTRAINT aliases_pkey PRIMARY KEY,
   job_id bigint NOT NULL CONSTRAINT aliases_job_id_fkey REFERENCES {s}.jobs ON DELETE CASCADE);
@@ -562,6 +595,24 @@ CREATE INDEX tags_job_id_idx ON {s}.tags (job_id);
 CREATE TABLE {s}.tracked (
   job_id bigint CONSTRAINT tracked_pkey PRIMARY KEY,
   place bigint GENERATED ALWAYS AS IDENTITY CONSTRAINT tracked_place_key UNIQUE);
+
+CREATE TABLE {s}.web_tokens (
+  name text CONSTRAINT web_tokens_pkey PRIMARY KEY,
+  hash text NOT NULL CONSTRAINT web_tokens_hash_key UNIQUE,
+  scopes text[] NOT NULL,
+  created_at timestamptz NOT NULL DEFAULT now());
+
+CREATE TABLE {s}.web_answers (
+  token text NOT NULL,
+  key text NOT NULL,
+  request text NOT NULL,
+  call text NOT NULL,
+  code int,
+  answer text,
+  made_at timestamptz NOT NULL DEFAULT now(),
+  CONSTRAINT web_answers_pkey PRIMARY KEY (token, key),
+  CONSTRAINT web_answers_answer_check CHECK ((code IS NULL) = (answer IS NULL)));
+CREATE INDEX web_answers_made_at_idx ON {s}.web_answers (made_at);
 
 CREATE TABLE {s}.run_history (
   job_id bigint NOT NULL,
@@ -595,6 +646,35 @@ CREATE TABLE {s}.task_history (
   ended_at timestamptz NOT NULL,
   lasted_s double precision NOT NULL
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+
+CREATE TABLE {s}.results (
+  key text CONSTRAINT results_pkey PRIMARY KEY,
+  state text NOT NULL,
+  body bytea NOT NULL,
+  expires_at timestamptz
+) WITH (autovacuum_vacuum_scale_factor = 0.05);
+CREATE INDEX results_expires_at_idx ON {s}.results (expires_at) WHERE expires_at IS NOT NULL;
+
+CREATE TABLE {s}.chords (
+  key text CONSTRAINT chords_pkey PRIMARY KEY,
+  size integer,
+  more integer NOT NULL DEFAULT 0,
+  counted integer NOT NULL DEFAULT 0,
+  call bytea,
+  send_at timestamptz,
+  expires_at timestamptz,
+  CONSTRAINT chords_owed_check CHECK ((call IS NULL) = (send_at IS NULL))
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05);
+CREATE INDEX chords_send_at_idx ON {s}.chords (send_at) WHERE send_at IS NOT NULL;
+CREATE INDEX chords_expires_at_idx ON {s}.chords (expires_at) WHERE expires_at IS NOT NULL;
+
+CREATE TABLE {s}.chord_parts (
+  chord text NOT NULL CONSTRAINT chord_parts_chord_fkey REFERENCES {s}.chords ON DELETE CASCADE,
+  task_id text NOT NULL,
+  place double precision NOT NULL,
+  body bytea NOT NULL,
+  CONSTRAINT chord_parts_pkey PRIMARY KEY (chord, task_id, place)
+) WITH (autovacuum_vacuum_scale_factor = 0.05);
 
 CREATE TABLE {s}.broker_queues (
   name text CONSTRAINT broker_queues_pkey PRIMARY KEY,
@@ -688,6 +768,7 @@ is silent for NaN seconds would be an error for everybody who reads it. `next_ch
 held, and read by nobody. Workers' and consumers' numbers are halves of the keys of their locks.
 """
 
+GATES = {"open": 0, "queue": 1, "pool": 2, "worker": 3, "jobs": 4}
 STATUSES = ("queued", "running", "suspended", "completed", "failed", "terminating", "terminated")
 
 FEW = (
@@ -701,6 +782,7 @@ FEW = (
     ("port_waiters", "job_id"),
     ("packets", "port_id"),
     ("state", "job_id"),
+    ("steps", "job_id"),
     ("aliases", "job_id"),
     ("tags", "job_id"),
     ("run_history", "job_id"),
@@ -717,7 +799,7 @@ there are few. That holds from the next ANALYZE of a table on, which autovacuum 
 def upgrade() -> None:
     schema = '"' + context.config.attributes["schema"].replace('"', '""') + '"'
     statuses = ", ".join(f"'{status}'" for status in STATUSES)
-    for statement in DDL.format(s=schema, statuses=statuses).split(";\n"):
+    for statement in DDL.format(s=schema, statuses=statuses, **GATES).split(";\n"):
         if statement.strip():
             op.execute(text(statement.strip().replace(":", r"\:")))  # a bare `:word` would be a parameter
     op.execute(text(BOUNDS.format(s=schema).replace(":", r"\:")))

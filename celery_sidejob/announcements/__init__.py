@@ -1,1 +1,1 @@
-"""Announcements: what is told, after the commit, to those who listen at that moment, and kept for nobody else."""
+"""Announcements: messages that are sent after a commit to the present listeners, and kept for no later listener."""

@@ -1,9 +1,8 @@
-"""Tells those who listen what was committed: one small thread for each process, which nobody waits for."""
+"""Sends announcements of committed changes to listeners: a small thread in each process, for which no caller waits."""
 
 from __future__ import annotations
 
 import atexit
-import logging
 import queue
 import threading
 import time
@@ -14,39 +13,38 @@ from contextlib import suppress
 from typing import Any
 
 from ..model.errors import SettingsError
+from ..model.logger import logger
 from ..services.loop import Turn
 from ..store.connection import fork
 from .way import Ear, Nowhere, Way
 
-logger = logging.getLogger("celery_sidejob")
-
 MOST = 10_000
 MOST_BYTES = 16_000_000
-"""Announcements that wait for their turn, at most; more are dropped."""
+"""The most bytes of waiting announcements; beyond that, announcements are dropped."""
 AT_ONCE = 500
 AT_ONCE_BYTES = 1_000_000
-"""Announcements that are sent together."""
+"""The most bytes of announcements that are sent together."""
 IDLE_S = 5.0
-"""Seconds after which the connection is closed, if nothing was announced."""
+"""The connection is closed after so many seconds without an announcement."""
 LAST_S = 0.5
-"""Seconds that a process which ends gives its last announcements."""
+"""How long a process that ends waits for its last announcements, in seconds."""
 WARN_S = 60.0
 
 
 Announced = tuple[str, str, Callable[[], bool]]
-"""A channel, a message as JSON text, and whether it is to be announced after all."""
+"""A channel, a message as JSON text, and a callable that decides at the last moment whether it is announced."""
 
 
 def always() -> bool:
-    """Want an announcement in any case."""
+    """Announce in any case."""
     return True
 
 
 class Announcer:
     """The queue of announcements, and the thread that sends them.
 
-    `make_way` finds the way at the first use. Whatever the way does, nobody but the thread waits for it: what does not
-    fit into the queue is dropped and counted.
+    `make_way` finds the way at the first use. Only the thread waits for the way: announcements that do not fit into the
+    queue are dropped and counted.
     """
 
     def __init__(self, make_way: Callable[[], Way]) -> None:
@@ -55,14 +53,14 @@ class Announcer:
         self._turn = Turn()
         self._warned_at = float("-inf")
         self.dropped = 0
-        """Announcements of this process that were dropped, since it began."""
+        """How many announcements of this process were dropped since it began."""
         self._begin()
         fork.register(self)
         _announcers.add(self)
 
     def _begin(self) -> None:
-        # A signal handler may announce in the middle of an announcement. So the lock lets its thread in again, and a
-        # SimpleQueue rings the bell: an Event has a lock that does not.
+        # A signal handler may announce in the middle of an announcement. So the same thread may acquire the lock again,
+        # and the bell is a SimpleQueue: the lock inside an Event cannot be acquired twice.
         self._lock = threading.RLock()
         self._queue: deque[Announced] = deque()
         self._bytes = 0
@@ -71,10 +69,10 @@ class Announcer:
         self._busy = False
         self._flushes: list[queue.SimpleQueue[None]] = []
 
-    # -- for everybody -------------------------------------------------------------------------------------------
+    # -- for every thread ----------------------------------------------------------------------------------------
 
     def may_be_heard(self, channel: str, *, ask: bool = True) -> bool:
-        """Tell whether somebody may be listening to a channel; while that is not known, have the thread ask.
+        """Tell whether a channel may have a listener; while that is unknown, have the thread ask.
 
         Without `ask` the store is not asked.
         """
@@ -84,9 +82,9 @@ class Announcer:
         return heard is not False
 
     def announce(self, channel: str, text: str, wanted: Callable[[], bool] = always) -> None:
-        """Have a message announced soon, if somebody may be listening.
+        """Have a message announced soon, if the channel may have a listener.
 
-        The thread asks `wanted`, which may take its time, only once it knows that somebody listens.
+        The thread calls `wanted`, which may be slow, only once it knows that there is a listener.
         """
         if self.way.hears(channel) is False:
             return
@@ -101,7 +99,7 @@ class Announcer:
 
     @property
     def way(self) -> Way:
-        """The way on which this process announces and listens."""
+        """The way by which this process announces and listens."""
         if self._way is None:
             try:
                 self._way = self._make_way()
@@ -111,11 +109,11 @@ class Announcer:
         return self._way
 
     def listen(self, channels: Sequence[str]) -> Ear:
-        """Subscribe to channels, by exactly these names."""
+        """Subscribe to channels by their exact names."""
         return self.way.listen(channels)
 
     def flush(self, within_s: float = LAST_S) -> bool:
-        """Wait until what was announced is sent, for at most this many seconds; tell whether it is."""
+        """Wait until all announcements so far are sent, for at most this many seconds; tell whether they are."""
         with self._lock:
             if not self._busy:
                 return True
@@ -127,13 +125,13 @@ class Announcer:
         return False
 
     def close(self) -> None:
-        """Send what is left, within `LAST_S`, and close the connection; the next announcement opens another."""
+        """Send the waiting announcements, within `LAST_S`, and close the connection until the next announcement."""
         if self.flush() and self._way is not None:
             with self._turn:
                 self._way.close()
 
     def forget(self) -> None:
-        """After a fork: thread, queue and connection are the parent's."""
+        """After a fork, drop the thread, the queue and the connection, which belong to the parent."""
         _inherited.append(self._way)
         self._way = None
         self.dropped = 0
@@ -142,24 +140,21 @@ class Announcer:
     # -- the thread ----------------------------------------------------------------------------------------------
 
     def _wake(self) -> None:
-        """Have the thread look at the queue, and ask who listens; the first call starts it."""
-        thread = None
-        if self._thread is None:
-            with self._lock:
-                if self._thread is None:
-                    thread = threading.Thread(target=self._run, name="sidejob-announcements", daemon=True)
-                    self._thread = thread
-        if thread is not None:
-            try:
-                thread.start()
-            except RuntimeError:  # the interpreter is ending, or there may be no more threads just now
-                with self._lock:
-                    self._thread = None
-                    self._queue.clear()
-                    self._bytes = 0
-                self._rest()
+        """Have the thread read the queue and ask for listeners; start one if none is there."""
         if self._bell.empty():
             self._bell.put(None)
+        with self._lock:  # where a thread that has heard nothing decides to end
+            if self._thread is not None:
+                return
+            self._thread = thread = threading.Thread(target=self._run, name="sidejob-announcements", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the interpreter is ending, or no further thread is possible just now
+            with self._lock:
+                self._thread = None
+                self._queue.clear()
+                self._bytes = 0
+            self._rest()
 
     def _run(self) -> None:
         mine, bell = self._queue, self._bell
@@ -169,7 +164,12 @@ class Announcer:
             except queue.Empty:
                 with self._turn:
                     self.way.close()
-                bell.get()
+                with self._lock:
+                    if self._queue or not bell.empty():
+                        continue
+                    if mine is self._queue:
+                        self._thread = None
+                    return
             self._send(self._taken())
             while batch := self._taken():
                 self._send(batch)
@@ -218,7 +218,7 @@ class Announcer:
 
 
 def flush_all() -> None:
-    """Have everything sent that was announced here: the process is about to end."""
+    """Send everything that was announced in this process, which is about to end."""
     for announcer in list(_announcers):
         announcer.flush()
 
@@ -227,4 +227,4 @@ _announcers: weakref.WeakSet[Announcer] = weakref.WeakSet()
 atexit.register(flush_all)
 
 _inherited: list[Any] = []
-"""The ways of a parent: not even their destructors may speak on its sockets."""
+"""The parent's ways, kept so that not even their destructors write to the parent's sockets."""

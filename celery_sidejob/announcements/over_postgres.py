@@ -1,36 +1,34 @@
 """Announcements over Postgres' NOTIFY, where there is no Redis: each batch is a commit of its own.
 
-A channel's name may be longer than NOTIFY allows, so it is hashed, with the schema's. A payload has less than 8,000
-bytes, so a longer message is sent in parts, all in one commit.
+A channel's name may be longer than NOTIFY allows, so it is hashed together with the schema's name. A payload has less
+than 8,000 bytes, so a longer message is sent in parts, all in one commit.
 """
 
 from __future__ import annotations
 
 import hashlib
 import itertools
-import logging
 import secrets
 import select
 from collections.abc import Callable, Iterator, Sequence
 from time import monotonic
 
 from ..model.errors import SettingsError, StoreUnavailableError
+from ..model.logger import logger
 from ..operations.audience import Audience
 from ..store import audience
 from ..store.connection.connections import Connections
 from ..store.connection.own_executor import OwnExecutor
 from .way import Message, Way
 
-logger = logging.getLogger("celery_sidejob")
-
 PIECE = 7000
-"""Bytes of a message in one payload."""
+"""The most bytes of a message in one payload."""
 COMMIT_S = 5.0
-"""Seconds after which a commit that notifies is given up."""
+"""How long a commit that notifies may take before it is given up, in seconds."""
 SILENT_S = 30.0
-"""Seconds without a word after which a listener asks whether the server is still there."""
+"""After so many seconds of silence a listener asks whether the server still answers."""
 MOST_PARTIAL = 64
-"""Messages of which some parts have come, at most: the rest of one may never come."""
+"""The most messages with missing parts: the other parts of a message may never come."""
 
 Open = Callable[[], OwnExecutor]
 
@@ -38,8 +36,8 @@ Open = Callable[[], OwnExecutor]
 class PostgresWay(Way):
     """The store: `open_session` opens a connection past a proxy, where there is one.
 
-    It needs no connection of its own to announce, and `hears` has asked who listens. After an error the store is tried
-    again with the next announcement.
+    It needs no connection of its own to announce, because `hears` has already asked for listeners. After an error the
+    store is tried again with the next announcement.
     """
 
     def __init__(self, connections: Connections, known: Audience, open_session: Open) -> None:
@@ -50,11 +48,11 @@ class PostgresWay(Way):
         self._numbers = itertools.count()
 
     def hears(self, channel: str, *, ask: bool = True) -> bool:
-        """Tell whether anybody listens to any channel, over the connection of the commit before this."""
+        """Tell whether any channel has a listener, over the connection of the preceding commit."""
         return self._audience.listens(ask=ask)
 
     def send(self, messages: Sequence[Message]) -> None:
-        """Notify those who listen, in one commit; StoreUnavailableError where the server has no room for that."""
+        """Notify the listeners, in one commit; StoreUnavailableError if the server's queue of notifications is full."""
         schema = self._connections.schema
         payloads = [
             (name_of(schema, channel), payload)
@@ -66,7 +64,7 @@ class PostgresWay(Way):
             raise StoreUnavailableError("The server's queue of notifications is too full.")
 
     def listen(self, channels: Sequence[str]) -> PostgresEar:
-        """Listen over a session of its own."""
+        """Listen over a separate session."""
         executor = self._open_session()
         try:
             if executor.pooled:
@@ -91,11 +89,11 @@ class PostgresEar:
         self._come: list[tuple[str, str]] = []
         self._heard_at = monotonic()
         audience.listen(executor, schema, list(self._channels), lambda *said: self._come.append(said))
-        self._poll = select.poll()  # under gevent its own, which lets others go on
+        self._poll = select.poll()  # gevent's own under gevent, so that other greenlets go on
         self._poll.register(executor.connection.fileno(), select.POLLIN)
 
     def hear(self, timeout_s: float) -> Sequence[Message]:
-        """Return what has come."""
+        """Return the messages that have come."""
         if self._poll.poll(timeout_s * 1000):
             audience.take_in(self._executor)
             self._heard_at = monotonic()
@@ -110,7 +108,7 @@ class PostgresEar:
         self._executor.close()
 
     def _joined(self, name: str, payload: str) -> Message | None:
-        """Return the message whose last part has come, if this is one."""
+        """Return the message that this part completes; None if parts are still missing."""
         head, _, piece = payload.partition(" ")
         try:
             key, number, count = head.split(".")
@@ -131,12 +129,12 @@ class PostgresEar:
 
 
 def name_of(schema: str, channel: str) -> str:
-    """Return the name by which a channel is notified."""
+    """Return the name under which a channel is notified."""
     return "sidejob:" + hashlib.sha256(f"{schema} {channel}".encode()).hexdigest()[:48]
 
 
 def parts_of(key: str, text: str) -> Iterator[str]:
-    """Yield the payloads that carry a message. No two are alike, of which Postgres would pass on only one."""
+    """Yield the payloads that carry a message. No two are equal: Postgres would pass on only one of them."""
     pieces = list(_pieces(text.encode()))
     for number, piece in enumerate(pieces):
         yield f"{key}.{number}.{len(pieces)} {piece}"

@@ -1,8 +1,9 @@
-"""Announcements over Redis' pub/sub: a message is published on exactly the name of its channel.
+"""Announcements over Redis' pub/sub: a channel has the same name in Redis.
 
-Whoever subscribes with this package also subscribes to a channel that marks it. So one question of constant cost tells
-whether anybody listens at all. Other clients of Redis need not know that: the channels that a process is about to
-announce on are part of the question. Only of the channels of jobs, which are as many as jobs, not each is asked about.
+A subscriber that uses this package also subscribes to a channel that marks listeners. So one question of constant cost
+tells whether there is any listener at all. Other clients of Redis need not know this: the question includes the
+channels on which a process is about to announce. It does not include each channel of a job, because there are as many
+as jobs.
 """
 
 from __future__ import annotations
@@ -18,15 +19,16 @@ from ..operations.audience import KNOWN_S
 from .way import Message, Way
 
 ANSWER_S = 1.0
-"""Seconds that Redis is given to answer."""
+"""How long Redis may take to answer, in seconds."""
 LISTENING = "celery_sidejob:listening"
-"""The channel that marks those who listen to any channel."""
+"""The channel to which every listener of any channel subscribes."""
 MOST_ASKED = 1000
-"""Channels that are asked about within `KNOWN_S`, if nobody is marked; nobody listens to further ones."""
+"""The most channels that are asked about within `KNOWN_S` if no listener is marked; further channels count as unheard.
+"""
 
 
 class Client:
-    """A client of redis-py, and how everything behind it is closed."""
+    """A client of redis-py, and the function that closes all its connections."""
 
     def __init__(self, redis: Any, close: Callable[[], None]) -> None:
         self.redis = redis
@@ -34,7 +36,7 @@ class Client:
 
 
 class RedisWay(Way):
-    """Redis, which tells who listens: `connect` opens a client whose answers are waited for `ANSWER_S`."""
+    """Redis, which knows the subscribers: `connect` opens a client that waits at most `ANSWER_S` for an answer."""
 
     def __init__(self, connect: Callable[[float], Client]) -> None:
         self._connect = connect
@@ -44,7 +46,7 @@ class RedisWay(Way):
         self._until = float("-inf")
 
     def hears(self, channel: str, *, ask: bool = True) -> bool | None:
-        """Tell whether somebody listens; None if the last answer is too old."""
+        """Tell whether a channel has a listener; None if the last answer is too old."""
         if monotonic() >= self._until:
             return None
         if self._somebody:
@@ -57,7 +59,7 @@ class RedisWay(Way):
             self._client = self._connect(ANSWER_S)
 
     def learn(self, channels: Iterable[str]) -> None:
-        """Ask whether anybody listens, and to which of these channels, unless that is known."""
+        """Ask whether there is any listener, and which of these channels have one, unless that is known."""
         began = monotonic()
         if self._client is None or (self._somebody and began < self._until):
             return
@@ -83,7 +85,7 @@ class RedisWay(Way):
             pipe.execute()
 
     def fail(self) -> None:
-        """Have nobody listen for a while, and close the connection."""
+        """Assume for a while that there is no listener, and close the connection."""
         self._somebody, self._heard = False, _Nobody()
         self._until = monotonic() + KNOWN_S
         self.close()
@@ -96,7 +98,7 @@ class RedisWay(Way):
                 client.close()
 
     def listen(self, channels: Sequence[str]) -> RedisEar:
-        """Subscribe over a connection of its own."""
+        """Subscribe over a separate connection."""
         try:
             client = self._connect(ANSWER_S)
         except Exception as error:
@@ -112,7 +114,7 @@ class RedisWay(Way):
 
 
 class RedisEar:
-    """A subscription in Redis; it is there when this is made."""
+    """A subscription in Redis; it is active once this object exists."""
 
     def __init__(self, client: Client, channels: Sequence[str]) -> None:
         self._client = client
@@ -131,7 +133,7 @@ class RedisEar:
                 self._early += _message(found)
 
     def hear(self, timeout_s: float) -> Sequence[Message]:
-        """Return what has come."""
+        """Return the messages that have come."""
         early, self._early = self._early, []
         return early or _message(self._pubsub.get_message(timeout=timeout_s))
 
@@ -144,7 +146,7 @@ class RedisEar:
 
 
 class _Nobody(dict[str, bool]):
-    """What is known of channels while Redis does not answer: nobody listens to any."""
+    """Stands for the listeners while Redis does not answer: no channel has a listener."""
 
     def get(self, channel: str, default: Any = None) -> Any:
         return False

@@ -1,30 +1,27 @@
-"""What `sidejob.subscribe` returns: the announcements on some channels, in threads and in asyncio."""
+"""The result of `sidejob.subscribe`: the announcements on some channels, in threads and in asyncio."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from ..model import values
+from ..model.logger import logger
 from ..operations.audience import KNOWN_S
 from .way import Ear, Message
 
-logger = logging.getLogger("celery_sidejob")
-
 SETTLED_S = KNOWN_S + 0.25
-"""Seconds until every process that announces has asked who listens, and has the answer."""
+"""Seconds until every announcing process has asked for listeners and has the answer."""
 LOOK_S = 0.5
 AGAIN_S = 1.0
-"""Seconds between two tries to subscribe again, after the connection was lost."""
+"""Seconds between two attempts to subscribe again after the connection was lost."""
 MOST = 10_000
 MOST_BYTES = 16_000_000
-"""Announcements that wait to be read, at most: of more the oldest are dropped."""
+"""The most bytes of unread announcements; beyond that, the oldest are dropped."""
 
 
 class Announcement(NamedTuple):
@@ -37,9 +34,9 @@ class Announcement(NamedTuple):
 class Subscription:
     """Iterates over the announcements on some channels: ``for channel, message in subscription``, or ``async for``.
 
-    It listens from the moment it is made. A thread of its own takes what comes, so that one who reads slowly, or not at
-    all, holds up nobody: `dropped` counts the announcements that have found no place. Announcements that are made while
-    the connection is lost are missed.
+    It listens from the moment it is made. Its own thread receives the announcements, so that a slow reader delays no
+    other: `dropped` counts the announcements for which there was no room. Announcements that are made while the
+    connection is lost are missed.
     """
 
     def __init__(
@@ -92,14 +89,14 @@ class Subscription:
                 await asyncio.wait_for(come, self._timeout)
             except TimeoutError:
                 raise self._late() from None
-            finally:  # one who asks again and again must not be remembered as often
+            finally:  # a caller that asks again and again must leave nothing behind each time
                 with self._come:
                     self._waiting = [each for each in self._waiting if each[1] is not come]
 
     # -- the end -------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Stop listening. What has come and was not read is gone; iterations end."""
+        """Stop listening. Announcements that were not read are dropped; iterations end."""
         with self._come:
             self._closed = True
             self._messages.clear()
@@ -110,17 +107,13 @@ class Subscription:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *why: object) -> None:
         self.close()
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *why: object) -> None:
         await asyncio.to_thread(self.close)
 
     # -- the thread ----------------------------------------------------------------------------------------------
@@ -174,7 +167,7 @@ class Subscription:
         for loop, come in waiting:
             try:
                 loop.call_soon_threadsafe(_set, come)
-            except RuntimeError:  # that loop is closed
+            except RuntimeError:  # the event loop of that iteration is closed
                 continue
 
     def _late(self) -> TimeoutError:

@@ -1,4 +1,4 @@
-"""The ways on which announcements travel: Redis' pub/sub, or Postgres' NOTIFY. Both look like this."""
+"""The two ways by which announcements travel, Redis' pub/sub and Postgres' NOTIFY, and their common interface."""
 
 from __future__ import annotations
 
@@ -10,47 +10,47 @@ Message = tuple[str, str]
 
 
 class Ear(Protocol):
-    """A subscription on the server's side, of one client; used by one thread."""
+    """A client's subscription in the server; used by one thread."""
 
     def hear(self, timeout_s: float) -> Sequence[Message]:
-        """Return what has come, after at most this many seconds; raises the connection's error if it is lost."""
+        """Return the messages that have come, after at most this many seconds; raises if the connection is lost."""
 
     def close(self) -> None:
         """End the subscription; never raises."""
 
 
 class Way:
-    """A server that passes messages on. Each way replaces the methods for which it does something."""
+    """A server that passes messages on. A subclass replaces the methods for which it has something to do."""
 
     def hears(self, channel: str, *, ask: bool = True) -> bool | None:
-        """Tell whether somebody listens to a channel; None while that is not known, and somebody may.
+        """Tell whether a channel has a listener; None while that is unknown.
 
-        Never raises, and never waits for a server of its own; without `ask` the store is not asked either.
+        Never raises, and never waits for the announcement server; without `ask` the store is not asked either.
         """
         return False
 
     def open(self) -> None:
-        """Connect, if need be. A process does not fork meanwhile."""
+        """Connect, if necessary. A process does not fork meanwhile."""
 
     def learn(self, channels: Iterable[str]) -> None:
-        """Ask who listens, if the last answer is too old, or tells nothing of these channels."""
+        """Ask for listeners, if the last answer is too old or does not cover these channels."""
 
     def send(self, messages: Sequence[Message]) -> None:
         """Pass messages on, in order."""
 
     def fail(self) -> None:
-        """Give the server a rest after an error: nobody listens until it is asked again. Never raises."""
+        """Spare the server for a while after an error: until the next question there are no listeners. Never raises."""
 
     def close(self) -> None:
         """Close the connection; the next use opens another. Never raises."""
 
     def listen(self, channels: Sequence[str]) -> Ear:
-        """Subscribe to channels, by exactly these names; StoreUnavailableError if the server does not answer."""
+        """Subscribe to channels by their exact names; StoreUnavailableError if the server does not answer."""
         raise NotImplementedError
 
 
 class Nowhere(Way):
-    """The way of a process whose settings lead nowhere: the reason is raised for those who want to listen."""
+    """The way of a process whose settings are unusable: an attempt to listen raises the reason."""
 
     def __init__(self, reason: Exception) -> None:
         self._reason = reason

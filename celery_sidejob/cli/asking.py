@@ -1,22 +1,77 @@
-"""`run` and `terminate`: ask for a run of a job, or for its shutdown."""
+"""`enqueue`, `run`, `terminate` and `delete`: make jobs, ask for their runs or their shutdown, and remove them."""
 
 from __future__ import annotations
 
+from datetime import datetime
 from functools import partial
 from typing import Any
 
 import click
 
+from ..inspection.jobs import JobViews
 from ..jobs.job import Job
+from ..model.errors import DuplicateError
 from ..model.status import Status
-from ..operations.shutdown import terminate_without_shutdown
+from ..operations.runs.shutdown import terminate_without_shutdown
 from ..operations.waiting import is_parked
-from .command import Failed, answering, job_named, load_modules
+from . import names
+from .command import Failed, answering, job_named, load_modules, with_app
 from .looks import wait_for_none
-from .options import job_filters, jobs_or_filters, yes_option
-from .output import Output, line, status
-from .selection import act_on_each, check_choice
-from .times import Seconds
+from .options import JsonValue, Moment, Seconds, job_argument, job_filters, jobs_or_filters, yes_option
+from .output import Output, at_least, line, status
+from .selection import act_on_each, check_choice, confirm
+
+
+@click.command()
+@click.argument("task")
+@click.option("--args", metavar="JSON", type=JsonValue(list), default="[]", help="Positional arguments: a JSON list.")
+@click.option("--kwargs", metavar="JSON", type=JsonValue(dict), default="{}", help="Keyword arguments: a JSON object.")
+@click.option("--queue", metavar="NAME", help="The queue of its runs; by default the task's.")
+@click.option("--eta", metavar="TIME", type=Moment(), help="When its first run is due, such as 2026-11-28T10:30.")
+@click.option("--countdown", metavar="DURATION", type=Seconds(), help="How long until its first run is due: 90, 5min.")
+@click.option("--priority", type=click.IntRange(0, 9), help="From 0 to 9; higher is sooner.")
+@click.option("--tag", "tags", metavar="TAG", multiple=True, help="A tag; may be repeated.")
+@click.option("--alias", "aliases", metavar="NAME", multiple=True, help="A further name; may be repeated.")
+@click.option("--unique", metavar="KEY", help="A key that no other open job has; if one has it, no job is made.")
+@click.option("--parent", metavar="ID_OR_ALIAS", help="The job's parent; needs --child-name.")
+@click.option("--child-name", metavar="NAME", help="The job's name among its parent's children.")
+@click.option(
+    "--depends-on", metavar="ID_OR_ALIAS", multiple=True, help="A job that must have completed first; may be repeated."
+)
+@click.option("--created-by", metavar="WHO", help="A text by which the job is found.")
+@answering
+def enqueue(
+    sidejob: Any, output: Output, /, task: str, eta: datetime | None, countdown: float | None, **given: Any
+) -> None:
+    """Make a job of a sidejob task, as `sidejob.enqueue` does."""
+    if eta is not None and countdown is not None:
+        raise click.UsageError("--eta and --countdown are two ways to say when; choose one.")
+    load_modules(sidejob)
+    queue = given["queue"]
+    unknown = names.unknown(sidejob, output, "queue", queue) if queue is not None else None  # its job makes it known
+    options = {"eta": eta, "countdown": countdown, **given}
+    if given["unique"] is not None:
+        options["on_duplicate"] = "refuse"  # so that the command can report the open job
+    try:
+        job: Job = sidejob.enqueue(task, **options)
+    except DuplicateError as error:
+        _tell_of_open(output, error)
+        return
+    except TypeError as error:  # the task does not take these arguments
+        raise Failed(error) from error
+    said = f"Made job {job.id} ({job.task}) in queue {job.queue}."
+    output.answer({"job": job.id, "made": True, "task_id": job.task_id}, said)
+    if unknown:
+        output.note(unknown)
+
+
+def _tell_of_open(output: Output, error: DuplicateError) -> None:
+    job = error.job
+    if job is None:
+        raise error
+    said = f"No job was made: job {job.id}, which is {job.status}, has this unique key."
+    output.answer({"job": job.id, "made": False, "task_id": job.task_id}, said)
+
 
 PARKED = (
     " It is parked: no worker of its queue knows its task. If none comes to know it, the job ends in about a minute "
@@ -101,7 +156,7 @@ def terminate(
 def _terminate_one(
     sidejob: Any, output: Output, job: Job, *, recursive: bool, without_shutdown: bool, kill: bool
 ) -> None:
-    """Ask for the shutdown of one job that is not terminated, and tell how it stands then."""
+    """Ask for the shutdown of one job that is not terminated, and report its status afterwards."""
     if not without_shutdown:
         job = job.terminate(recursive=recursive)
         if kill:
@@ -120,7 +175,7 @@ def _terminate_one(
 
 
 def _kill(sidejob: Any, output: Output, job: Job) -> None:
-    """Have its worker end the run in progress; fail if that goes on."""
+    """Have its worker end the run in progress; fail if the run goes on."""
     run_no = job.refresh().info["run_no"]
 
     def runs() -> list[Job]:
@@ -137,7 +192,7 @@ def _kill(sidejob: Any, output: Output, job: Job) -> None:
 
 
 def _ask(job: Job, *, force: bool, of_parent: bool, countdown: float | None) -> str | None:
-    """Ask one of many jobs to run; returns why not."""
+    """Ask one of many jobs to run; returns the reason if it does not."""
     if job.run(force=force, parent=of_parent, countdown=countdown) is not None:
         return None
     refused = _refused(job, of_parent)
@@ -147,7 +202,7 @@ def _ask(job: Job, *, force: bool, of_parent: bool, countdown: float | None) -> 
 
 
 def _terminate(sidejob: Any, job: Job, *, recursive: bool, without_shutdown: bool) -> str | None:
-    """Ask for the shutdown of one of many jobs; returns why that was not needed, or is not done at once."""
+    """Ask for the shutdown of one of many jobs; returns the reason if that was needless or is not done at once."""
     if job.status == Status.TERMINATED and not recursive:
         return "terminated already"
     if not without_shutdown:
@@ -163,5 +218,50 @@ def _job(job: Job | None) -> dict[str, Any]:
 
 
 def _refused(job: Job, of_parent: bool) -> Job | None:
-    """Return the job that was not asked, as it is now; None if a job has no parent that could be asked."""
+    """Return the job that was not asked, as it is now; None if the job has no parent that could be asked."""
     return job.refresh().parent if of_parent else job.refresh()
+
+
+UNFINISHED = (
+    "Job {job} was not deleted: {which} is {status}, and a job is deleted with everything below it, when all of it is "
+    "terminated. Ask for that: `celery -A <app> sidejob terminate --recursive {job}`."
+)
+ASKED_MEANWHILE = "Job {job} was not deleted: it, or a job below it, was asked to run again."
+
+
+@click.command()
+@job_argument
+@yes_option
+@answering
+def delete(sidejob: Any, output: Output, job_id: str, yes: bool) -> None:
+    """Delete a job and everything below it for good, if all of it is terminated; asks first.
+
+    If a job of it is not terminated, the command says which one, and deletes nothing.
+    """
+    views, job = JobViews(sidejob.runtime), job_named(sidejob, job_id)
+    reason = _reason(views, job)
+    if reason is None:
+        what = _tree(views, job)
+        confirm(f"Delete {what} for good?", yes=yes)
+        if job.delete():
+            output.answer({"job": job.id, "deleted": True, "reason": None}, f"Deleted {what}.")
+            return
+        reason = _reason(views, job) or ASKED_MEANWHILE.format(job=job.id)
+    output.answer({"job": job.id, "deleted": False, "reason": reason})
+    raise Failed(reason)
+
+
+def _tree(views: JobViews, job: Job) -> str:
+    """Return the name of the job, and how many jobs are below it."""
+    below, more = views.count_below(job)
+    further = f" and {at_least(below, more)} {'job' if below == 1 else 'jobs'} below it" if below else ""
+    return f"job {job.id} ({job.task}){further}"
+
+
+def _reason(views: JobViews, job: Job) -> str | None:
+    """Say why the job cannot be deleted now."""
+    found = views.not_terminated(job)
+    if found is None:
+        return None
+    which = "it" if found.id == job.id else f"job {found.id} below it"
+    return with_app(UNFINISHED.format(job=job.id, which=which, status=found.status))

@@ -1,4 +1,4 @@
-"""`batches`: lists the batches, and lets a person look into one, close it or delete it."""
+"""`batches`: lists the batches, and lets a person see one, close it or delete it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..jobs.batch import Batch
 from .command import answering
 from .options import yes_option
 from .output import Output, table_if_any
-from .questions import confirm
+from .selection import confirm
 
 name_argument = click.argument("name")
 COLUMNS = ("Batch", "", "Members", "Completed", "Failed", "Terminated", "Open")
@@ -19,7 +19,7 @@ COLUMNS = ("Batch", "", "Members", "Completed", "Failed", "Terminated", "Open")
 
 @click.group()
 def batches() -> None:
-    """List batches, and look into one, close it or delete it."""
+    """List batches, and show one, close it or delete it."""
 
 
 @batches.command("list")

@@ -12,7 +12,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import click
 
-from ..inspection import Inspection
+from ..inspection.tasks import TaskViews
 from ..jobs.job import Job
 from ..model.checks import did_you_mean
 from ..model.errors import SideJobError
@@ -23,9 +23,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 INTERRUPTED = 130
-"""The exit code of a command that Ctrl-C has ended, as shells have it."""
+"""The exit code of a command that was ended by Ctrl-C, as in shells."""
 NAMED = 10
-"""How many names are suggested at most if none matches."""
+"""The most names that are suggested if none matches."""
 PATIENCE_S = 60.0
 """How long a command waits for one transaction: for a locked row, or for a store that is silent."""
 
@@ -79,7 +79,7 @@ def job_named(sidejob: Any, which: str) -> Job:
     asked: Job | None = sidejob.for_task_id(which)
     if asked is not None:
         raise Failed(f"{which!r} is the task id of an asking of job {asked.id}: name the job.")
-    if Inspection(sidejob.runtime).task(which) is not None or sidejob.dead.for_task_id(which) is not None:
+    if TaskViews(sidejob.runtime).task(which) is not None or sidejob.dead.for_task_id(which) is not None:
         raise Failed(
             f"{which!r} is a durable task, and no job: look at it with `celery -A <app> sidejob show`, end it with "
             "`revoke` while it waits, have it tried again from the dead set with `dead retry`."
@@ -94,7 +94,7 @@ def load_modules(sidejob: Any) -> None:
 
 
 def nothing_matches(what: str, names: Sequence[str], given: str) -> str:
-    """Say that nothing matches the given name, and which names would."""
+    """Say that nothing matches the given name, and suggest names that would."""
     if not names:
         return f"Nothing matches: {what} is empty."
     shown = ", ".join(map(repr, names[:NAMED]))
@@ -109,7 +109,7 @@ def with_app(text: str) -> str:
 
 
 def _check_texts(given: Mapping[str, object]) -> None:
-    """Refuse bytes that are not text in the terminal's encoding: Python passes them on, and no store accepts them."""
+    """Refuse bytes that are not text in the terminal's encoding: Python passes them on, and the store refuses them."""
     for value in given.values():
         for text in value if isinstance(value, tuple) else (value,):
             if isinstance(text, str) and not text.isascii() and any(map(_is_no_text, text)):

@@ -29,7 +29,7 @@ def db() -> None:
 @with_sidejob
 def upgrade(sidejob: Any, output: Output, sql: bool, since: str | None) -> None:
     """Create the schema or upgrade it, and record its app and broker."""
-    # Here: it imports Alembic and SQLAlchemy, and every `celery` command imports this file.
+    # Imported here because it needs Alembic and SQLAlchemy, and every `celery` command imports this file.
     from ..store.schema import migrate
 
     schema = sidejob.settings.schema
@@ -53,7 +53,7 @@ def upgrade(sidejob: Any, output: Output, sql: bool, since: str | None) -> None:
 @db.command()
 @answering
 def current(sidejob: Any, output: Output) -> None:
-    """Show the schema's revision, and the one that this version needs; also for failover stores."""
+    """Show the schema's revision, and the revision that this version needs; also for failover stores."""
     stores = _stores(sidejob)
     ways = [store.direct_url() for store in stores]
     found_at = [schema_check.current(url, sidejob.settings.schema, setting=setting) for url, setting in ways]
@@ -150,7 +150,7 @@ def _schema(store: Any) -> str:
 
 
 def _check_urls(store: Any, output: Output) -> None:
-    """Refuse to change a schema through a URL that leads to another database than that of workers and clients."""
+    """Refuse to change a schema through a URL of another database than that of workers and clients."""
     settings = store.settings
     if settings.direct_url is not None:
         unknown = url_agreement.check(settings.require_database_url(), settings.direct_url)

@@ -16,12 +16,9 @@ from ..model.errors import SideJobError
 from ..model.printable import counted
 from . import names
 from .command import Failed, answering, load_modules, nothing_matches
-from .options import AtLeast, check_one_way, limit_option, queue_option, task_option, together, yes_option
+from .options import AtLeast, Seconds, check_one_way, limit_option, queue_option, task_option, together, yes_option
 from .output import Output, facts, in_short, table
-from .questions import confirm
-from .selection import end_if, until_stopped
-from .summary import Summary
-from .times import Seconds
+from .selection import Summary, confirm, end_if, until_stopped
 
 
 class EntryId(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
@@ -38,7 +35,7 @@ class EntryId(click.ParamType):  # type: ignore[type-arg]  # generic in newer ve
 
 
 class EntryOrTask(EntryId):
-    """The id of an entry, or a task id, which is looked up in the dead set."""
+    """The id of an entry, or a task id, which is searched in the dead set."""
 
     def convert(self, value: Any, param: Any, context: Any) -> int | str:
         """Return an entry's id as the dead set knows it; a task id stays a text."""
@@ -57,7 +54,7 @@ all_entries = click.option("--all", "everything", is_flag=True, help="All entrie
 
 
 def check_one_choice(given: Sequence[int | str], everything: bool, chosen: Mapping[str, str | None]) -> None:
-    """Raise a usage error unless entries are named, or chosen by filters, or all are meant."""
+    """Raise a usage error unless entries are named, chosen by filters, or all chosen."""
     check_one_way(
         bool(given), everything, any(value is not None for value in chosen.values()),
         say="Name entries by their ids, or choose by --group, --task, --queue or --reason, or all with --all.",
@@ -200,7 +197,7 @@ def purge(
 
 
 def _purge(sidejob: Any, output: Output, what: str, yes: bool, **which: Any) -> None:
-    """Delete the entries that match, after a question, and report how many went."""
+    """Delete the entries that match, after a question, and report how many were deleted."""
     matched = 0
     with ExitStack() as shown:
         adds = [shown.enter_context(output.progress("Counting entries"))]
@@ -221,7 +218,7 @@ def _purge(sidejob: Any, output: Output, what: str, yes: bool, **which: Any) -> 
 
 
 def _confirm_deletion(entries: int, jobs: int, *, yes: bool) -> None:
-    """Ask whether so many entries may go, and tell how many of them are jobs."""
+    """Ask whether so many entries may be deleted, and say how many of them are jobs."""
     with_jobs = (
         f" ({counted(jobs, 'job', 'jobs')} with everything below {'it' if jobs == 1 else 'them'})" if jobs else ""
     )
@@ -244,7 +241,7 @@ def _each(
     sidejob: Any, output: Output, given: Sequence[int | str], act: Callable[[int | str], Any], what: str,
     ask: Callable[[int, int], None],
 ) -> None:  # fmt: skip
-    """Apply an action to each named entry and report how many; all of them must exist.
+    """Apply an action to each named entry and report their number; all of them must exist.
 
     `ask` is called first, with the number of entries and of jobs among them.
     """
@@ -290,9 +287,9 @@ def _wide_row(entry: DeadEntry) -> tuple[Any, ...]:
 def _suggest(
     sidejob: Any, output: Output, *, group: str | None, task: str | None, queue: str | None, reason: str | None
 ) -> None:
-    """If nothing matches, suggest names that would."""
+    """If no entry matches, suggest names that would match."""
     if reason is not None or sidejob.dead.list(group=group, task=task, queue=queue, limit=1):
-        return  # entries match, but somebody else has retried or locked them
+        return  # entries match, but another process has retried or locked them
     if group is not None:
         output.note(nothing_matches("the dead set", list(sidejob.dead.groups()), group))
     elif task is not None:

@@ -1,4 +1,4 @@
-"""`tags`, `tag`, `untag`, `tracked`, `track` and `untrack`: what jobs are found and followed by."""
+"""`tags`, `tag`, `untag`, `tracked`, `track` and `untrack`: finding and following jobs."""
 
 from __future__ import annotations
 

@@ -7,28 +7,23 @@ from __future__ import annotations
 
 import click
 
-from .asking import run, terminate
+from ..hooks.patches import pool_names
+from .asking import delete, enqueue, run, terminate
 from .batches import batches
 from .database import db
 from .dead import dead
-from .delete import delete
-from .doctor import doctor
-from .drain import drain
-from .enqueue import enqueue
 from .finding import tag, tags, track, tracked, untag, untrack
-from .jobs import jobs
-from .poll import poll
+from .jobs import jobs, tree, watch
 from .ports import peek, take, write
-from .queues import pause, queues, resume, unmanage
-from .revoke import revoke
+from .queues import pause, queues, resume, unmanage, workers
 from .schedules import schedules
 from .show import show
 from .stats import stats
-from .tasks import tasks
+from .steps import fork, steps
+from .tasks import revoke, tasks
 from .transport import transport
-from .tree import tree
-from .watch import watch
-from .workers import workers
+from .upkeep import doctor, drain, poll
+from .web import web
 
 
 @click.group()
@@ -37,8 +32,10 @@ def sidejob() -> None:
 
 
 for _command in (
-    jobs, show, tree, watch, enqueue, write, peek, take, run, terminate, delete, tasks, revoke, queues, pause, resume,
-    unmanage, schedules, batches, tags, tag, untag, tracked, track, untrack, workers, poll, stats, doctor, drain, dead,
-    db, transport,
+    jobs, show, tree, watch, enqueue, write, peek, take, run, terminate, delete, steps, fork, tasks, revoke, queues,
+    pause, resume, unmanage, schedules, batches, tags, tag, untag, tracked, track, untrack, workers, poll, stats,
+    doctor, drain, dead, db, transport, web,
 ):  # fmt: skip
     sidejob.add_command(_command)
+
+pool_names.install()  # Celery has read its command `worker` by now

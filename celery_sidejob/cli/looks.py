@@ -1,4 +1,4 @@
-"""Looks at something in the store again and again, for commands that follow it."""
+"""Repeated reads of the store, for commands that follow something there."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from .output import Output
 T = TypeVar("T")
 
 LOOK_S = 0.5
-"""Between two looks."""
+"""Seconds between two reads."""
 HEARD_WITHIN_S = 5.0
-"""For how long a command waits for workers to end what they were told to end."""
+"""How long a command waits for workers to end what they were told to end, in seconds."""
 
 
 def looks(
     look: Callable[[], dict[str, Any]], output: Output, *, deadline: float = math.inf
 ) -> Iterator[dict[str, Any]]:
-    """Yield what each look finds, without an end; one of the looks is at the deadline.
+    """Yield the result of each read, without an end; one of the reads is at the deadline.
 
-    A store that cannot be read is noted, and is looked at again; after the deadline its error is raised. The deadline
+    An error of the store is noted, and the store is read again; after the deadline the error is raised. The deadline
     is a time of `time.monotonic`.
     """
     while True:
@@ -39,7 +39,7 @@ def looks(
 
 
 def wait_for_none(look: Callable[[], list[T]], output: Output) -> list[T]:
-    """Look until nothing is left, for a while; return what is left then."""
+    """Read until the list is empty, for a while; return the last list."""
     deadline, left = time.monotonic() + HEARD_WITHIN_S, []
     for found in looks(lambda: {"left": look()}, output, deadline=deadline):
         left = found["left"]

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Literal
 
-from ..inspection import Inspection
+from ..inspection.queues import QueueViews
+from ..inspection.tasks import TaskViews
 from ..model.checks import did_you_mean
 from .command import load_modules
 from .output import Output
@@ -18,20 +19,20 @@ NOBODY = {
 
 
 def unknown(sidejob: Any, output: Output, kind: Literal["task", "queue"], name: str) -> str | None:
-    """Say that nobody knows this name, and which similar name there is; None if somebody knows it."""
+    """Say that no worker or row has this name, and which similar name exists; None if the name is known."""
     load_modules(sidejob)
-    inspection = Inspection(sidejob.runtime)
+    queues = QueueViews(sidejob.runtime)
     known = {*_of_app(sidejob.app, kind)}
-    if name in known or name in (known := known | inspection.names(kind)):
+    if name in known or name in (known := known | queues.names(kind)):
         return None
     with output.progress(f"Looking for the {kind} {name} in all jobs"):
-        if inspection.knows_task(name) if kind == "task" else inspection.knows_queue(name):
+        if TaskViews(sidejob.runtime).knows_task(name) if kind == "task" else queues.knows_queue(name):
             return None
     return f"Nobody knows a {kind} {name!r}: {NOBODY[kind]}.{did_you_mean(name, known)}"
 
 
 def hint(sidejob: Any, output: Output, **given: str | None) -> None:
-    """After a search that found nothing, tell which `task` or `queue` nobody knows."""
+    """After a search without results, say which `task` or `queue` is unknown."""
     for kind in ("task", "queue"):
         name = given.get(kind)
         if name is not None and (said := unknown(sidejob, output, kind, name)):

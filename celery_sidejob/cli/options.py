@@ -1,4 +1,4 @@
-"""Options and arguments that several commands have."""
+"""Options and arguments that several commands have, with their types."""
 
 from __future__ import annotations
 
@@ -11,17 +11,52 @@ import click
 
 from ..deadset import REASONS as DEATHS
 from ..model.checks import MOST
+from ..model.durations import moment_from, seconds_from, since_from
 from ..model.status import Status
 from ..operations.waiting import REASONS
 from ..store.kept import STATUSES
-from .times import Seconds, Since
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
+class _Time(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
+    """A text that `_read` understands."""
+
+    _read: Callable[[str], Any]
+    """Raises ValueError, which says what is wrong."""
+
+    def convert(self, value: Any, param: Any, context: Any) -> Any:
+        """Check it, and return what it stands for."""
+        try:
+            return self._read(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, context)
+
+
+class Seconds(_Time):
+    """A number of seconds, or a duration such as 90s, 5min, 2h, 3d or 1w."""
+
+    name = "duration"
+    _read = staticmethod(seconds_from)
+
+
+class Moment(_Time):
+    """A moment such as 2026-11-28 or 2026-11-28T10:30, in this machine's time zone unless it names another."""
+
+    name = "time"
+    _read = staticmethod(moment_from)
+
+
+class Since(_Time):
+    """A moment, or how long ago it was: 2026-11-28T10:30, 2h."""
+
+    name = "time or duration"
+    _read = staticmethod(since_from)
+
+
 class AtLeast(click.IntRange):
-    """A number that is at least so large. It fits into Postgres' bigint; whoever reads the help need not know."""
+    """A number with a lower bound. It also fits into Postgres' bigint, which the help need not mention."""
 
     def __init__(self, least: int) -> None:
         super().__init__(least, MOST)
@@ -43,7 +78,7 @@ class TaskStatus(click.Choice):  # type: ignore[type-arg]  # generic in newer ve
     """A status of a durable task that waits or runs."""
 
     def convert(self, value: Any, param: Any, context: Any) -> Any:
-        """Check it; of a status in which a task has ended, tell where such tasks are."""
+        """Check the status; for a status of ended tasks, say where ended tasks are shown."""
         if value in (*DEATHS, "completed"):
             where = "tasks --finished" if value == "completed" else f"dead list --reason {value}"
             self.fail(f"A task that is {value} waits and runs no more: see `{where}`.", param, context)
@@ -65,6 +100,7 @@ job_filters = together(
     click.option("--created-by", metavar="WHO", help="Only jobs that this one made, such as job:7."),
     click.option("--unique", metavar="KEY", help="Only the open job that has this unique key."),
     click.option("--tag", metavar="TAG", help="Only jobs that have this tag."),
+    click.option("--batch", metavar="NAME", help="Only jobs of this batch."),
     click.option(
         "--since", metavar="TIME", type=Since(),
         help="Only jobs made since this time (2026-11-28T10:30, in local time), or no longer ago than this (2h).",
@@ -76,7 +112,7 @@ job_filters = together(
     click.option("--waiting-for", type=click.Choice(REASONS), help="Only jobs that do not run now for this reason."),
     click.option("--child-of", "parent", metavar="ID_OR_ALIAS", help="Only the children of this job."),
 )  # fmt: skip
-"""Gives a command the options by which jobs are chosen, named as the parameters of `sidejob.jobs`."""
+"""Gives a command the options that choose jobs, named like the parameters of `sidejob.jobs`."""
 
 task_filters = together(
     click.option("--task", metavar="NAME", help="Only durable tasks of this name."),
@@ -86,23 +122,23 @@ task_filters = together(
         help="Only durable tasks with this status; may be repeated.",
     ),
 )  # fmt: skip
-"""Gives a command the options by which durable tasks that wait or run are chosen, as `Inspection.tasks` has them."""
+"""Gives a command the options that choose waiting or running durable tasks, as in `TaskViews.tasks`."""
 
 
 def check_one_way(*ways: bool, say: str) -> None:
-    """Raise a usage error that says so unless things are chosen in exactly one of these ways."""
+    """Raise a usage error with the text `say` unless exactly one of these ways to choose is used."""
     if ways.count(True) != 1:
         raise click.UsageError(say)
 
 
 FORMS = {list: "a JSON list, such as '[1, \"a\"]'", dict: "a JSON object, such as '{\"page\": 7}'"}
-"""How arguments look."""
+"""The forms of JSON arguments, for errors."""
 MOST_SHOWN = 100
-"""Characters of a text that an error shows."""
+"""The most characters of a text that an error shows."""
 
 
 class JsonValue(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
-    """A JSON value; of one `kind`, if that is given: list or dict."""
+    """A JSON value; with `kind` a list or a dict."""
 
     name = "json"
 
@@ -130,6 +166,6 @@ def parsed(text: str) -> Any:
         given = repr(text) if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]!r}…"
         quoted, hint = json.dumps(text), ""
         if text.isidentifier() and len(text) <= MOST_SHOWN:
-            # A shell removes the outer quotes: who typed "a" has given a.
+            # The shell has removed the outer quotes: "a" on the command line arrives as a.
             hint = f" A text has double quotes: {quoted}. In a shell, type '{quoted}'."
         raise ValueError(f"{given} is no JSON value: {error}.{hint}") from error

@@ -1,4 +1,4 @@
-"""Prints answers: tables and texts for people, one JSON document for programs."""
+"""Prints results: tables and texts for people, one JSON document for programs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from ..jobs.job import Job
-from ..model.printable import one_line as one_line  # the commands have them from here
+from ..model.durations import duration as duration  # the commands import it from here
+from ..model.durations import lasting as lasting
+from ..model.printable import one_line as one_line
 from ..model.printable import printable as printable
 from ..model.status import Status
 
@@ -34,9 +36,9 @@ STYLES: dict[str, str] = {
     Status.TERMINATED: "bright_black",
 }
 LONGEST_VALUE = 200
-"""Characters of a value in a table; `--json` has all of them."""
+"""The most characters of a value in a table; `--json` shows all of them."""
 LONGEST_ERROR = 60
-"""Characters of an error in a list; `--json` has all of them."""
+"""The most characters of an error in a list; `--json` shows all of them."""
 PROGRESS_AFTER_S = 0.3
 """Shorter work shows no progress."""
 
@@ -54,7 +56,7 @@ class Output:
         In the document times are ISO 8601, and values that JSON lacks are texts. A part that is a `str` is one line.
         """
         if self.for_program:
-            click.echo(json.dumps(document, default=_plain, indent=2))  # which escapes all that a terminal obeys
+            click.echo(json.dumps(document, default=_plain, indent=2))  # escapes terminal controls too
         else:
             self.show(*(part for part in parts if part is not None))
 
@@ -73,7 +75,7 @@ class Output:
             self.note(more)
 
     def show(self, *parts: RenderableType) -> None:
-        """Print texts, tables and trees, a blank line between; to a file or a pipe as wide as they are."""
+        """Print texts, tables and trees with a blank line between them; to a file or a pipe in their full width."""
         if not parts:
             return
         parts = tuple(line(part) if isinstance(part, str) else part for part in parts)
@@ -88,19 +90,19 @@ class Output:
             console.print(part, soft_wrap=isinstance(part, Text))
 
     def note(self, message: str) -> None:
-        """Print a message that is not part of the answer."""
+        """Print a message that is not part of the result."""
         click.echo(one_line(message), err=True)
 
     @contextmanager
     def progress(self, doing: str) -> Iterator[Callable[[int], None]]:
-        """While the block runs, show on a terminal what is being done and for how long; show a program nothing.
+        """While the block runs, show on a terminal the work in progress and its duration; show a program nothing.
 
-        Gives a callable that adds to the number of what is done.
+        Gives a callable that adds to the number of items done.
         """
         if self.for_program or not sys.stderr.isatty():
             yield lambda _: None
             return
-        # Here, because every `celery` command imports this file.
+        # Imported here because every `celery` command imports this file.
         from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
         console = Console(file=sys.stderr, color_system="auto" if self._coloured else None)
@@ -125,7 +127,7 @@ class Output:
 
 
 class _Terminal(Console):
-    """Every text of a command passes here on its way to the terminal, and loses what could steer it."""
+    """Every text of a command passes here on its way to the terminal, and loses its control characters."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         """Adds to rich's: only rich itself moves the cursor, or breaks a line."""
@@ -180,28 +182,13 @@ def line(*parts: str | tuple[str, str] | Text) -> Text:
 
 
 def at_least(count: int, more: bool) -> str:
-    """Return a number, with a mark if there may be more than were counted."""
+    """Return a number, with a mark if it is only a lower bound."""
     return f"{count:,}+" if more else str(count)
 
 
 def moment(at: datetime) -> str:
     """Return a time as people read it, in the time zone of their machine."""
     return f"{at.astimezone():%Y-%m-%d %H:%M:%S}"
-
-
-def duration(seconds: float | None) -> str:
-    """Return a duration as people read it."""
-    if seconds is None:
-        return ""
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.1f} s"
-
-
-def lasting(seconds: float) -> str:
-    """Return how long something took, a short time in milliseconds."""
-    return f"{seconds * 1000:.3g} ms" if seconds < 1 else duration(seconds)
 
 
 def status(name: str) -> Text:
@@ -237,10 +224,10 @@ def _plain(value: Any) -> Any:
 UNBROKEN = frozenset({"Job", "Entry", "Task id", "Took"})
 """The columns whose values are never broken into lines."""
 LEAST = {
-    "Status": max(map(len, Status)) + 1,  # what a job waits for may go to the next line
-    **dict.fromkeys(("Created", "Last run", "Died"), len("2026-11-28")),  # and so may the time of a day
+    "Status": max(map(len, Status)) + 1,  # the reason for waiting may go to the next line
+    **dict.fromkeys(("Created", "Last run", "Died"), len("2026-11-28")),  # and so may the time of day
 }
-"""The least widths of columns whose values are best broken at one place."""
+"""The least widths of columns whose values are best broken between two words."""
 NARROWEST = 6
 """The least width of any other column."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from ..inspection import Inspection
+from ..inspection.jobs import JobViews
 from ..jobs.job import Job
 from ..jobs.port import Port
 from ..model.printable import counted
@@ -53,7 +53,7 @@ def write(sidejob: Any, output: Output, job_id: str, name: str, given: Sequence[
 def peek(sidejob: Any, output: Output, job_id: str, name: str, is_output: bool, limit: int) -> None:
     """Show the next packets of a job's port, the oldest first. They stay on the port."""
     port = _port(job_named(sidejob, job_id), name, is_output)
-    found = Inspection(sidejob.runtime).packets(port, limit)
+    found = JobViews(sidejob.runtime).packets(port, limit)
     rows = (
         (
             None if one["written_at"] is None else moment(one["written_at"]),
@@ -108,7 +108,7 @@ def _standard_input() -> Iterator[str]:
 
 
 def _values(lines: Iterable[str] | None, given: Sequence[str]) -> Iterator[Any]:
-    """Read each value; a usage error names one that is no JSON by its place."""
+    """Read each value; a usage error names an invalid value by its position."""
     where = "VALUE" if lines is None else "line"
     for number, text in enumerate(given if lines is None else lines, 1):
         if lines is not None and not text.strip():

@@ -1,4 +1,4 @@
-"""`queues`, `pause`, `resume` and `unmanage`: the managed queues, and their gates."""
+"""`queues`, `pause`, `resume`, `unmanage` and `workers`: the managed queues with their gates, and the live workers."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ from dataclasses import asdict
 from typing import Any
 
 import click
+from rich.text import Text
 
+from ..jobs.job import Job
 from ..jobs.queue import Queue
+from ..jobs.workers import WorkerInfo, WorkerRun
 from . import names
 from .command import answering
-from .output import Output, moment, table_if_any
+from .output import Output, duration, job_or_task, line, moment, table_if_any
 
 
 @click.command()
@@ -38,7 +41,7 @@ def queues(sidejob: Any, output: Output) -> None:
 def pause(sidejob: Any, output: Output, queue: str, reason: str | None) -> None:
     """Begin no further run of a queue, on any worker, until `resume`; runs in progress go on."""
     paused = sidejob.queue(queue)
-    said = names.unknown(sidejob, output, "queue", queue)  # asked before: what is paused is known
+    said = names.unknown(sidejob, output, "queue", queue)  # asked before, because a paused queue is known
     paused.pause(reason)
     output.answer(_about(paused), f"Queue {queue} is paused. Runs in progress: {paused.counts.running}.")
     if said:
@@ -87,3 +90,34 @@ def _gate(about: dict[str, Any]) -> str:
         return ""
     why = f": {about['reason']}" if about["reason"] else ""
     return f"paused {moment(about['paused_at'])}{why}"
+
+
+@click.command()
+@answering
+def workers(sidejob: Any, output: Output) -> None:
+    """List the live workers: when each began and was last heard, its queues, and what it runs now, for how long."""
+    found: list[WorkerInfo] = sidejob.workers()
+    rows = [
+        (one.name, one.started_at, one.heard_at, ", ".join(one.queues), Text("\n").join(map(_shown, one.runs)))
+        for one in found
+    ]
+    shown = table_if_any("Worker", "Since", "Heard", "Queues", "Runs", rows=rows)
+    documents = [
+        {"name": one.name, "started_at": one.started_at, "heard_at": one.heard_at, "queues": one.queues,
+         "running": _running(one)}
+        for one in found
+    ]  # fmt: skip
+    output.answer(documents, shown or "No worker is alive.")
+
+
+def _shown(run: WorkerRun) -> Text:
+    return line(f"{job_or_task(run.of)} {run.task}, {duration(run.lasts_s)}")
+
+
+def _running(worker: WorkerInfo) -> list[dict[str, Any]]:
+    return [
+        {"job": run.of.id if isinstance(run.of, Job) else None,
+         "task_id": None if isinstance(run.of, Job) else str(run.of.id),
+         "task": run.task, "began_at": run.began_at, "lasts_s": run.lasts_s}
+        for run in worker.runs
+    ]  # fmt: skip

@@ -7,12 +7,12 @@ from typing import Any
 
 import click
 
-from ..hooks.beat_entries import declaration_of, entries_of
+from ..hooks.beat import declaration_of, entries_of
 from ..model.errors import SideJobError
 from .command import Failed, answering, load_modules, nothing_matches
 from .options import yes_option
 from .output import Output, facts, job_or_task, line, moment, table, table_if_any
-from .questions import confirm
+from .selection import confirm
 
 NEXT_SHOWN = 5
 name_argument = click.argument("name")
@@ -132,7 +132,7 @@ def import_entries(sidejob: Any, output: Output, names: Sequence[str]) -> None:
 
 
 def _imported(sidejob: Any, name: str, entry: Any) -> dict[str, Any]:
-    """Make one schedule, and say why not if it cannot be."""
+    """Make one schedule; if that is impossible, return the reason."""
     try:
         given = declaration_of(name, entry)
         schedule = sidejob.schedule(name, given.pop("task"), given.pop("args"), given.pop("kwargs"), **given)

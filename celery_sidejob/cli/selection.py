@@ -1,25 +1,81 @@
-"""The jobs that a command is given by filters, and what it does with each of them."""
+"""Commands that act on many items: they ask first, act on each, and sum up."""
 
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+import click
+
 from ..jobs.job import Job
 from ..model.errors import JobNotFoundError, SideJobError, StoreUnavailableError
-from ..model.printable import counted
+from ..model.printable import counted, printable
 from . import names
-from .command import INTERRUPTED, Failed, job_named
+from .command import INTERRUPTED, Failed, job_named, with_app
 from .options import check_one_way
 from .output import Output
-from .questions import confirm_all
-from .summary import Summary
+
+
+def confirm_all(verb: str, counts: Mapping[str, int], nouns: tuple[str, str], *, yes: bool) -> None:
+    """Ask whether to `verb` all jobs counted by status, unless there are none; `nouns` are singular and plural."""
+    total = sum(counts.values())
+    if total:
+        kinds = ", ".join(f"{number:,} {status}" for status, number in sorted(counts.items()))
+        confirm(f"{verb} {counted(total, *nouns)} ({kinds})?", yes=yes)
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask whether to go on, unless `yes`; without a yes, or a person to ask, fail before anything is changed."""
+    if yes:
+        return
+    if not can_ask():
+        raise Failed(f"Nothing was changed. {question} There is no terminal to ask on: say --yes.")
+    if not click.confirm(printable(with_app(question)), err=True):
+        raise Failed("Nothing was changed.")
+
+
+def can_ask() -> bool:
+    """Tell whether a person can answer a question."""
+    return sys.stdin is not None and sys.stdin.isatty()  # None: it is closed
+
+
+class Summary:
+    """How many items were done, and how many were skipped, by reason."""
+
+    def __init__(self) -> None:
+        self.done = 0
+        self.skipped: Counter[str] = Counter()
+        self._examples: dict[str, str] = {}
+
+    def skip(self, reason: str, number: int = 1) -> None:
+        """Count skipped items and their reason."""
+        if number:
+            self.skipped[reason] += number
+
+    def refuse(self, error: SideJobError) -> None:
+        """Count an error; the first error of each class is kept in full."""
+        self.skip(type(error).__name__)
+        self._examples.setdefault(type(error).__name__, str(error))
+
+    @property
+    def skips(self) -> str:
+        """A sentence on the skipped items; empty if there are none."""
+        if not self.skipped:
+            return ""
+        return f" Skipped: {', '.join(f'{number:,} ({reason})' for reason, number in self.skipped.most_common())}."
+
+    def note_errors(self, output: Output) -> None:
+        """Print the kept errors in full, as notes."""
+        for kind, example in self._examples.items():
+            output.note(f"{kind}, for example: {example}")
+
 
 PAGE = 200
-"""Jobs that are read together."""
+"""How many jobs are read together."""
 Act = Callable[[Job], str | None]
-"""Does something with a job; returns why not, in a few words, if it does not apply to the job."""
+"""Acts on a job; returns the reason, in a few words, if the action does not apply to the job."""
 
 
 def check_choice(job_ids: Sequence[str], chosen: Mapping[str, Any]) -> None:
@@ -35,10 +91,10 @@ def act_on_each(
 ) -> None:  # fmt: skip
     """Act on each job that is named, or count the jobs that match, ask whether to `verb` them, and act on each.
 
-    Tells how many are `done`; ends with 1 if one that is named is not. All that are named must exist.
+    Reports how many are `done`; ends with 1 if a named job is not. All named jobs must exist.
 
-    Jobs that are made after the count are left alone. They are read a page at a time, each is one transaction, and
-    what one of them refuses does not keep the others from it.
+    Jobs that are made after the count are not touched. Jobs are read a page at a time, and each is one transaction. If
+    a job refuses, the others are still acted on.
     """
     if job_ids:
         jobs: Iterable[Job] = {job.id: job for job in (job_named(sidejob, one) for one in job_ids)}.values()
@@ -74,7 +130,7 @@ def _if_still(statuses: Collection[str], act: Act) -> Act:
 
 
 def until_stopped(act: Callable[[], None]) -> BaseException | None:
-    """Act on what matches; return the outage or the Ctrl-C that has ended it before the last one, for a report."""
+    """Act on all matches; return the outage or the Ctrl-C that has ended it early, for a report."""
     try:
         act()
     except (StoreUnavailableError, Failed, KeyboardInterrupt) as stopped:
@@ -83,7 +139,7 @@ def until_stopped(act: Callable[[], None]) -> BaseException | None:
 
 
 def end_if(stopped: BaseException | None) -> None:
-    """End the command as whatever has stopped it requires, once it has reported how far it came."""
+    """End the command as the interruption requires, once it has reported how far it came."""
     if isinstance(stopped, KeyboardInterrupt):
         sys.exit(INTERRUPTED)
     if stopped is not None:
@@ -110,5 +166,5 @@ def _walk(jobs: Any, act: Act, summary: Summary, add: Callable[[int], None]) -> 
 
 
 def _next_id(sidejob: Any) -> int:
-    """Return an id that is larger than those of all jobs there are now."""
+    """Return an id that is larger than the id of every existing job."""
     return next((job.id + 1 for job in sidejob.jobs(limit=1, newest_first=True)), 0)

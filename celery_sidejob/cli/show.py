@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import click
 from rich.console import RenderableType
 from rich.text import Text
 
-from ..inspection import Inspection
+from ..inspection.jobs import JobViews
+from ..inspection.tasks import TaskViews
 from ..model.columns import SHOWN
 from ..model.errors import JobNotFoundError
 from ..model.status import FINISHED, Status
+from ..model.steps import label
 from .command import answering
 from .dead import show_entry
 from .jobs import parent_of
 from .output import Output, at_least, facts, line, moment, printable, shortened, status, table_if_any
 
 NEWEST = 20
-"""Entries of its history that are shown with a job; --json has them all."""
+"""The most entries of its history that are shown with a job; --json shows all."""
 NOTHING = (
     "There is no job {which!r}: it was deleted, or never committed. Nor is there a durable task of this id that waits, "
     "runs or is in the dead set: it has ended well, or its entry was deleted."
@@ -30,15 +34,15 @@ NOTHING = (
 @click.option(
     "--history", "everything", is_flag=True, help=f"Show a job's whole history, not its last {NEWEST} entries."
 )
+@click.option("--steps", "with_steps", is_flag=True, help="Show a job's steps, since it completed last.")
 @answering
-def show(sidejob: Any, output: Output, which: str, everything: bool) -> None:
+def show(sidejob: Any, output: Output, which: str, everything: bool, with_steps: bool) -> None:
     """Show everything about one job, by its id, an alias or a task id, or about a durable task by its task id.
 
     A durable task is shown while it waits or runs, and while it is in the dead set.
     """
-    inspection = Inspection(sidejob.runtime)
     job = sidejob.find(which)
-    task = inspection.task(which) if job is None else None
+    task = TaskViews(sidejob.runtime).task(which) if job is None else None
     if task is not None:
         _show_task(output, task)
         return
@@ -49,11 +53,13 @@ def show(sidejob: Any, output: Output, which: str, everything: bool) -> None:
             raise JobNotFoundError(NOTHING.format(which=which))
         show_entry(output, entry)
         return
-    details = inspection.details(job)
+    details = JobViews(sidejob.runtime).details(job)
+    if with_steps:
+        details["steps"] = [asdict(step) for step in job.steps]
     head = line((f"Job {details['id']}", "bold"), f"  {details['task']}  ")
     sections = (
         _facts(details), _state(details), _ports(details), _room(details), _children(details),
-        _history(details["history"], everything),
+        _steps(details.get("steps", ())), _history(details["history"], everything),
         *_trouble(details),
     )  # fmt: skip
     output.answer(details, head + status(details["status"]), *sections)
@@ -118,14 +124,14 @@ def _facts(details: dict[str, Any]) -> RenderableType:
 
 
 def _queue(details: dict[str, Any]) -> str:
-    """Return the job's queue, and whether nobody is there to begin a run that is owed."""
+    """Return the job's queue, and whether no worker is there to begin an owed run."""
     waits = details["status"] in (Status.QUEUED, Status.TERMINATING) and not details["in_run"]
     nobody = waits and details["queue_served"] is False
     return f"{details['queue']}: no live worker serves it" if nobody else details["queue"]
 
 
 def _timers(details: dict[str, Any]) -> str | None:
-    """List the timers of a job; they run it again even if it has completed in the meantime."""
+    """List the timers of a job; they make it run again even if it has completed in the meantime."""
     shown = ", ".join(f"{timer['ask']} at {moment(timer['due_at'])}" for timer in details["timers"])
     return f"{shown}: it runs then, although it is completed" if shown and details["status"] == "completed" else shown
 
@@ -145,7 +151,7 @@ def _message(message: dict[str, Any]) -> str:
 
 
 def _state(details: dict[str, Any]) -> RenderableType | None:
-    state = details["state"]  # or the result of `sidejob_redact`
+    state = details["state"]  # a mapping, or the result of `sidejob_redact`
     rows = [(key, shortened(value)) for key, value in (state if isinstance(state, dict) else {"": state}).items()]
     return table_if_any("Key", "Value", title="State", rows=rows)
 
@@ -188,10 +194,39 @@ def _history(entries: list[dict[str, Any]], everything: bool) -> RenderableType 
 
 
 def _detail(detail: Any) -> Any:
-    """Return the detail of an entry as text: the sentence of a loss, anything else as JSON."""
-    if not detail:
-        return None
-    return detail["why"] if isinstance(detail, dict) and "why" in detail else shortened(detail)
+    """Return the detail of an entry as text: for a loss its sentence, for steps their names, otherwise JSON."""
+    match detail:
+        case {"why": why}:
+            return why
+        case {"count": count, "steps": [*steps]} if all(_is_named(step) for step in steps):
+            return f"{count}: {', '.join(label(step['name'], step['number']) for step in steps)}"
+        case _:
+            return shortened(detail) if detail else None
+
+
+def _is_named(step: Any) -> bool:
+    return isinstance(step, dict) and {"name", "number"} <= step.keys()
+
+
+def _steps(steps: Sequence[dict[str, Any]]) -> RenderableType | None:
+    rows = [
+        (
+            label(step["name"], step["number"]), step["kind"], step["began_at"], step["tries"],
+            f"{step['took_s']:.3g} s", step["worker"], _outcome(step),
+        )
+        for step in steps
+    ]  # fmt: skip
+    return table_if_any("Step", "", "Began", "Tries", "Took", "Worker", "Value", title="Steps", rows=rows)
+
+
+def _outcome(step: dict[str, Any]) -> Any:
+    """Return the value of a step, its last error, or its remaining wait, as text."""
+    if step["error"] is not None:
+        error = f"{step['error']['type']}: {step['error']['message']}"
+        return error if step["done"] else f"tried again at {moment(step['due_at'])} after {error}"
+    if step["done"]:
+        return shortened(step["value"])
+    return "waits" if step["due_at"] is None else f"waits until {moment(step['due_at'])}"
 
 
 def _children(details: dict[str, Any]) -> RenderableType | None:

@@ -9,7 +9,7 @@ import click
 from rich.console import RenderableType
 from rich.text import Text
 
-from ..inspection import COUNTED, GAUGES, Inspection, life_of
+from ..inspection.statistics import COUNTED, GAUGES, StatisticsViews, life_of
 from ..model.errors import InvalidValueError, SideJobError
 from ..model.measures import TIMED
 from ..model.statistics import Durations, day_of
@@ -37,7 +37,7 @@ def stats(sidejob: Any, output: Output, prometheus: bool, everything: bool, day:
     """Show queues, unfinished jobs, workers, the dead set, and what went wrong so far.
 
     With --day it shows, for each task in each queue, how long its runs waited and ran on that day (in UTC), and how
-    many failed, were tried again or were lost.
+    many failed, were tried again or were lost; and the same for the steps of these tasks.
 
     With --prometheus a store that cannot be read is printed as `sidejob_up 0`; the command still ends with 1.
     """
@@ -53,9 +53,9 @@ def stats(sidejob: Any, output: Output, prometheus: bool, everything: bool, day:
     if prometheus:
         _expose(sidejob)
         return
-    found = Inspection(sidejob.runtime).stats()
+    found = StatisticsViews(sidejob.runtime).stats()
     if everything:
-        # It reads all jobs, however long that takes.
+        # Reads all jobs, however long that takes.
         with sidejob.runtime.connections.talking(within_s=None), output.progress("Counting all jobs"):
             found["jobs"] = sidejob.count_jobs()
             found["estimated"] = [what for what in found["estimated"] if what != "jobs"]
@@ -69,7 +69,7 @@ def _show_day(sidejob: Any, output: Output, given: str) -> None:
         raise click.UsageError(
             f"--day takes a date such as 2026-11-26, today, yesterday or all, not '{printable(given)}'."
         ) from None
-    found = Inspection(sidejob.runtime).statistics_of_tasks(day)
+    found, steps = StatisticsViews(sidejob.runtime).statistics_of_tasks(day)
     rows = [
         (
             one.queue, one.task, one.runs.count, *_spread(one.runs), *_spread(one.waits), one.failures, one.retries,
@@ -80,26 +80,36 @@ def _show_day(sidejob: Any, output: Output, given: str) -> None:
     shown = table_if_any(
         "Queue", "Task", "Runs", "Mean", "±", "Waited", "±", "Failed", "Retried", "Lost", "Dead now", rows=rows
     )
-    document = {"day": None if day is None else day.isoformat(), "tasks": [one.as_document() for one in found]}
-    output.answer(
-        document, shown or "Nothing is known of runs then.", Text(DEVIATION, "bright_black") if shown else None
-    )
+    of_steps = table_if_any(
+        "Queue", "Task", "Step", "Times", "Mean", "±", "Failed", "Retried",
+        rows=[
+            (one.queue, one.task, one.step, one.runs.count, *_spread(one.runs), one.failures, one.retries)
+            for one in steps
+        ],
+    )  # fmt: skip
+    document = {
+        "day": None if day is None else day.isoformat(),
+        "tasks": [one.as_document() for one in found],
+        "steps": [one.as_document() for one in steps],
+    }
+    hint = Text(DEVIATION, "bright_black") if shown else None
+    output.answer(document, shown or "Nothing is known of runs then.", of_steps, hint)
 
 
 def _spread(durations: Durations) -> tuple[str, str]:
-    """Return the mean and the deviation as people read them, short ones in milliseconds."""
+    """Return the mean and the deviation as people read them, in milliseconds if they are short."""
     if not durations.count:
         return "", ""
     return lasting(durations.mean), lasting(durations.std)
 
 
 def _expose(sidejob: Any) -> None:
-    from ..prometheus import exposition, exposition_of_nothing  # here: the library comes with an extra
+    from ..prometheus import exposition  # imported here: the library comes with an extra
 
     try:
         shown = exposition(sidejob)
     except SideJobError:
-        click.echo(exposition_of_nothing(), nl=False)  # otherwise the file of the last minute would still say "up"
+        click.echo(exposition(None), nl=False)  # otherwise the file from a minute ago would still say "up"
         raise
     click.echo(shown, nl=False)
 

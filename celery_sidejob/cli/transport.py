@@ -18,7 +18,7 @@ from ..transport.postgres.overview import overview_of
 from .command import Failed, nothing_matches, with_app, with_output
 from .options import as_json, check_one_way, limit_option, queue_option, yes_option
 from .output import Output, printable, table_if_any
-from .questions import confirm
+from .selection import confirm
 
 if TYPE_CHECKING:
     from ..transport.redis.overview import Released
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 COLUMNS = {
     "Id": "id", "Died": "died_at", "Queue": "queue", "Task": "task", "Task id": "task_id", "Reason": "reason",
 }  # fmt: skip
-"""What the list shows of a message, by its heading."""
+"""The columns of the list: the heading, and the attribute of a message."""
 SCHEMES = {"redis": "sidejob://", "postgres": "sidejobpg://"}
 """Our transports, by the family of their brokers."""
 names = click.argument("names", metavar="[ID_OR_TASK_ID]...", nargs=-1)
@@ -142,7 +142,7 @@ def _decide(
     app: Any, output: Output, names: tuple[str, ...], everything: bool, queue: str | None, what: str,
     do: Callable[[DeadList[Any], DeadMessage], bool], ask: Callable[[int], None] = lambda number: None,
 ) -> None:  # fmt: skip
-    """Do something with each chosen message, and report how many it was done with; `ask` first, with their number."""
+    """Act on each chosen message, and report their number; `ask` is called first, with the number."""
     check_one_way(
         bool(names), everything, queue is not None,
         say="Name messages by their ids or task ids, or choose by --queue, or all with --all.",
@@ -168,7 +168,7 @@ def _decide(
 
 
 def _noting(dead: DeadList[Any], queues: set[str]) -> Iterator[DeadMessage]:
-    """Yield the messages, and note the queues that they are of."""
+    """Yield the messages, and note their queues."""
     for one in dead:
         queues.add(one.queue)
         yield one

@@ -1,4 +1,4 @@
-"""The order of the checks, in the first store and in further ones."""
+"""The order of the checks, in the first store and in failover stores."""
 
 from __future__ import annotations
 
@@ -25,7 +25,15 @@ OF_FURTHER_STORE: tuple[Check, ...] = (
     work.dead,
     tables.vacuum, server.horizon, server.locks,
 )  # fmt: skip
-"""A further store has durable tasks only."""
+"""The checks of a failover store, which has durable tasks only."""
+
+
+def of_each_store(runtime: Runtime, owner: Mapping[str, str], *, thorough: bool) -> Iterator[Finding]:
+    """Yield the findings about all stores, good and bad; `thorough` reads all jobs."""
+    primary, *others = (Diagnosis(there, owner) for there in runtime.in_each_store())
+    yield from primary.findings(thorough=thorough)
+    for other in others:
+        yield from other.of_further_store()
 
 
 class Diagnosis:
@@ -35,7 +43,7 @@ class Diagnosis:
         self._runtime = runtime
         self._owner = owner
         self._role = "<user>"
-        self._patience_s = runtime.stores.look_s(runtime.store)
+        self._patience_s = runtime.look_s
 
     def findings(self, *, thorough: bool = False) -> Iterator[Finding]:
         """Yield all findings, good and bad; `thorough` reads all jobs."""
@@ -54,7 +62,7 @@ class Diagnosis:
             rules = partial(tables.rules, thorough=thorough)
             yield from look(self._runtime, rules, within_s=None if thorough else self._patience_s)
         except SchemaError:
-            return  # without tables there is nothing more to check; `_schema` has reported that
+            return  # without tables there is nothing more to check; `_schema` has reported this
         yield from workers.liveness(self._runtime, within_s=self._patience_s)
 
     def of_further_store(self) -> Iterator[Finding]:
@@ -64,7 +72,7 @@ class Diagnosis:
         try:
             found = self._server()
             with health.looking(self._runtime.connections):
-                self._runtime.stores.name_of(self._runtime.store)
+                _ = self._runtime.name
         except (StoreUnavailableError, SettingsError, SchemaError) as failure:
             yield error(
                 whose, str(failure), meaning="Its tasks wait, and no call goes to it when the first store is away.",
@@ -76,7 +84,7 @@ class Diagnosis:
             for finding in chain(found, self._schema(), looks):
                 yield replace(finding, check=f"{whose}: {finding.check}")
         except SchemaError:
-            return  # `_schema` has reported that
+            return  # `_schema` has reported this
 
     def _server(self) -> list[Finding]:
         def check(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""Looking at a store: each check in a transaction of its own, within a time, and whatever may be wrong there."""
+"""Runs checks of a store: each in its own transaction, within a time limit, and whatever may be wrong there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Check = Callable[[Transaction, Runtime], Iterable[Finding]]
 
 
 def look(runtime: Runtime, *checks: Check, within_s: float | None) -> Iterator[Finding]:
-    """Yield the findings of each check, or that it failed; raises SchemaError if tables are missing."""
+    """Yield the findings of each check, or the finding that it failed; raises SchemaError if tables are missing."""
     for check in checks:
         try:
             yield from findings_of(check, runtime, within_s=within_s)

@@ -43,15 +43,15 @@ UNFIT: tuple[tuple[type[SideJobError], str, str], ...] = (
     ),
     (SideJobError, "Workers refuse to start.", "See what the message says."),
 )  # fmt: skip
-"""The meaning and the remedy of each error of the schema; the first match counts."""
+"""The meaning and the remedy of each schema error; the first match counts."""
 
 
 def schema(runtime: Runtime, owner: Mapping[str, str], *, role: str, within_s: float | None) -> Iterator[Finding]:
-    """Look whether workers would accept the schema; `role` is named in the remedy of a right that is lacking."""
+    """Check whether workers would accept the schema; the remedy for a missing right names `role`."""
     name, connections = runtime.settings.schema, runtime.connections
     try:
         with health.looking(connections), connections.talking(within_s=within_s):
-            schema_check.check(connections, name, owner=owner)  # as workers do
+            schema_check.check(connections, name, owner=owner)  # as workers check it
             revision, head = schema_check.current(connections, name), revisions.KNOWN
     except SideJobError as failure:
         _, meaning, remedy = next(entry for entry in UNFIT if isinstance(failure, entry[0]))
@@ -69,8 +69,8 @@ def schema(runtime: Runtime, owner: Mapping[str, str], *, role: str, within_s: f
 
 
 def rights(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
-    """Look for rights on tables and sequences that are lacking."""
-    workers.list_all(executor, runtime.settings)  # raises SchemaError where there are no tables to have rights on
+    """Check for missing rights on tables and sequences."""
+    workers.list_all(executor, runtime.settings)  # raises SchemaError if there are no tables
     missing = tables.lacking_rights(executor, runtime.settings.schema)
     if missing:
         role = health.server(executor).role

@@ -1,4 +1,4 @@
-"""The server of a store: its version, its durability, its clock, and what blocks its vacuum."""
+"""The server of a store: its version, its durability, its clock, and the transactions that block its vacuum."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from ..model.printable import counted, first_of
 from ..operations.runtime import Runtime
 from ..store import health
 from ..store.statement import Transaction
-from . import clocks
 
 OLDEST_SERVER = 130000
 NOTHING_RUNS = "Nothing can be asked, and no run begins."
 PINNED_S = (300.0, 3600.0)
-"""For how long a transaction may hold back vacuum: longer is a warning, an error."""
+"""Seconds for which a transaction may hold back vacuum: longer is a warning, then an error."""
+SKEW_S = 2.0
+"""How far clocks may differ: `expires` of tasks depends on them, and so do the times in logs."""
 HELD_S = (60.0, 600.0)
-"""For how long a transaction may have locked rows of ours: longer is a warning, an error."""
+"""Seconds for which a transaction may have locked our rows: longer is a warning, then an error."""
 
 
 def server(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
-    """Look at the version of the server, at its durability and at the clock here."""
+    """Check the version and the durability of the server, and the clock of this machine."""
     before = time.time()
     row = health.server(executor)
     here = (before + time.time()) / 2
@@ -39,7 +40,7 @@ def server(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     else:
         yield well("store", f"Postgres {row.version}, as {row.role}")
     yield from _durability(row)
-    yield from clocks.difference("this machine", row.clock - here)
+    yield from difference("this machine", row.clock - here)
 
 
 def _durability(row: Any) -> Iterator[Finding]:
@@ -54,7 +55,7 @@ def _durability(row: Any) -> Iterator[Finding]:
 
 
 def horizon(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
-    """Look for what keeps vacuum from removing dead rows."""
+    """Check for transactions and slots that keep vacuum from removing dead rows."""
     held = [row for row in health.horizon(executor) if row.since_s is None or row.since_s > PINNED_S[0]]
     if not held:
         yield well(
@@ -76,7 +77,7 @@ def horizon(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
 
 
 def locks(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
-    """Look for open transactions with rows for which calls and runs may wait."""
+    """Check for open transactions with locked rows for which calls and runs may wait."""
     held = [row for row in health.lockers(executor, runtime.settings.schema) if row.since_s > HELD_S[0]]
     if not held:
         yield well("locks", "no open transaction has locked rows for long")
@@ -87,4 +88,18 @@ def locks(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
         meaning="Calls that need these rows fail after some seconds. Runs that need them cannot end, and begin again.",
         remedy="Let its program commit or roll back. If that program is frozen or gone, end the session with "
         "pg_terminate_backend(pid).",
-    )  # fmt: skip
+    )
+
+
+def difference(whose: str, skew_s: float) -> Iterator[Finding]:
+    """Grade the difference between the clock of a machine or a worker and the database's."""
+    if abs(skew_s) > SKEW_S:
+        side = "behind" if skew_s > 0 else "ahead of"
+        yield warning(
+            "clock", f"the clock of {whose} is {abs(skew_s):.1f} s {side} the database's",
+            meaning="Each eta= or expires= that is computed there is off by that much, and so are the times in its "
+            "logs. Leases and timers are not: they use only the database's clock.",
+            remedy="Let NTP or chrony set both clocks.",
+        )  # fmt: skip
+    else:
+        yield well("clock", f"the clock of {whose} differs from the database's by {abs(skew_s):.2f} s")

@@ -14,17 +14,17 @@ from ..store.schema import schema_check
 from ..store.statement import Transaction
 
 DEAD_ROWS = 20_000
-"""Autovacuum usually leaves fewer dead rows than this, or fewer than live ones."""
+"""Autovacuum usually keeps dead rows below this number, or below the number of live rows."""
 FINISHED = 100_000
-"""Finished jobs that nothing will remove: from this number on, a warning."""
+"""The number of finished jobs, which nothing will remove, from which on there is a warning."""
 IN_POSTGRES = "postgres "
-"""How the broker of a worker begins whose broker is `sidejobpg://`."""
+"""The beginning of a broker's name if it is `sidejobpg://`."""
 CHILDREN = 10_000
-"""Children of one job, which stay as long as it does: from this number on, a warning."""
+"""The number of children of one job from which on there is a warning: they stay as long as the job."""
 
 
 def retention(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
-    """Look for finished jobs that nothing removes, and for very large families."""
+    """Check for finished jobs that nothing removes, and for very large families."""
     finished = estimates.finished(executor) if runtime.settings.retention is None else 0
     if finished >= FINISHED:
         yield warning(
@@ -45,7 +45,7 @@ def retention(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
 
 
 def references(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
-    """Tell of references that a change of the broker has left behind; most brokers never had any."""
+    """Check for references that remain from before a change of the broker; most brokers never have any."""
     if runtime.connections.is_broker or not (left := count(executor)):
         return
     known = workers.list_all(executor, runtime.settings)
@@ -64,7 +64,7 @@ def references(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
 
 
 def vacuum(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
-    """Look whether vacuum keeps up."""
+    """Check whether vacuum keeps up."""
     if health.server(executor).autovacuum == "off":
         yield error(
             "vacuum", "autovacuum is off", remedy="Set autovacuum = on.",
@@ -88,7 +88,7 @@ def vacuum(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
 
 
 def rules(executor: Transaction, runtime: Runtime, *, thorough: bool) -> Iterator[Finding]:
-    """Look for rows that contradict each other."""
+    """Check for rows that contradict each other."""
     broken = health.broken_rules(executor, every_job=thorough)
     for row in broken.rows:
         yield error(

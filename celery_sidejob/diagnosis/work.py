@@ -1,4 +1,4 @@
-"""The work that does not go on: nobody serves its queue or knows its task, or the broker does not take its messages."""
+"""Work that is stuck: no worker serves its queue or knows its task, or the broker does not take its messages."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from ..store.statement import Transaction
 T = TypeVar("T")
 
 UNPUBLISHED_S = (10.0, 60.0)
-"""For how long a message may wait for the broker: longer is a warning, an error."""
+"""Seconds for which a message may wait for the broker: longer is a warning, then an error."""
 UNSENT_S = 60.0
 UNMADE_S = 60.0
-"""For how long a schedule may be due: a sweeper that has more to do comes to it later."""
+"""Seconds for which a schedule may be due: a busy sweeper makes its jobs later."""
 FORGOTTEN_S = 3600.0
-"""For how long a queue may be paused while something waits there."""
+"""Seconds for which a queue may be paused while work waits there."""
 UNSERVED_S = 60.0
-"""For how long runs may be due whose task no worker knows: such a worker may be restarting."""
+"""Seconds for which runs with a task unknown to all workers may be due: a worker that knows it may be restarting."""
 MOMENT = "%Y-%m-%d %H:%M:%S%z"
 REVOKED = "revoked"
-"""The reason of entries that somebody has revoked: these are no trouble."""
+"""The reason of entries that a person has revoked: they are no problem."""
 GIVE_UP = (
     "Or give the work up: a durable task with celery -A <app> sidejob revoke <task id>, a job with celery -A <app> "
     "sidejob terminate --without-shutdown <job id>."
@@ -37,9 +37,9 @@ GIVE_UP = (
 
 
 def queues(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
-    """Look for queues that no live worker serves and in which runs are due, and for messages that wait for the broker.
+    """Check for queues with due runs that no live worker serves, and for messages that wait for the broker.
 
-    Both are told from one reading: the depths of long queues are estimated, which takes a while.
+    One read serves both checks: the depths of long queues are estimated, which takes a while.
     """
     rows = depths.read(executor)
     yield from _unserved(executor, runtime, rows)
@@ -85,7 +85,7 @@ def _publishing(depth_of: Sequence[depths.Depth]) -> Iterator[Finding]:
 
 
 def tasks(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
-    """Look for due runs whose task no worker knows."""
+    """Check for due runs whose task no worker knows."""
     due = served.due(executor, for_s=UNSERVED_S)
     rows = _of_first_store(
         executor, runtime, lambda first: served.unserved(first, due, workers.silent(first, runtime.settings))
@@ -129,7 +129,7 @@ def tasks(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
 
 
 def schedules(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
-    """Look for schedules of which nothing is made: it cannot be, nobody makes it, or somebody forgot a pause."""
+    """Check for schedules that make no jobs: they cannot, no worker makes them, or a pause was forgotten."""
     due = schedule_rows.troubled(executor, for_s=UNMADE_S)
     troubled = [f"{row.name} (due since {row.due_at:{MOMENT}}: {row.trouble})" for row in due if row.trouble]
     if troubled:
@@ -174,7 +174,7 @@ def _paused(row: Any) -> str:
 
 
 def _held_back_since(executor: Transaction, name: str) -> datetime | None:
-    """Return the first time that a schedule has not made because of its overlap, if that is a while ago."""
+    """Return the first time that a schedule has not made because of its overlap rule, if that is a while ago."""
     row = schedule_rows.read(executor, [name])[name]
     assert row.last_at is not None
     first = next(row.spec.window(anchor=row.anchor_at, after=row.last_at).times(row.last_at), None)
@@ -183,7 +183,7 @@ def _held_back_since(executor: Transaction, name: str) -> datetime | None:
 
 
 def timers(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
-    """Look for timers that run a job again which has completed since they were set."""
+    """Check for timers that run a job again although it has completed since they were set."""
     found = asks.timers_of_completed(executor)
     if not found:
         yield well("timers", "none of the next timers is of a completed job")
@@ -197,7 +197,7 @@ def timers(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
 
 
 def paused(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
-    """Look for queues that were paused and perhaps forgotten: something has waited in them for long."""
+    """Check for queues that were paused and perhaps forgotten: work has waited in them for long."""
     found = [row for row in queue_rows.paused(executor, for_s=FORGOTTEN_S) if row.waiting]
     for row in found:
         why = f" ({row.pause_reason})" if row.pause_reason else ""
@@ -211,7 +211,7 @@ def paused(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
 
 
 def full_ports(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
-    """Look for jobs that wait for room on a port whose reader does not run by itself."""
+    """Check for jobs that wait for room on a port whose reader does not run by itself."""
     rows = room.unread(executor)
     if not rows:
         yield well("full ports", "no job waits for a reader that has failed or is terminated")
@@ -229,7 +229,7 @@ def full_ports(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
 
 
 def results(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
-    """Look for results that wait for the result backend."""
+    """Check for results that wait for the result backend."""
     row = stats.results(executor)
     if row.oldest_s is not None and row.oldest_s > UNSENT_S:
         yield warning(
@@ -243,7 +243,7 @@ def results(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
 
 
 def dead(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
-    """Look into the dead set."""
+    """Check the dead set."""
     entries, _ = stats.dead_entries(executor)
     if not entries.number:
         yield well("dead set", "empty")
@@ -266,18 +266,18 @@ def dead(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
 
 
 def _of_first_store(executor: Transaction, runtime: Runtime, ask: Callable[[Transaction], T]) -> T | None:
-    """Ask the first store, where workers record the queues of all stores; None if it cannot be asked."""
+    """Ask the first store, where workers record the queues of all stores; None if it does not answer."""
     if runtime.store.place == 0:
         return ask(executor)
-    stores = runtime.stores
+    primary = runtime.at_place(0).connections
     try:
-        with health.looking(stores[0].connections):
-            return stores[0].connections.read(ask, within_s=stores.wait_s)
-    except (StoreUnavailableError, SchemaError):  # its own findings say so
+        with health.looking(primary):
+            return primary.read(ask, within_s=runtime.wait_s)
+    except (StoreUnavailableError, SchemaError):  # its own findings report this
         return None
 
 
 def _served(executor: Transaction, runtime: Runtime) -> tuple[set[str], Sequence[Any]]:
-    """Read which queues live workers serve, and which workers have not recorded theirs."""
+    """Read the queues that live workers serve, and the workers that have not recorded theirs."""
     silent = workers.silent(executor, runtime.settings)
     return set(served.workers_of_queues(executor, silent)), served.unannounced(executor, silent)

@@ -1,4 +1,4 @@
-"""The workers: which are alive, whether one of them sweeps, and their liveness locks."""
+"""The workers: their life, whether a worker sweeps, and their liveness locks."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from ..store import depths, health, served, stats
 from ..store import workers as rows_of_workers
 from ..store.connection.connections import Connections
 from ..store.statement import Transaction
-from . import clocks
+from . import server
 from .looks import look
 
 SWEEP_LAG_S = (10.0, 60.0)
 UNSWEPT_S = 5.0
-"""For how long the sweeper's lease may have ended: another worker takes it over within two seconds."""
+"""Seconds for which the sweeper's lease may have ended: another worker takes it over within two seconds."""
+STOOD_WITHIN_S = 3600.0
+"""For how long it is told that an event loop stood still."""
 LATE = "Timers, retries and messages that the broker did not accept are late; lost runs are not rescued."
 
 
 def workers(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
-    """Look for workers that are silent, suspected or dead."""
+    """Check for workers that are silent, suspected or dead, and for event loops that stood still."""
     known = [row for row in rows_of_workers.list_all(executor, runtime.settings) if row.dead_at is None]
     silent = [row for row in known if row.silent_s is not None]
     alive = [row for row in known if row.silent_s is None]
@@ -63,12 +65,18 @@ def workers(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
             "workers", f"dead and still holding: {shown}", remedy="Run doctor again in a moment, or see sweeping.",
             meaning="Their runs are being taken back one after the other, or nobody sweeps.",
         )  # fmt: skip
-    for row in served.skewed(executor, clocks.SKEW_S):
-        yield from clocks.difference(f"worker {row.ident}", row.skew_s)
+    for row in served.stood(executor, within_s=STOOD_WITHIN_S):
+        yield warning(
+            "event loop", f"the event loop of {row.ident} has stood still, {row.ago_s:.0f} s ago: {row.stood}",
+            meaning="All bodies of this worker waited meanwhile. Only the latest place is shown; the log has all.",
+            remedy="Await what takes long there, run it by asyncio.to_thread(), or make it an ordinary task.",
+        )  # fmt: skip
+    for row in served.skewed(executor, server.SKEW_S):
+        yield from server.difference(f"worker {row.ident}", row.skew_s)
 
 
 def sweeping(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
-    """Look whether a worker sweeps, and keeps up."""
+    """Check whether a worker sweeps, and keeps up."""
     row = stats.sweep(executor)
     lag_s = max(0.0, row.lag_s or 0.0)
     if row.ident is not None and row.expired_s > UNSWEPT_S:
@@ -80,7 +88,7 @@ def sweeping(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     elif lag_s <= SWEEP_LAG_S[0]:
         yield well("sweeping", f"{row.ident} keeps up" if row.ident else "nothing is overdue")
     elif row.ident is not None and row.expired_s <= 0 and (row.timers_lag_s or 0.0) <= SWEEP_LAG_S[0]:
-        # Timers need the store alone; messages cannot be judged while the broker takes none.
+        # Timers depend only on the store; messages cannot be judged while the broker accepts none.
         yield warning(
             "sweeping", f"{row.ident} sweeps, and messages have been due for {lag_s:.0f} s",
             meaning="The broker does not accept them, or there are very many. They go out later; nothing is lost. "
@@ -95,8 +103,11 @@ def sweeping(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
         )  # fmt: skip
 
 
+PAST = "Set sidejob_direct_url to the server itself, bypassing the proxy."
+
+
 def liveness(runtime: Runtime, *, within_s: float | None) -> Iterator[Finding]:
-    """Check that session locks work where workers take them: a proxy shows process ids of its own."""
+    """Check that session locks, and notifications, work for workers: a proxy shows process ids of its own."""
     settings = runtime.settings
     url, setting = runtime.store.direct_url()
     slow = f"A worker's death is noticed only by its silence, after sidejob_lease ({settings.lease:g} s)."
@@ -115,8 +126,13 @@ def liveness(runtime: Runtime, *, within_s: float | None) -> Iterator[Finding]:
     if proxied:
         yield warning(
             "liveness", f"{setting} goes through a pooling proxy, which may not keep a session's locks",
-            meaning=slow, remedy="Set sidejob_direct_url to the server itself, bypassing the proxy.",
+            meaning=slow, remedy=PAST,
         )  # fmt: skip
+        if runtime.results.in_store:
+            yield warning(
+                "results", f"{setting} goes through a pooling proxy, which passes no notifications on",
+                meaning="Callers that wait for a result look for it, up to half a second late.", remedy=PAST,
+            )  # fmt: skip
         return
     yield from look(runtime, partial(_locks, slow=slow), within_s=within_s)
 

@@ -43,7 +43,7 @@ class Account:
 
 
 def unprivileged_account() -> Account | None:
-    """Return the account to run a server as if we are root; None if we are not root."""
+    """Return the account that runs a server if we are root; None if we are not root."""
     if os.geteuid() != 0:
         return None
     for name in ("postgres", "nobody"):
@@ -61,16 +61,16 @@ def own(path: Path, account: Account | None) -> None:
         return
     try:
         os.chown(path, account.uid, account.gid)
-    except OSError as error:  # root of a user namespace without other users
+    except OSError as error:  # in a user namespace, root may have no other users
         raise ServerError(f"We are root, but cannot hand {path} to user {account.name}: {error.strerror}") from error
 
 
 def temporary_path(account: Account | None = None, *, longest: int | None = None) -> Path:
-    """Return the path of a directory to be made, where we may write and which the account can reach.
+    """Return the path for a new directory in which we may write and which the account can reach.
 
     Its length is at most ``longest`` bytes.
     """
-    name = f"sidejob-{secrets.token_hex(8)}"  # cannot be guessed, so nobody else makes it first
+    name = f"sidejob-{secrets.token_hex(8)}"  # unguessable, so that no other user makes it first
     for parent in _temporary_directories():
         path = parent / name
         is_short = longest is None or len(os.fsencode(path)) <= longest

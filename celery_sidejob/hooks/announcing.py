@@ -1,9 +1,8 @@
-"""Announces what observers are told: status changes and deletions of jobs; and has the log tell of runs that failed."""
+"""Announces the events that observers get: status changes, deletions and steps of jobs; and logs runs that failed."""
 
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -16,7 +15,8 @@ from ..announcements.over_redis import RedisWay
 from ..announcements.way import Way
 from ..model import channel
 from ..model.errors import StoreUnavailableError
-from ..model.events import Event, JobBuried, JobDeleted, JobMoved, RunFailed, RunLost
+from ..model.events import Event, JobBuried, JobDeleted, JobMoved, RunFailed, RunLost, StepEnded
+from ..model.logger import logger
 from ..model.protocols import Observer
 from ..operations import log
 from ..operations.audience import Audience
@@ -27,18 +27,16 @@ from ..unit.open_unit import within
 from . import configuration
 from .broker.announcing_client import client_of
 
-logger = logging.getLogger("celery_sidejob")
-
 
 class AnnouncingObserver:
-    """Tells another observer of each event first; what is announced can be missed, and must not hold up anything."""
+    """Passes each event to another observer first; announcements can be missed, and must not delay anything."""
 
     def __init__(self, before: Observer, runtime: Callable[[], Runtime]) -> None:
         self._before = before
         self._runtime = runtime
 
     def tell(self, event: Event) -> None:
-        """Make an event known."""
+        """Report an event."""
         self._before.tell(event)
         try:
             self._announce(event)
@@ -60,6 +58,13 @@ class AnnouncingObserver:
                 name = channel.job(event.job_id)
                 if announcer.may_be_heard(name) and runtime.tasks.publishes_status(event.task):
                     announcer.announce(name, json.dumps({"status": str(event.after), "change": event.change}))
+            case StepEnded():
+                name = channel.job(event.job_id)
+                if runtime.tasks.publishes_status(event.task) and announcer.may_be_heard(name):
+                    announcer.announce(name, json.dumps({
+                        "step": event.name, "number": event.number, "kind": event.kind, "outcome": event.outcome,
+                        "tries": event.tries, "seconds": round(event.seconds, 6),
+                    }))  # fmt: skip
             case JobDeleted():
                 announcer.announce(channel.job(event.job_id), json.dumps({"deleted": True}))
             case RunFailed():
@@ -74,9 +79,9 @@ class AnnouncingObserver:
 
 
 def _of_tracked(event: Event) -> tuple[int, dict[str, Any], bool] | None:
-    """Return what those who follow tracked jobs are told of an event: (job id, fields, whether it is tracked for sure).
+    """Return the announcement of an event for tracked jobs: (job id, fields, whether the job is tracked for sure).
 
-    None if they are told nothing.
+    None if there is none.
     """
     match event:
         case JobMoved():
@@ -91,7 +96,7 @@ def _of_tracked(event: Event) -> tuple[int, dict[str, Any], bool] | None:
 
 
 def way_of(app: Celery, connections: Connections, audience: Audience) -> Way:
-    """Return the way of an app's announcements: the Redis of its setting, the broker if that is one, else the store."""
+    """Return the way of an app's announcements: the Redis of its setting, the broker if it is Redis, else the store."""
     settings = configuration.settings_of(app)
     if settings.redis_url is not None or configuration.broker_family(app) == "redis":
         return RedisWay(lambda seconds: client_of(app, settings.redis_url, seconds))
@@ -102,7 +107,7 @@ def way_of(app: Celery, connections: Connections, audience: Audience) -> Way:
 
 
 def install() -> None:
-    """Have the last announcements of a worker's process sent before it ends."""
+    """Send the last announcements of a worker's process before it ends."""
     for name in ("worker_process_shutdown", "worker_shutdown"):
         getattr(signals, name).connect(_flush, weak=False, dispatch_uid=f"celery_sidejob.announcing.{name}")
 

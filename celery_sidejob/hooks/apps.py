@@ -1,4 +1,4 @@
-"""Finds the app that a task of `@sidejob_task` is of, or a pickled handle: a process may have several apps."""
+"""Finds the app of a task of `@sidejob_task` or of a pickled handle: a process may have several apps."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ..model.errors import SettingsError
 from ..operations.runtime import Runtime
 
 DEFAULT = "default"
-"""The name of the app that Celery makes where no app was made, or where the thread has none."""
+"""The name of the app that Celery makes if no app exists, or if the thread has none."""
 
 
 def present() -> Celery:
     """Return the current app, or another one if only that has a SideJob.
 
-    Celery's current app is the thread's own: in all other threads it is the default app, which has none.
+    Celery's current app belongs to a thread: in all other threads it is the default app, which has no SideJob.
     """
     current = _current()
     known = _known()
@@ -28,7 +28,7 @@ def present() -> Celery:
 
 
 def runtime_for(app: Celery, what: str) -> Runtime:
-    """Return the runtime of an app; SettingsError tells `what` needs one if the app has no SideJob."""
+    """Return the runtime of an app; if the app has no SideJob, SettingsError says that `what` needs one."""
     sidejob = getattr(app, "sidejob", None)
     if sidejob is None:
         raise SettingsError(f"{what}, but {_why_without(app)}")
@@ -37,7 +37,7 @@ def runtime_for(app: Celery, what: str) -> Runtime:
 
 
 def _why_without(app: Celery) -> str:
-    """Tell why an app has no SideJob, and what to do."""
+    """Say why an app has no SideJob, and what to do."""
     if app is not _state.default_app or app.main != DEFAULT:
         return "its app has no SideJob: call SideJob(app)."
     if _known():
@@ -53,9 +53,9 @@ def _why_without(app: Celery) -> str:
 
 
 def origin_of(runtime: Runtime) -> tuple[str, ...] | None:
-    """Return the name and the schema by which a pickled handle finds its app again; None where it is the only app here.
+    """Return the name and the schema by which a pickled handle finds its app again; None for the only app here.
 
-    Not the store's URL: another process may use another one, and it may hold a password.
+    The store's URL is not among them: another process may use another URL, and it may contain a password.
     """
     known = _known()
     if len(known) < 2:
@@ -90,25 +90,25 @@ def runtime_of(origin: Sequence[str] | None) -> Runtime:
 
 
 def every_app() -> list[Celery]:
-    """Return this process's apps, with a SideJob or without."""
+    """Return this process's apps, with or without a SideJob."""
     return list(_state._get_active_apps())
 
 
 def _known() -> list[Celery]:
-    """Return this process's apps that have a SideJob, the oldest first; one that was closed has gone."""
+    """Return this process's apps that have a SideJob, the oldest first; without closed apps."""
     apps = [app for app in every_app() if getattr(app, "sidejob", None) is not None]
     return sorted(apps, key=lambda app: app.sidejob._number)
 
 
 def _current() -> Any:
-    """Return the current app; none is made."""
+    """Return the current app without making one."""
     return _state._tls.current_app or _state.default_app
 
 
 def _is_from(app: Celery, origin: Sequence[str]) -> bool:
     try:
         return _names(app) == tuple(origin)
-    except SettingsError:  # of an app whose settings are wrong
+    except SettingsError:  # the app's settings are wrong
         return False
 
 

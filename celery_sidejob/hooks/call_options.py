@@ -1,7 +1,7 @@
-"""The options of a call, of a job or of a durable task, checked before anything is kept.
+"""Checks the options of a call of a sidejob task or a durable task, before anything is kept.
 
-Celery puts unknown options into the message's properties: with a `countdwn` the task runs at once. A value that is not
-a time would raise an error that does not name the option.
+Celery puts unknown options into the message's properties: with a `countdwn` the task runs at once. A value that is no
+time would raise an error that does not name the option.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ KNOWN = PROPERTIES.union(
     {"unique", "on_duplicate", "depends_on", "on_failure"},
     {"user_id", "cluster_id", "timestamp"},
 )
-"""Options of a call that mean something to Celery, to kombu or to us."""
+"""Options of a call that have a meaning for Celery, kombu or this package."""
 
 HIGHEST = 255
-"""The largest priority for which a message has room."""
+"""The largest priority that fits into a message."""
 
 
 def _is_signature(value: Any) -> bool:
@@ -40,7 +40,7 @@ def _several(fits: Callable[[Any], bool], *kinds: Any) -> Callable[[Any], bool]:
 
 
 def _is_time(value: Any) -> bool:
-    if isinstance(value, str):  # as a retry has it
+    if isinstance(value, str):  # as in a retry
         try:
             value = time_of(value)
         except ValueError:
@@ -73,7 +73,7 @@ FORMS: Mapping[str, Form] = {
     "ignore_result": ("True or False", lambda value: isinstance(value, bool)),
     "stamped_headers": ("a list of texts", _several(is_text, list, tuple, set, frozenset)),
 }
-"""Options of Celery's that calls of jobs and of durable tasks have in common; each may be None as well."""
+"""Options of Celery that calls of jobs and of durable tasks have in common; each may also be None."""
 
 OF_DURABLE_TASKS: Mapping[str, Form] = {
     "countdown": (_NEAR, is_near),
@@ -86,22 +86,22 @@ OF_DURABLE_TASKS: Mapping[str, Form] = {
 
 
 def check_options(task: str, options: Mapping[str, Any], forms: Mapping[str, Form] = FORMS) -> None:
-    """Raise InvalidValueError for an option of a call with a value that it cannot have."""
+    """Raise InvalidValueError for an option of a call with an invalid value."""
     wrong = misfit(options, forms)
     if wrong is not None:
         raise InvalidValueError(f"{wrong} (a call of {task}).")
 
 
 def check_call(task: str, options: Mapping[str, Any]) -> None:
-    """Raise InvalidValueError for an option of a durable task's call that is misspelt, or cannot have its value.
+    """Raise InvalidValueError for an option of a durable task's call that is misspelt or has an invalid value.
 
-    Other unknown names pass: the project's own stamps, say, and options that its broker understands.
+    Other unknown names are accepted, such as the project's own stamps, and options that its broker understands.
     """
     check_options(task, options, OF_DURABLE_TASKS)
     _check_spelling(task, options)
     headers = options.get("headers") or {}
     for name, own in (("task", task), ("id", options.get("task_id"))):
-        if headers.get(name, own) != own:  # a retry brings along those of its message
+        if headers.get(name, own) != own:  # a retry brings its message's own
             raise InvalidValueError(f"headers hold {name!r}, which is Celery's own: give it another name ({task}).")
 
 

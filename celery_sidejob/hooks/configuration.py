@@ -1,4 +1,4 @@
-"""Reading our settings from a Celery app, at their first use: importing must not read any configuration."""
+"""Reads our settings from a Celery app at their first use: an import must not read any configuration."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def settings_of(app: Celery) -> Settings:
 def _ours(app: Celery) -> dict[str, Any]:
     """Return every configuration key that could be one of ours, in the spelling found.
 
-    As in Celery, a value given to `app.conf` goes before one of the configuration that was loaded, however each is
-    spelled. Two spellings in one place are both returned.
+    As in Celery, a value in `app.conf` takes precedence over the loaded configuration, in whatever spelling. Two
+    spellings in the same source are both returned.
     """
-    app.conf.get("broker_url")  # loads a configuration that is still pending
+    app.conf.get("broker_url")  # loads a pending configuration
     found: dict[str, Any] = {}
     for layer in app.conf.maps:
         nearer = {_setting_of(key) for key in found}
@@ -44,15 +44,15 @@ def _ours(app: Celery) -> dict[str, Any]:
 
 
 def _setting_of(key: str) -> str:
-    """Return the part of a key from which on it is one of ours, without the namespace."""
+    """Return a key without the namespace: the part that can be one of our settings."""
     return key.lower()[key.lower().index("sidejob_") :]
 
 
 def broker_identity(app: Celery) -> str:
-    """Return what makes this the same broker: family, virtual host or database number, key prefix; never the host.
+    """Return the identity of the broker: family, virtual host or database number, key prefix; never the host.
 
-    All nodes and failover URLs, and those for writing and reading, must agree: else a doorbell might be rung where no
-    worker listens. Raises SettingsError if they do not.
+    All nodes and failover URLs, for writing and reading, must agree: otherwise a doorbell might ring where no worker
+    listens. Raises SettingsError if they do not.
     """
     with _reading_urls():
         first, *others = [(name, _identity(app, connection)) for name, connection in _brokers(app)]
@@ -66,10 +66,10 @@ def broker_identity(app: Celery) -> str:
 
 
 def broker_in_store(app: Celery, url: Any) -> tuple[Any, Mapping[str, Any]]:
-    """Return a broker's URL with the store's own for each `sidejobpg://` alone, and the transport options with it.
+    """Return a broker's URL, with the store's own URL for each bare `sidejobpg://`, and its transport options.
 
-    Raises SettingsError if a URL could show its password, if its scheme is like one of ours, or if the store is needed
-    and has no URL.
+    Raises SettingsError if a URL could show its password, if its scheme resembles one of ours, or if the store is
+    needed and has no URL.
     """
     nodes = url.split(";") if isinstance(url, str) else url if isinstance(url, list | tuple) else ()
     if not all(store_url.are_clear_for_broker(node) for node in nodes if isinstance(node, str)):
@@ -93,17 +93,17 @@ def broker_in_store(app: Celery, url: Any) -> tuple[Any, Mapping[str, Any]]:
 
 
 def broker_is_store(app: Celery) -> bool:
-    """Tell whether the broker's messages are in the store: in its database and schema, and there is no other store.
+    """Tell whether the broker's messages are in the only store: in its database and schema.
 
-    Compares URLs, all nodes of the broker with the store's two, and asks no server. A name of the store's host that no
-    setting has makes another broker.
+    Compares URLs (all nodes of the broker with the store's two URLs), and asks no server. If a URL uses another name
+    for the store's host, it counts as another broker.
     """
     if getattr(app, "sidejob", None) is None:
         return False
     settings = settings_of(app)
     urls = {"sidejob_database_url": settings.database_url, "sidejob_direct_url": settings.direct_url}
     ways = {setting: url for setting, url in urls.items() if url is not None}
-    if settings.failover_urls or not ways:
+    if not settings.store_may_be_broker:
         return False
     with _reading_urls():
         return all(
@@ -118,20 +118,20 @@ def broker_is_store(app: Celery) -> bool:
 
 
 def broker_family(app: Celery) -> str:
-    """Return the kind of broker by kombu's name: "redis", "amqp"; SettingsError if its URL cannot be read."""
+    """Return kombu's name for the broker's family: "redis", "amqp"; SettingsError if its URL cannot be read."""
     with _reading_urls():
         family: str = app.connection_for_write().transport.driver_type
         return family
 
 
 def broker_errors(app: Celery) -> tuple[type[BaseException], ...]:
-    """Return what the broker's connections raise when they break; SettingsError if its URL cannot be read."""
+    """Return the errors of the broker's broken connections; SettingsError if its URL cannot be read."""
     with _reading_urls():
         return (*app.connection_for_write().connection_errors, OSError)
 
 
 def _brokers(app: Celery) -> Iterator[tuple[str, Connection]]:
-    """Yield a connection to each node that the broker's URLs name, and what the node is called in an error."""
+    """Yield a connection to each node in the broker's URLs, and the node's name for errors."""
     for use, connect in (("to write to", app.connection_for_write), ("to read from", app.connection_for_read)):
         connection = connect()
         for number, url in enumerate(connection.alt or [None], 1):
@@ -141,12 +141,12 @@ def _brokers(app: Celery) -> Iterator[tuple[str, Connection]]:
 
 @contextmanager
 def _reading_urls() -> Iterator[None]:
-    """Say what is wrong with a broker's URL without showing it: Python's own words have parts of a password."""
+    """Report an invalid broker URL without showing it: Python's own message contains parts of a password."""
     try:
         yield
-    except SettingsError:  # of a transport of ours, which shows no password
+    except SettingsError:  # from our own transport, which shows no password
         raise
-    except (KeyError, ImportError) as error:  # of a transport that is not known, or not installed
+    except (KeyError, ImportError) as error:  # from an unknown transport, or one that is not installed
         raise SettingsError(f"broker_url cannot be used: {error.args[0] if error.args else error!r}.") from None
     except ValueError:
         raise SettingsError(

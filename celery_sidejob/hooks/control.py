@@ -1,12 +1,11 @@
 """Celery's remote control, with revocations that are kept in the store before the workers are told.
 
-`app.control.revoke`, `result.revoke()`, groups, `celery control revoke` and monitors all end in `broadcast`. What
-workers remember of a revocation is gone when they restart; what the store keeps is not.
+`app.control.revoke`, `result.revoke()`, groups, `celery control revoke` and monitors all end in `broadcast`. A worker
+forgets its revocations when it restarts; the store does not.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -21,45 +20,44 @@ from kombu.utils.imports import symbol_by_name
 
 from ..model.checks import shown
 from ..model.errors import InvalidValueError, StoreUnavailableError
-from ..operations import revocation
+from ..model.logger import logger
+from ..operations.ledger import revocation
 from .broker.attempt import connection_to, established
 from .patches.wrapping import above
-
-logger = logging.getLogger("celery_sidejob")
 
 KEPT = frozenset({"revoke", "terminate"})
 """The commands that revoke by task id."""
 
 ATTEMPT_S = 3.0
 TOLD_FOR_S = 1.0
-"""After this time a worker ignores what it was told: kombu makes it the message's `expires`."""
+"""Seconds after which a worker ignores a command: kombu makes this the message's `expires`."""
 
 
 def install(app: Celery) -> None:
-    """Have revocations kept, whoever asks for them; reads no configuration."""
+    """Keep revocations in the store, whatever code asks for them; reads no configuration."""
     found = app.__dict__.get("control")
     if found is not None:  # it was used before
         found.__class__ = above(KeepingControl, type(found))
     elif not (isinstance(app.control_cls, partial) and app.control_cls.func is make):
-        app.control_cls = partial(make, app.control_cls)  # a spawned process is sent it: a new class could not be
+        app.control_cls = partial(make, app.control_cls)  # pickled for a spawned process: a new class could not be
 
 
 def make(base: Any, **options: Any) -> Any:
-    """Make the app's control: of its own class, which keeps revocations beside."""
+    """Make the app's control, of its own class combined with `KeepingControl`."""
     return above(KeepingControl, symbol_by_name(base))(**options)
 
 
 class KeepingControl(Control):
-    """Celery's control; a revocation of durable tasks outlives the workers that were told of it."""
+    """Celery's control; a revocation of durable tasks outlives the workers that were notified."""
 
     def broadcast(
         self, command: str, arguments: Any = None, destination: Any = None, *args: Any, **options: Any
     ) -> Any:
         """Broadcast a command; a revocation for all workers is kept first.
 
-        Raises StoreUnavailableError if it could not be kept, after the workers were told. If it is kept and the
-        workers cannot be told, it holds all the same, and a warning is logged. But what only workers can do, such as to
-        terminate a run, raises OperationalError then.
+        Raises StoreUnavailableError if it could not be kept, after the workers were told. If it is kept and the workers
+        cannot be told, it is valid all the same, and a warning is logged. But if only workers can do the rest, such as
+        terminate a run, it raises OperationalError then.
         """
         trouble, kept, given = None, False, {**(arguments if isinstance(arguments, Mapping) else {}), **options}
         if command in KEPT and not destination and not options.get("pattern"):
@@ -82,7 +80,7 @@ class KeepingControl(Control):
         return answer
 
     def tell_of_revocation(self, task_ids: Iterable[str], *, terminate: bool = False) -> None:
-        """Tell the workers of a revocation that is kept already; with `terminate` they kill the tasks' processes."""
+        """Tell the workers of a revocation that is already kept; with `terminate` they kill the tasks' processes."""
         self._tell("revoke", {"task_id": list(task_ids), "terminate": terminate, "signal": "SIGKILL"})
 
     def kill_run(self, job_id: int, run_no: int) -> None:
@@ -92,18 +90,18 @@ class KeepingControl(Control):
     def _tell(self, command: str, arguments: Mapping[str, Any]) -> None:
         """Broadcast to the workers; raises the broker's error within seconds.
 
-        Celery's own broadcast would try a silent broker again without end.
+        Celery's own broadcast would try a silent broker again for ever.
         """
         *others, last = self.app.connection_for_write().alt or [None]
         for node in others:
             try:
                 return self._tell_once(command, arguments, node)
-            except Exception as error:  # whatever a transport raises
+            except Exception as error:  # a transport may raise anything
                 logger.warning("One of the brokers could not be told: %s: %s", type(error).__name__, error)
         self._tell_once(command, arguments, last)
 
     def _tell_once(self, command: str, arguments: Mapping[str, Any], node: str | None) -> None:
-        """Broadcast in one attempt, on a connection of its own."""
+        """Broadcast in one attempt, on a separate connection."""
         with connection_to(self.app, ATTEMPT_S, node) as connection, established(connection, ATTEMPT_S) as made:
             channel = connection.transport.create_channel(made)
             once = _Once(channel, auto_declare=False)

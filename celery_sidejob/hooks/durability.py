@@ -1,4 +1,4 @@
-"""Tells which ordinary tasks are durable, and whether their lost runs are repeated."""
+"""Tells which tasks are durable, and whether their lost runs are repeated."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 from celery import Celery
 
 REQUEUE = "requeue"
-"""The policy of tasks that may be repeated."""
+"""The policy of repeatable tasks."""
 UNLOCK = "celery.chord_unlock"
-"""The task by which Celery waits for the parts of a chord where the backend does not count. It may be repeated."""
+"""The task by which Celery waits for the parts of a chord if the backend does not count them. It is repeatable."""
 
 
 def is_durable(app: Celery, name: str) -> bool:
     """Tell whether the messages of a task are kept: its option `durable`, or `sidejob_durable_tasks`."""
     if not app.finalized and app.autofinalize:
-        # Else a task that is sent by its name may not be known yet, though its module is imported.
+        # Otherwise a task that is sent by its name may not be known yet, though its module is imported.
         app.finalize(auto=True)
     task = known_tasks(app).get(name)
     if task is not None and getattr(task, "sidejob", False):
-        return False  # its jobs are
+        return False  # but its jobs are
     own = getattr(task, "durable", None)
     if own is not None:
         return bool(own)
@@ -30,22 +30,22 @@ def is_durable(app: Celery, name: str) -> bool:
 
 
 def known_tasks(app: Celery) -> Mapping[str, Any]:
-    """Return the tasks that the app has by now; `app.tasks` would make it complete, or refuses to."""
+    """Return the tasks that the app has so far; `app.tasks` would complete the app, or refuse to."""
     tasks: Mapping[str, Any] = app._tasks
     return tasks
 
 
 def lost_policy(task: Any) -> str:
-    """Return what becomes of a run whose worker died, as the task's options say."""
+    """Return the policy for a run whose worker died, from the task's options."""
     chosen: str | None = getattr(task, "on_lost", None)
     may_repeat = (task.acks_late and task.reject_on_worker_lost) or task.name == UNLOCK
     return chosen or (REQUEUE if may_repeat else "dead")
 
 
 def matches(name: str, glob: str) -> bool:
-    """Tell whether a pattern of `sidejob_durable_tasks` means this task.
+    """Tell whether a pattern of `sidejob_durable_tasks` matches this task.
 
-    Celery's own tasks and ours are meant only by a pattern that begins as they do.
+    Only a pattern with the same beginning matches Celery's own tasks and ours.
     """
     for own in ("celery.", "celery_sidejob."):
         if name.startswith(own) and not glob.startswith(own):

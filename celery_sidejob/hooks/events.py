@@ -4,12 +4,11 @@ A run's events are those of Celery itself, with the asking's task id as uuid; it
 events and log lines name the job instead. Two are ours: `task-suspended` and `task-terminated`.
 
 Celery announces that a task was revoked in the worker that has its message. The message of a durable task may be in no
-worker: then whoever ends the task announces it (`announce_revoked`).
+worker: then the process that ends the task announces it (`announce_revoked`).
 """
 
 from __future__ import annotations
 
-import logging
 import weakref
 from typing import Any, NamedTuple
 
@@ -18,13 +17,12 @@ from celery.app.task import Context
 from celery.exceptions import Ignore
 
 from ..model.durable import Message
+from ..model.logger import logger
 from ..model.messages import Doorbell
-
-logger = logging.getLogger("celery_sidejob")
 
 
 class Rested(Ignore):
-    """Tells a worker's parent that a run is over, and its asking has no result yet; `event` is the event to send."""
+    """Tells a worker's parent that a run is over while its asking has no result yet; `event` is the event to send."""
 
     event: str
 
@@ -42,12 +40,12 @@ class Terminated(Rested):
 
 
 def shown_args(job_id: int) -> str:
-    """Return what stands for a job's arguments where Celery shows those of a message."""
+    """Return the text that replaces a job's arguments where Celery shows the arguments of a message."""
     return f"(job {job_id})"
 
 
 def announce_sent(app: Celery, bell: Doorbell, producer: Any) -> None:
-    """Send `task-sent` for a doorbell that the broker has, where `task_send_sent_event` asks for it."""
+    """Send `task-sent` for a doorbell that the broker has, if `task_send_sent_event` asks for it."""
     if not app.conf.task_send_sent_event:
         return
     options = bell.options or {}
@@ -63,12 +61,12 @@ def announce_sent(app: Celery, bell: Doorbell, producer: Any) -> None:
             producer,
             retry=False,
         )  # fmt: skip
-    except Exception as error:  # it is only an event, and the message is with the broker
+    except Exception as error:  # it is only an event, and the broker has the message
         logger.debug("task-sent of %s was not sent: %s", bell.task_id, error)
 
 
 class Listening(NamedTuple):
-    """A worker's consumer, and whether the worker was started to tell of tasks (`-E`)."""
+    """A worker's consumer, and whether the worker was started with task events (`-E`)."""
 
     consumer: Any
     task_events: bool
@@ -84,7 +82,7 @@ def remember(consumer: Any, task_events: bool) -> None:
 
 
 def announce_revoked(app: Celery, message: Message, request: Context) -> None:
-    """Send `task-revoked`, where events are wanted, and the signal `task_revoked`, for a task that no worker had."""
+    """Send `task-revoked`, if events are wanted, and the signal `task_revoked`, for a task that no worker had."""
     task = app.tasks.get(message.task)
     if _are_wanted(app) and getattr(task, "send_events", True):
         listening = _listening.get(app)
@@ -99,12 +97,12 @@ def announce_revoked(app: Celery, message: Message, request: Context) -> None:
 
 
 def _are_wanted(app: Celery) -> bool:
-    """Whether the app's worker here tells of tasks now; in a process without one, what the configuration says."""
+    """Whether the app's worker here sends task events now; in a process without a worker, as configured."""
     listening = _listening.get(app)
     if listening is None:
         return bool(app.conf.worker_send_task_events)
     dispatcher = listening.consumer.event_dispatcher
     if dispatcher is None:  # before the first connection: the sweeper begins with the worker
         return listening.task_events
-    # Without -E a dispatcher tells of its worker all the same. The control commands change the groups.
+    # Without -E a dispatcher still sends events of its worker. The control commands change the groups.
     return bool(dispatcher.enabled and (not dispatcher.groups or "task" in dispatcher.groups))

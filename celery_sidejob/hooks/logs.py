@@ -1,4 +1,4 @@
-"""Log records that know their job, one line of JSON for programs, and no secret and no forged line in a log."""
+"""Log records with their job, one line of JSON for programs, and logs without secrets or forged lines."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .tasks.durable_task import DurableTask
 
 
 class RunFilter(logging.Filter):
-    """Gives every record `job_id` and `run_no`: of the run in progress where it was logged, None outside of runs.
+    """Gives every record `job_id` and `run_no` of the run in progress; None outside of runs.
 
     In a run it gives `task_id` too. Celery's own handlers in workers have it; put it on the handlers you configure
-    yourself. What a record was given by ``extra=`` stays as it is. Text of others in the records of Celery, kombu and
-    this package is escaped.
+    yourself. Values from ``extra=`` stay as they are. Foreign text in the records of Celery, kombu and this package is
+    escaped.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -39,7 +39,7 @@ class RunFilter(logging.Filter):
 
 
 class JSONFormatter(logging.Formatter):
-    """Makes one JSON object on one line of each record: when, level, logger, message, and what it knows of its job."""
+    """Makes of each record one JSON object on one line: time, level, logger, message, and the facts about its job."""
 
     FACTS = ("job_id", "run_no", "task_id", "task_name", "task", "before", "after")
 
@@ -67,26 +67,26 @@ class Redaction(logging.Filter):
     SHOWN = ("exc", "traceback", "args", "kwargs")
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Redact the record where it tells of a task of ours, and let it pass."""
+        """Redact the record if it is about a task of ours, and let it pass."""
         context = record.args if isinstance(record.args, Mapping) else None
         name = context.get("name") if context is not None else None
         for settings in _redacting(name, record.name):
-            if isinstance(context, dict):  # the same dict is the record's `data`, for who formats that
+            if isinstance(context, dict):  # the same dict is the record's `data`, for other formatters
                 context.update({key: settings.redacted(context[key]) for key in self.SHOWN if context.get(key)})
             if record.exc_info and not record.exc_text:
                 record.exc_text = logging.Formatter().formatException(record.exc_info)
             if record.exc_text:
                 record.exc_text = str(settings.redacted(record.exc_text))
-            record.exc_info = None  # a handler that formats it anew would show all
+            record.exc_info = None  # a handler that formats it anew would show everything
         return True
 
 
 FAMILIES = ("celery.app.", "celery.concurrency.", "celery.worker.", "celery_sidejob", "kombu.")
-"""The loggers that tell of messages, which anybody may have sent. Records of other loggers are their authors' own."""
+"""The loggers whose records contain text of messages, which any program may have sent. Other loggers' records stay."""
 
 
 def escape(record: logging.LogRecord) -> bool:
-    """Escape what could steer a terminal, or forge a line, in a record of Celery, kombu or this package; a filter."""
+    """Escape control characters and forged lines in a record of Celery, kombu or this package; a filter."""
     if record.name.startswith(FAMILIES):
         message = record.getMessage()
         if printable(message) != message:
@@ -98,13 +98,13 @@ def escape(record: logging.LogRecord) -> bool:
 
 
 def _with_escapes(record: logging.LogRecord, message: str) -> str:
-    """Return a record's message without line breaks but those of its own author."""
+    """Return a record's message with only its own author's line breaks."""
     given = record.args
     try:
         if isinstance(given, Mapping):
             return str(record.msg) % {key: _shown(value) for key, value in given.items()}
         return str(record.msg) % tuple(map(_shown, given)) if given else message
-    except Exception:  # a format that asks for more than a text
+    except Exception:  # the format needs more than a text
         return message
 
 
@@ -117,13 +117,13 @@ def _plain(value: Any) -> Any:
 
 
 REDACTED = ("celery.app.trace", "celery_sidejob")
-"""The loggers whose records may show what a task of ours was given or raised."""
+"""The loggers whose records may show the arguments or the error of a task of ours."""
 
 _known: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def install(sidejob: Any) -> None:
-    """Have records of workers know their job, and what is logged redacted; reads no configuration."""
+    """Add their job to records of workers, and redact log records; reads no configuration."""
     _known.add(sidejob)
     for name in REDACTED:
         logger = logging.getLogger(name)
@@ -142,9 +142,9 @@ def _complete_handlers(logger: logging.Logger, **_: Any) -> None:
 
 
 def _redacting(task: object, logger: str) -> Iterator[Any]:
-    """Yield the settings of the apps that a record may tell of and that want something hidden.
+    """Yield the settings of apps with something to hide, if the record may be about one of their tasks.
 
-    Settings that nobody has read yet are not read for this: then nothing of ours has happened.
+    Settings that were not read before are not read for this: then this package has done nothing yet.
     """
     for sidejob in list(_known):
         runtime = sidejob._runtime

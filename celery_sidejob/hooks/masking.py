@@ -1,7 +1,7 @@
-"""Keeps the passwords in settings from whoever is shown them: by `inspect conf` and `stats`, or in a bug report.
+"""Masks the passwords in settings that are shown, by `inspect conf` and `stats`, or in a bug report.
 
-Celery masks a setting by its name: `sidejob_direct_url` says nothing of a password, and of several URLs it knows
-only the first. Here a value is masked by what it is.
+Celery masks a setting by its name: the name `sidejob_direct_url` does not suggest a password, and of several URLs
+Celery masks only the first. Here a value is masked by its contents.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from ..model.store_url import are_clear_for_broker
 MASK = "********"
 
 _USER = re.compile(r"(?<=://)(?:(?![;,\s][\w+.-]*://)[^\n])*@")
-"""From a URL's scheme to the last @ before the next URL: a password that is not escaped may hold anything."""
+"""From a URL's scheme to the last @ before the next URL: an unescaped password may contain anything."""
 _MASKED = re.compile(r"[^:@/]*:\*+@")
-"""A user and a password as Celery has masked them."""
+"""A user and a password after Celery's masking."""
 _PARAMETER = re.compile(r"(?i)([\w-]*(?:pass|pwd|secret|token|api_?key|credential)[\w-]*\s*=\s*)('[^']*'|[^&;,\s]+)")
 _SECRET = tuple(setting.key for setting in SETTINGS if setting.kind.secret)
 _BROKERS = ("broker_url", "broker_read_url", "broker_write_url")
@@ -30,7 +30,7 @@ _PLAIN = (bool, int, float, datetime, timedelta, type(None))
 
 
 def masked(value: Any, key: Any = None) -> Any:
-    """Return a setting's value as it may be shown."""
+    """Return a setting's value in a form that may be shown."""
     if isinstance(value, _PLAIN):
         return value
     if isinstance(key, str) and (key.lower().endswith(_SECRET) or HIDDEN_SETTINGS.search(key)):
@@ -50,7 +50,7 @@ def masked(value: Any, key: Any = None) -> Any:
 
 
 def masked_text(text: str) -> str:
-    """Return a text without the users and passwords of the URLs in it; what Celery has masked stays as it is."""
+    """Return a text without the users and passwords of its URLs; parts masked by Celery stay as they are."""
     return _PARAMETER.sub(rf"\1{MASK}", _USER.sub(_masked_user, text))
 
 

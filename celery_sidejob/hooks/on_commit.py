@@ -1,6 +1,7 @@
 """`delay_on_commit` and `apply_async_on_commit` of Celery's task for Django, for jobs and durable tasks.
 
-Celery's are called after the commit: a process that dies just then has lost the call. Ours are part of the transaction.
+Celery's methods call after the commit: if the process dies just then, the call is lost. Ours are part of the
+transaction.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from .patches.wrapping import become
 
 
 class OnCommit(Task):
-    """A part of the marker bases of our tasks, before the project's own class."""
+    """A base of our marker classes, above the project's own class."""
 
     abstract = True
 
@@ -26,7 +27,7 @@ class OnCommit(Task):
     def apply_async_on_commit(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
         """Call the task as part of Django's transaction, if that is in the store's database; returns its result.
 
-        Where Django's default database is another one, it is called just after the commit, as Celery does.
+        If Django's default database is not the store's, the task is called just after the commit, as Celery does.
         """
         above = super()
         if not hasattr(above, "apply_async_on_commit"):
@@ -42,9 +43,9 @@ class OnCommit(Task):
 
 
 class MadeEarly(Task):
-    """Put before the class of a task for Django that is made before its app is finalized: it may be durable by then.
+    """A base for a Django task that is made before its app is finalized: the task may be durable by then.
 
-    A call in Django's transaction, which Celery would not finalize the app for, finds that out first.
+    A call in Django's transaction, for which Celery would not finalize the app, finds that out first.
     """
 
     abstract = True
@@ -63,7 +64,7 @@ class MadeEarly(Task):
 
 
 def made_early(task: Any) -> Any:
-    """Have a task that was made before its app is finalized find out at such a call if it is durable; return it."""
+    """Make a task that was made before its app is finalized check at such a call whether it is durable; return it."""
     if hasattr(task, "apply_async_on_commit") and not isinstance(task, OnCommit | MadeEarly):
         become(task, MadeEarly, type(task), abstract=True)
     return task

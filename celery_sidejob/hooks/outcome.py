@@ -1,4 +1,4 @@
-"""What came of a run that was done in the process that asked for it."""
+"""The outcome of a run in the process that asked for it."""
 
 from __future__ import annotations
 
@@ -13,4 +13,4 @@ class Outcome:
     value: Any = None
     error: BaseException | None = None
     rests: bool = False
-    """Whether it has neither: it is suspended, is tried again, or was not to run."""
+    """Whether it has neither: it is suspended, will be tried again, or must not run."""

@@ -8,7 +8,7 @@ from ..model import errors
 
 
 class Overloaded(errors.Overloaded, OperationalError):
-    """A capacity pool is full, and nothing was written: `pool`, its `limit`, what is `used`, and `retry_after` seconds.
+    """A capacity pool is full, and nothing was written: `pool`, its `limit`, `used` slots, and `retry_after` seconds.
 
-    Code that is prepared for a broker that takes no message catches it by kombu's name.
+    Code that expects a broker to refuse messages can catch it by kombu's name.
     """

@@ -1,4 +1,4 @@
-"""Signals in Celery's style, and the observer that sends them. A raising receiver stops nothing."""
+"""Signals in Celery's style, and the observer that sends them. A receiver that raises stops nothing."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import asdict
 from celery.utils.dispatch import Signal
 
 from ..model import events
+from ..model.logger import logger
 from ..model.measures import Measures
 
-logger = logging.getLogger("celery_sidejob")
 status_changes = logging.getLogger("celery_sidejob.events")
-"""One line for each status change, with its facts as the record's attributes."""
+"""One line for each status change, with the facts as attributes of the record."""
 
 job_status_changed = Signal(name="job_status_changed", providing_args={"job_id", "task", "before", "after", "change"})
 """A job moved. Sent after the commit, by the process that made it; `before` is None for a new job.
@@ -21,7 +21,7 @@ job_status_changed = Signal(name="job_status_changed", providing_args={"job_id",
 """
 
 task_lost = Signal(name="task_lost", providing_args={"job_id", "task", "run_no", "why", "loss"})
-"""A run was lost with its worker. An ordinary durable task has `task_id`, and None for the others.
+"""A run was lost with its worker. For a durable task `task_id` is set, and `job_id` and `run_no` are None.
 
 `why` is a sentence; `loss` has its facts: `host`, `worker`, `process`, `exit_code`, `signal`, `out_of_memory`.
 """
@@ -29,11 +29,20 @@ task_lost = Signal(name="task_lost", providing_args={"job_id", "task", "run_no",
 task_recovered = Signal(name="task_recovered", providing_args={"job_id", "task", "run_no"})
 """A lost run was rescued: its job is queued again, with its inputs as they were.
 
-For an ordinary durable task, with `task_id`: it runs again, or it was called lost, and has ended well after all.
+For a durable task, with `task_id`: it runs again, or it was declared lost, and has ended well after all.
 """
 
 task_buried = Signal(name="task_buried", providing_args={"entry_id", "job_id", "task", "reason"})
-"""A job was entered in the dead set, or (`job_id` is None, `task_id` given) an ordinary durable task."""
+"""A job was entered in the dead set, or a durable task (then `job_id` is None, and `task_id` is set)."""
+
+step_ended = Signal(
+    name="step_ended",
+    providing_args={"job_id", "task", "run_no", "name", "number", "kind", "seconds", "tries", "outcome"},
+)
+"""A run has done a step, or failed to; `outcome` is `completed`, `failed` or `retried`.
+
+Sent by the process of the run: after the commit of the step's record, or as the error is raised.
+"""
 
 SIGNALS: dict[type[events.Event], Signal] = {
     events.JobMoved: job_status_changed,
@@ -44,8 +53,9 @@ SIGNALS: dict[type[events.Event], Signal] = {
     events.TaskLost: task_lost,
     events.TaskRescued: task_recovered,
     events.TaskEndedWell: task_recovered,
+    events.StepEnded: step_ended,
 }
-"""The signal of each event that has one."""
+"""The signals of events."""
 
 TEXTS: dict[type[events.Event], str] = {
     events.JobBuried: "Job %(job_id)d (%(task)s) was entered in the dead set: %(reason)s",
@@ -64,7 +74,7 @@ TEXTS: dict[type[events.Event], str] = {
     events.TaskEndedWell:
         "Task %(task_id)s (%(task)s) was called lost while its worker was silent; it has ended well",
 }  # fmt: skip
-"""The line of the log of each event that has one; its fields are also attributes of the record."""
+"""The log lines of events; an event's fields are also attributes of the record."""
 
 
 class SignalObserver:
@@ -82,7 +92,7 @@ class SignalObserver:
             return
         if isinstance(event, events.Measured):
             if self._keeps_statistics:
-                self._measures.tally(event.queue, event.task, event.measure, event.seconds)
+                self._measures.tally(event.queue, event.task, event.measure, event.seconds, event.step)
             return
         if isinstance(event, events.TaskFinished):
             self._measures.finish(event)
@@ -105,7 +115,7 @@ class SignalObserver:
 
 
 def _log(event: events.JobEvent | events.TaskEvent) -> None:
-    """Write a line about an event. Celery has logged a failure as an error already: one error, one report."""
+    """Write a line about an event. Celery has already logged a failure as an error: one error, one report."""
     if isinstance(event, events.JobMoved) and status_changes.isEnabledFor(logging.INFO):
         facts = {name: value for name, value in asdict(event).items() if value is not None or name == "before"}
         status_changes.info(

@@ -1,24 +1,22 @@
-"""The checks of `doctor` in the app's own tasks: which are durable, and which have options without effect."""
+"""The checks of `doctor` in the app's own tasks: durable tasks, and options without effect."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 
 from celery import Celery
 
 from ..model.finding import Finding, Level, warning, well
+from ..model.logger import logger
 from ..model.printable import first_of
 from .durability import is_durable, matches
 from .task_options import OF_ORDINARY_TASKS, given
 
-logger = logging.getLogger("celery_sidejob")
-
 
 def findings(app: Celery) -> Iterator[Finding]:
-    """Yield what is found among the tasks whose modules are imported here; asks neither store nor broker.
+    """Yield the findings about tasks whose modules are imported here; asks neither store nor broker.
 
-    Nothing of it is an error: a project may name its durable tasks for one deployment and not for another.
+    None of them is an error: a project may name its durable tasks for one deployment and not for another.
     """
     ordinary = sorted(task.name for task in app.tasks.values() if not getattr(task, "sidejob", False))
     durable = [name for name in ordinary if is_durable(app, name)]
@@ -45,7 +43,7 @@ def findings(app: Celery) -> Iterator[Finding]:
 
 
 def warn(app: Celery) -> None:
-    """Log what `doctor` would warn of; a worker does so when it starts."""
+    """Log the warnings that `doctor` would give; a worker does so when it starts."""
     for finding in findings(app):
         if finding.level != Level.OK:
             logger.warning("%s: %s. %s %s", finding.check, finding.found, finding.meaning, finding.remedy)

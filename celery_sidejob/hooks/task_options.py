@@ -1,6 +1,7 @@
-"""Our options of tasks, checked; those of sidejob tasks before any app exists.
+"""Checks our options of tasks; those of sidejob tasks before any app exists.
 
-Celery accepts any attribute on a task, so a misspelt option of ours would have no effect: it is found by its likeness.
+Celery accepts any attribute on a task, so a misspelt option of ours would have no effect: it is found by its
+similarity.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ FORMS: Mapping[str, Form] = {
     "retention": (retention.FORM, retention.is_retention),
     "capacity": ("a CapacityPool", lambda value: isinstance(value, CapacityPool)),
 }
-"""The values that each option may have; ports are parsed instead."""
+"""The values that each option may have; ports are parsed separately."""
 
 OF_OTHERS = frozenset({"durable"})
-"""Options of ours that are for ordinary tasks."""
+"""Our options for ordinary tasks."""
 
 OWN_OPTIONS = frozenset(FORMS).union(("inports", "outports"))
 
 OF_ORDINARY_TASKS = frozenset({"durable", "on_lost", "max_losses", "capacity"})
 
 PLAIN_WORDS = frozenset({"lease", "retention", "capacity"})
-"""Options of ours that a project may well have as attributes of its ordinary tasks, with a meaning of its own."""
+"""Options of ours that a project may use as attributes of its ordinary tasks, with another meaning."""
 
 
 def check_options(options: dict[str, Any]) -> dict[str, Any]:
@@ -69,14 +70,14 @@ def check_options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_durable(task: Any) -> None:
-    """Refuse wrong options of a durable task, which may not have been made a `DurableTask` yet."""
+    """Refuse wrong options of a durable task, even before it was made a `DurableTask`."""
     wrong = misfit({name: getattr(task, name, None) for name in OF_ORDINARY_TASKS}, FORMS)
     if wrong is not None:
         raise SettingsError(f"{wrong} ({task.name}).")
 
 
 def check_capacity(task: Any) -> None:
-    """Refuse a capacity pool of a task that has no rows: nobody could count them."""
+    """Refuse a capacity pool for a task that has no rows, because its works could not be counted."""
     if isinstance(getattr(task, "capacity", None), CapacityPool):
         raise SettingsError(
             f"capacity= of {task.name} needs rows, and its messages have none: make it durable with durable=True or "
@@ -85,7 +86,7 @@ def check_capacity(task: Any) -> None:
 
 
 def check_ordinary(task: Task, project: type[Task]) -> None:
-    """Refuse the attributes of an ordinary task that are an option of ours with a slip in it, or one of jobs."""
+    """Refuse attributes of an ordinary task that are a misspelt option of ours, or an option of jobs."""
     for name in sorted(given(type(task), project)):
         meant = _meant(name, OF_ORDINARY_TASKS)
         if meant is not None and meant != name:
@@ -98,7 +99,7 @@ def check_ordinary(task: Task, project: type[Task]) -> None:
 
 
 def given(cls: type[Task], project: type[Task]) -> dict[str, Any]:
-    """Return what a task's author has given as its options: attributes above those of the project's own task class."""
+    """Return the options that a task's author has given: attributes defined above the project's own task class."""
     theirs = set(project.__mro__)
     return {
         name: value
@@ -107,7 +108,7 @@ def given(cls: type[Task], project: type[Task]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@cache  # each option of each task is looked at when its app is complete, and most have the same names
+@cache  # every option of every task is checked when its app is complete, and most have the same names
 def _meant(name: str, ours: frozenset[str]) -> str | None:
-    """Return which of our options a name is, or was meant to be; none of Celery's own is as close to one of ours."""
+    """Return the option of ours that a name is or was meant to be; no option of Celery is as similar to one of ours."""
     return nearest(name.lower(), ours, like=SLIP)

@@ -8,21 +8,23 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ..awaiting import AioOf, Parts, here, wait_until
 from ..model.changes import CloseBatch, JoinBatch
 from ..model.checks import check_label, shown
-from ..model.errors import BatchClosedError, BatchNotFoundError, IllegalMoveError, InvalidValueError
-from ..operations import batches, works
+from ..model.errors import BatchClosedError, BatchNotFoundError, IllegalMoveError, InvalidValueError, batch_not_found
+from ..operations import works
+from ..operations.changes import batches
 from ..operations.runtime import Runtime
 from ..store import batches as rows
 from ..store.statement import Transaction
 from ..unit.open_unit import active, submit
-from .blocking import block_until
 from .following import Following, following_of, works_of
 from .job import Job
 
-CALLS = ("on_complete", "on_success", "on_failure")
+if TYPE_CHECKING:
+    from ..aio import AioBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +38,20 @@ class BatchCounts:
 
     @property
     def done(self) -> int:
-        """How many have ended, however that was."""
+        """How many members have ended, in whatever way."""
         return self.completed + self.failed + self.terminated
 
     @property
     def open(self) -> int:
-        """How many have not ended."""
+        """How many members have not ended."""
         return self.total - self.done
 
 
 class Batch:
-    """A batch, by its name. As a context manager it takes what is made in the block, and is closed by its end."""
+    """A batch, by its name. As a context manager it adds the work that its block makes, and closes at the end."""
+
+    aio: AioOf[AioBatch] = AioOf("AioBatch")
+    """The verbs as coroutines."""
 
     def __init__(self, row: Any, *, runtime: Runtime) -> None:
         self.name: str = row.name
@@ -58,7 +63,7 @@ class Batch:
         return f"<Batch {self.name}>"
 
     def __enter__(self) -> Batch:
-        """Have jobs that are made in the block, and durable tasks that are called, belong to the batch."""
+        """Add the jobs that are made in the block, and the durable tasks that are called there, to the batch."""
         self._block = batches.within(self._id)
         self._block.__enter__()
         return self
@@ -74,7 +79,7 @@ class Batch:
             self.close()
 
     def add(self, *works: Any) -> Batch:
-        """Add jobs, or durable tasks by their results, that were made elsewhere; raises BatchClosedError."""
+        """Add jobs that were made elsewhere, or durable tasks by their results; raises BatchClosedError."""
         job_ids, task_ids = [], []
         for work in works:
             if isinstance(work, Job):
@@ -89,52 +94,56 @@ class Batch:
         return self
 
     def close(self) -> Batch:
-        """Have the batch take nothing more: it ends when all that it has has ended. In a run by its commit."""
+        """Close the batch: it takes no more members, and ends when all of them have. In a run the commit does this."""
         submit(self._runtime, "batch", CloseBatch(self._id))
         return self
 
     def delete(self) -> None:
-        """Remove the batch: nothing follows it, and what belongs to it goes on."""
+        """Remove the batch: no call follows it, and its members go on."""
         self._runtime.connections.transact("batch", lambda executor: rows.delete(executor, self._id), single=True)
 
-    # -- how it stands -------------------------------------------------------------------------------------------
+    # -- state ---------------------------------------------------------------------------------------------------
 
     @property
     def counts(self) -> BatchCounts:
-        """How many members it has, and how they have ended; asks the store, which looks at each."""
+        """How many members it has, and how they have ended; asks the store, which reads every member."""
         row = rows.counts(self._runtime.connections, self._id)
         return BatchCounts(row.total, row.completed, row.failed, row.terminated)
 
     @property
     def progress(self) -> float:
-        """Which part of its members has ended, from 0.0 to 1.0; an empty one has 1.0 once it is closed."""
+        """The ended share of its members, from 0.0 to 1.0; an empty batch has 1.0 once it is closed."""
         counts = self.counts
         return counts.done / counts.total if counts.total else float(self._read().closed_at is not None)
 
     @property
     def closed(self) -> bool:
-        """Whether it takes nothing more."""
+        """Whether it is closed to new members."""
         return self._read().closed_at is not None
 
     @property
     def ended_at(self) -> datetime | None:
-        """When all of it had ended, and what follows was made; None before."""
+        """When its last member had ended and the calls that follow it were made; None before that."""
         found: datetime | None = self._read().ended_at
         return found
 
     @property
     def jobs(self) -> list[Job]:
-        """Its jobs, in the order in which they were added; some may be gone."""
+        """Its jobs, in the order in which they were added, without those that were deleted."""
         return [Job(each, runtime=self._runtime) for each in rows.job_ids(self._runtime.connections, self._id)]
 
     def wait(self, timeout: float | None = None) -> Batch:
         """Block until the batch has ended; for clients, not for runs. Raises TimeoutError after `timeout` seconds."""
+        return here(self._waited(timeout))
+
+    def _waited(self, timeout: float | None = None) -> Parts[Batch]:
         if active() is not None:
             raise IllegalMoveError(
                 f"wait() for batch {self.name!r} inside a run would block its worker; give it on_complete=."
             )
-        if not block_until(lambda: self.ended_at is not None, timeout):
-            raise TimeoutError(f"Batch {self.name!r} has not ended after {timeout} s: {self.counts}.")
+        if not (yield from wait_until(lambda: self.ended_at is not None, timeout)):
+            counts = yield lambda: self.counts
+            raise TimeoutError(f"Batch {self.name!r} has not ended after {timeout} s: {counts}.")
         return self
 
     def _read(self) -> Any:
@@ -147,7 +156,7 @@ class Batch:
 
 
 def open_batch(runtime: Runtime, name: str, calls: Mapping[str, Any]) -> Batch:
-    """Return the batch of this name, which takes members: a new one, or one that is open already."""
+    """Return the open batch of this name, which takes members; make it if there is none."""
     check_label("name", name)
     follows = {key: following_of(runtime, key, call) for key, call in calls.items() if call is not None}
     text = json.dumps({key: each.as_json() for key, each in follows.items()})
@@ -170,7 +179,7 @@ def get_batch(runtime: Runtime, name: str) -> Batch:
     """Return the batch of this name; raises BatchNotFoundError."""
     row = rows.read(runtime.connections, name)
     if row is None:
-        raise BatchNotFoundError(f"There is no batch {name!r}: it was never opened, or was deleted.")
+        raise batch_not_found(name)
     return Batch(row, runtime=runtime)
 
 
@@ -180,7 +189,7 @@ def all_batches(runtime: Runtime) -> list[Batch]:
 
 
 def settle(runtime: Runtime, batch_id: int) -> bool:
-    """Note which members of a batch have ended, and make what follows if all have; returns whether it has ended."""
+    """Note which members of a batch have ended, and make the calls that follow if all have; returns if all have."""
     while True:
         seen = runtime.connections.transact("batch", lambda executor: rows.note_ends(executor, batch_id), single=True)
         if not seen.noted:

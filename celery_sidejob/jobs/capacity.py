@@ -1,23 +1,27 @@
-"""Capacity pools: a pool bounds how many jobs and tasks wait or run at once, and refuses calls beyond that."""
+"""Capacity pools: a pool bounds how many jobs and tasks wait or run at once, and refuses further calls."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ..awaiting import AioOf
 from ..model.capacity import ON_FULL, Admission, PoolSpec, check_limit
 from ..model.checks import MOST_S, is_seconds, shown
 from ..model.errors import IllegalMoveError, InvalidValueError, Overloaded
-from ..operations import capacity
+from ..operations.gates import capacity
 from ..operations.runtime import Runtime
 from ..store import capacity as rows
 from .job import Job, runtime_here
 
+if TYPE_CHECKING:
+    from ..aio import AioPool
+
 
 @dataclass(frozen=True, slots=True)
 class SlotHolder:
-    """A work that holds slots of a pool: a job, or a durable task, which has no `job`."""
+    """A job or a durable task that holds slots of a pool; `job` is None for a durable task."""
 
     task_id: str
     job: Job | None
@@ -28,22 +32,25 @@ class SlotHolder:
 
 
 class CapacityPool:
-    """At most `limit` works that were asked for and are not done, over all processes; a full pool refuses calls.
+    """A bound of `limit` unfinished works (jobs and durable tasks) over all processes; a full pool refuses calls.
 
-    With ``covers="running"`` at most `limit` works run at once, and the others wait: no call is refused. A slot is held
-    from when a work may run, and its message is sent, to the end of that run.
+    With ``covers="running"`` at most `limit` works run at once, and the others wait: no call is refused. A work holds
+    its slot from the moment it may run, when its message is sent, to the end of that run.
 
-    It may be declared before any app exists, and is made in the store at its first use. With `shards` its counter is
-    several rows, so that callers who come at once do not wait for each other: together they have exactly `limit` slots.
-    Raises InvalidValueError for what no pool can be.
+    A pool may be declared before any app exists; the store gets it at its first use. With `shards` its counter is split
+    over several rows, so that concurrent callers do not wait for each other; together the rows have exactly `limit`
+    slots. Raises InvalidValueError for a declaration that no pool can have.
     """
+
+    aio: AioOf[AioPool] = AioOf("AioPool")
+    """The verbs as coroutines."""
 
     def __init__(self, name: str, limit: int, *, covers: str = "queued", shards: int = 1) -> None:
         self.spec = PoolSpec(name, limit, shards, covers).check()
 
     @property
     def name(self) -> str:
-        """Its name, by which all processes mean the same pool."""
+        """Its name, which means the same pool in all processes."""
         return self.spec.name
 
     def __repr__(self) -> str:
@@ -54,15 +61,15 @@ class CapacityPool:
     # -- calling -------------------------------------------------------------------------------------------------
 
     def apply_async(
-        self, task: Any, args: Any = None, kwargs: Mapping[str, Any] | None = None, *, on_full: str = "refuse",
+        self, /, task: Any, args: Any = None, kwargs: Mapping[str, Any] | None = None, *, on_full: str = "refuse",
         weight: int = 1, bounded: bool = True, **options: Any,
     ) -> Any:  # fmt: skip
-        """Call a sidejob task or a durable task, its name or a signature of it, with `weight` slots of this pool.
+        """Call a sidejob task or a durable task (or its name, or a signature), which takes `weight` slots of this pool.
 
         Returns Celery's result. If the pool is full, nothing is written: raises Overloaded, or with
-        ``on_full="drop"`` returns None. With ``on_full="wait"`` the work is made, and runs when there is room. With
-        ``bounded=False`` the work takes its slots all the same, and `used` may exceed the limit. `options` are those of
-        the task's own `apply_async`.
+        ``on_full="drop"`` returns None. With ``on_full="wait"`` the work is made, and runs when slots are free. With
+        ``bounded=False`` the work takes its slots even from a full pool, and `used` may exceed the limit. `options` go
+        to the task's own `apply_async`.
         """
         if on_full not in ON_FULL:
             raise InvalidValueError(f"on_full is one of {', '.join(map(repr, ON_FULL))}, not {shown(on_full)}.")
@@ -79,13 +86,13 @@ class CapacityPool:
             raise
 
     def call(
-        self, task: Any, args: Any = None, kwargs: Mapping[str, Any] | None = None, *, timeout: float | None = None,
+        self, /, task: Any, args: Any = None, kwargs: Mapping[str, Any] | None = None, *, timeout: float | None = None,
         **options: Any,
     ) -> Any:  # fmt: skip
         """Call a task as `apply_async` does, and wait for its result, at most `timeout` seconds: then TimeoutError.
 
-        A work that has not begun by then is not run any more, and frees its slots. Raises IllegalMoveError in a task,
-        which would hold its own place in the worker meanwhile.
+        A work that has not begun by then no longer runs, and frees its slots. Raises IllegalMoveError inside a task:
+        the task would occupy its worker while it waits.
         """
         if self._runtime.tasks.in_task:
             raise IllegalMoveError(
@@ -97,12 +104,12 @@ class CapacityPool:
         expires = {} if timeout is None else {"expires": timeout}
         return self.apply_async(task, args, kwargs, **{**expires, **options}).get(timeout=timeout)
 
-    def cast(self, task: Any, args: Any = None, kwargs: Mapping[str, Any] | None = None, **options: Any) -> None:
-        """Call a task as `apply_async` does, for whoever needs no result."""
+    def cast(self, /, task: Any, args: Any = None, kwargs: Mapping[str, Any] | None = None, **options: Any) -> None:
+        """Call a task as `apply_async` does, and discard its result."""
         self.apply_async(task, args, kwargs, **options)
 
     def for_key(self, key: Any) -> CapacityPool:
-        """Return the pool of one key, such as a customer: with the same limit and shards, and a row of its own."""
+        """Return the pool of one key, such as a customer: it has the same limit and shards, and counts on its own."""
         text = str(key)
         if not text:
             raise InvalidValueError(f"The key of a capacity pool is empty ({self.name}).")
@@ -110,11 +117,11 @@ class CapacityPool:
             f"{self.name}:{text}", self.spec.limit or 0, covers=self.spec.covers, shards=self.spec.shards
         )
 
-    # -- looking -------------------------------------------------------------------------------------------------
+    # -- reading -------------------------------------------------------------------------------------------------
 
     @property
     def limit(self) -> int:
-        """How many slots it has: what was declared, or what it was resized to."""
+        """How many slots it has, as declared or as last resized."""
         row = self._row()
         return (self.spec.limit or 0) if row is None else int(row.capacity)
 
@@ -125,7 +132,7 @@ class CapacityPool:
         return 0 if row is None else int(row.used)
 
     def children(self) -> list[SlotHolder]:
-        """Return who holds slots, as of one moment."""
+        """Return the jobs and tasks that hold slots, all read at one moment."""
         runtime = self._runtime
         return [
             SlotHolder(
@@ -138,8 +145,8 @@ class CapacityPool:
     def stats(self) -> dict[str, Any]:
         """Return `limit`, `used`, and how many works came `in`, went `out` and were `refused`.
 
-        Each of the three is ``{"total": n, "last_60s": n}``. A refusal is counted within a second. The last figures
-        reach back 60 to 70 seconds, as a worker's sweeper notes the totals every ten seconds.
+        Each of the three is ``{"total": n, "last_60s": n}``. A refusal is counted within a second. `last_60s` covers
+        the last 60 to 70 seconds, because a worker's sweeper records the totals every ten seconds.
         """
         row = self._row()
         if row is None:
@@ -156,7 +163,7 @@ class CapacityPool:
         """Give the pool another limit, at once, for all processes.
 
         Works that hold slots keep them: a pool with more `used` than the new limit admits nothing until enough are
-        freed. A declaration with either limit, the first or the present one, is taken for this pool.
+        freed. A declaration with the first limit or with the present limit means this pool.
         """
         check_limit(self.name, limit)
         capacity.resize(self._runtime, self.spec, limit)
@@ -181,7 +188,7 @@ class CapacityPool:
 
 
 def declare(pool: CapacityPool, runtime: Runtime) -> None:
-    """Make a pool in the store of an app, as its first use does: for workers, when they start."""
+    """Make a pool in an app's store, as its first use does; workers call this when they start."""
     runtime.connections.transact("declare", lambda executor: capacity.ensure(executor, pool.spec))
 
 

@@ -24,10 +24,11 @@ from ..model.errors import (
 )
 from ..model.names import alias_taken, at_most, check_alias, check_child_name, check_key, check_tags, child_name_taken
 from ..model.port import NO_DATA, PortOptions, parse_ports
-from ..operations import batches, capacity
 from ..operations.after_commit import AfterCommit, follow
+from ..operations.changes import batches
+from ..operations.changes.unit_of_work import carry_out
+from ..operations.gates import capacity
 from ..operations.runtime import Runtime
-from ..operations.unit_of_work import carry_out
 from ..store import askings, jobs
 from ..store.errors import NoAnswer, OutcomeUnknown
 from ..store.statement import Transaction
@@ -61,10 +62,10 @@ def draft(  # noqa: PLR0913 - the options of a new job
     executor: Transaction | None = None,
     **options: Any,
 ) -> NewJob:
-    """Check and encode everything that a new job is made of, and return it without an id; nothing is written.
+    """Check and encode all parts of a new job, and return it without an id; nothing is written.
 
-    `options` are those that go straight into a column (`OPTIONS`), and Celery's. The parent is looked for by
-    `executor`: it may have been made in the caller's transaction.
+    `options` are Celery's, and the options that go straight into a column (`OPTIONS`). `executor` reads the parent,
+    which may have been made in the caller's transaction.
     """
     given = {name: options.pop(name) for name in OPTIONS if name in options}
     options |= {name: value for name, value in (("eta", eta), ("countdown", countdown)) if value is not None}
@@ -118,7 +119,7 @@ def encode_state(state: Mapping[str, Any], *, limit: int) -> dict[str, str]:
 def create(runtime: Runtime, drafts: Sequence[NewJob], transaction: Any = None) -> Sequence[NewJob | int]:
     """Create drafted jobs, all or none: in the run's unit, the caller's transaction or one of ours.
 
-    Returns them with their ids, in order; in place of a job whose unique key an open job has, the id of that one.
+    Returns them with their ids, in order. If an open job already has a draft's unique key, its id is returned instead.
     """
     if not drafts:
         return ()
@@ -153,7 +154,7 @@ def _create(runtime: Runtime, drafts: Sequence[NewJob], transaction: Any) -> Seq
 
 
 def check_child_name_is_free(runtime: Runtime, parent_id: int, name: str) -> None:
-    """Refuse at the call, inside a run, what its commit would refuse."""
+    """Refuse a taken name at the call, inside a run, rather than at the run's commit."""
     unit = active()
     assert unit is not None
     gained, gone = unit.family(parent_id)
@@ -165,7 +166,7 @@ def check_child_name_is_free(runtime: Runtime, parent_id: int, name: str) -> Non
 
 
 def port_rows(own: tuple[Ports, Ports], inports: Any, outports: Any) -> tuple[PortRow, ...]:
-    """Return the ports of a job: its task's own, each replaced whole where the job's creator gives one of that name."""
+    """Return the ports of a job: its task's ports, each replaced by the creator's port of the same name, if any."""
     merged_in = {**own[0], **parse_ports(inports or (), where="inports")}
     merged_out = {**own[1], **parse_ports(outports or (), where="outports")}
     return (
@@ -195,7 +196,7 @@ def _parent_id(
 ) -> int | None:
     """Return the id of the parent of a new job; in a run its name must be free there.
 
-    That, as what is said of aliases, is left to the commit if a unique key may lead to the very job that has the name.
+    The commit checks the name, and the aliases, if a unique key may resolve to the very job that has them.
     """
     if parent is None and child_name is None:
         return None
@@ -234,14 +235,14 @@ def _numbered(drafts: Sequence[NewJob], ids: Iterable[int]) -> list[NewJob]:
 
 
 def _is_plain(new: NewJob) -> bool:
-    """Tell whether such jobs, however many, are made by one statement, which needs no BEGIN, no COMMIT and no lock."""
+    """Tell whether one statement can make such jobs, however many, without BEGIN, COMMIT or a lock."""
     return new.parent_id is None and not (
         new.ports or new.aliases or new.state or new.tags or new.unique or new.depends_on or new.batch
     )
 
 
 def _check_room(runtime: Runtime, unit: OpenUnit, made: Sequence[NewJob]) -> None:
-    """Refuse at the call, inside a run, what finds a full pool now; the commit takes the slots."""
+    """Refuse a job at the call, inside a run, if its pool is full now; the commit takes the slots."""
     judged = [admission for admission in map(capacity.judged, made) if admission is not None]
     if not judged:
         return
@@ -272,7 +273,7 @@ def _create_admitted(runtime: Runtime, drafts: Sequence[NewJob]) -> list[NewJob]
 
 
 def _followed(runtime: Runtime, drafts: Sequence[NewJob], rows: Sequence[Any]) -> list[NewJob]:
-    """Do what follows the commit that has made jobs, and return them with their ids, which grow in their order."""
+    """Do the work that follows the commit of new jobs; return the jobs with their ids, which grow in their order."""
     made = _numbered(drafts, [row.job_id for row in rows])
     after_commit = AfterCommit()
     for new, row in zip(made, rows, strict=True):
@@ -289,15 +290,15 @@ def _create_all(runtime: Runtime, made: Sequence[NewJob]) -> Sequence[NewJob]:
 
 
 def _until_known(runtime: Runtime, drafts: Sequence[NewJob], make: Callable[[], Sequence[NewJob]]) -> Sequence[NewJob]:
-    """Make jobs; if the answer was lost, try again: their task ids are unique, so that no job is made twice.
+    """Make jobs; if the answer was lost, try again. Their task ids are unique, so no job is made twice.
 
     If the first commit is still in progress, the second try waits for it at the primary keys. Raises the first error if
-    the store stays away: nobody knows then whether the jobs were made; if they were, they run.
+    the store stays unreachable: then it is unknown whether the jobs were made. If so, they run.
     """
     try:
         return make()
     except NoAnswer:
-        raise  # it would say nothing to a second one either
+        raise  # a second failure would have nothing to add
     except OutcomeUnknown as unknown:
         try:
             return make()
@@ -311,7 +312,7 @@ def _until_known(runtime: Runtime, drafts: Sequence[NewJob], make: Callable[[], 
 
 
 def _check_names_among(drafts: Sequence[NewJob]) -> None:
-    """Refuse names that two of the new jobs want to have."""
+    """Refuse names that two of the new jobs have in common."""
     children = Counter((new.parent_id, new.name) for new in drafts if new.name is not None)
     for (parent_id, child), times in children.items():
         if times > 1:
@@ -322,7 +323,7 @@ def _check_names_among(drafts: Sequence[NewJob]) -> None:
 
 
 def _check_child_names(executor: Transaction, drafts: Iterable[NewJob]) -> None:
-    """Look before writing into a borrowed transaction: an error of Postgres would spoil it."""
+    """Check names before writing into a borrowed transaction: an error of Postgres would abort it."""
     for new in drafts:
         if new.parent_id is None or new.name is None:
             continue

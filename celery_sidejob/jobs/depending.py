@@ -8,7 +8,7 @@ from typing import Any, cast
 from ..model.changes import Change, DependOn, NewJob, OnFailure, Undepend
 from ..model.checks import shown
 from ..model.errors import InvalidValueError, JobNotFoundError
-from ..operations import dependencies
+from ..operations.changes import dependencies
 from ..operations.runtime import Runtime
 from ..store.statement import Transaction
 from ..unit.lookup import locate
@@ -20,7 +20,7 @@ HOW = ("wait", "fail", "run")
 def edges_of(
     runtime: Runtime, depends_on: Any, on_failure: str | None, executor: Transaction | None = None
 ) -> tuple[tuple[int, OnFailure], ...]:
-    """Return what a new job is to wait for: (job id, what a failure of that one does), each job once."""
+    """Return the dependencies of a new job: (job id, effect of that job's failure), each job once."""
     if on_failure is not None and not depends_on:
         raise InvalidValueError("on_failure= says what happens if another job fails: name that job in depends_on=.")
     if isinstance(depends_on, str) or not isinstance(depends_on, Iterable):
@@ -30,14 +30,14 @@ def edges_of(
 
 
 def check_on_failure(on_failure: Any) -> OnFailure:
-    """Return what a failure of a dependency does, or raise InvalidValueError."""
+    """Return the effect of a dependency's failure, or raise InvalidValueError."""
     if on_failure not in HOW:
         raise InvalidValueError(f"on_failure is 'wait', 'fail' or 'run', not {shown(on_failure)}.")
     return cast(OnFailure, on_failure)
 
 
 def ids_of(runtime: Runtime, jobs: Iterable[Any], executor: Transaction | None = None) -> tuple[int, ...]:
-    """Return the ids of jobs, ids and aliases, each once; an id of a job that is gone stays, an alias must be known."""
+    """Return the ids of jobs, ids and aliases, each once. Ids of deleted jobs are returned too; an alias must exist."""
     found: dict[int, None] = {}
     for job in jobs:
         own_id = getattr(job, "id", None)
@@ -55,7 +55,7 @@ def ids_of(runtime: Runtime, jobs: Iterable[Any], executor: Transaction | None =
 
 
 def check_in_run(runtime: Runtime, unit: OpenUnit, change: DependOn, row: Any) -> None:
-    """Refuse at the call, inside a run, what its commit would refuse."""
+    """Refuse a dependency at the call, inside a run, rather than at the run's commit."""
     dependencies.check_waits(row)
     pending = {each.id: [on for on, _ in each.depends_on] for each in unit.new_jobs().values()}
     for each in unit.changes:

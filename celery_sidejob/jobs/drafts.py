@@ -1,7 +1,7 @@
-"""The drafts of jobs: of a task and its options one is drawn up, and those of further calls are made after it.
+"""Drafts of jobs: the first call of a task is drafted in full, and further calls copy that draft.
 
-What differs between them are the arguments and the task id. Where something looks at single calls, as a routing
-function does, or where a job has what no other job may have, each is drawn up by itself.
+They differ only in the arguments and the task id. A job gets a full draft of its own if something depends on the single
+call, such as a routing function, or if the job has a value that no other job may have.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from ..model import values
 from ..model.changes import NewJob
-from ..operations import batches
+from ..operations.changes import batches
 from ..operations.runtime import Runtime
 from ..store.statement import Transaction
 from ..unit.open_unit import active
@@ -24,15 +24,16 @@ class _Model:
     options: Mapping[str, Any]
     new: NewJob
     name: Callable[[Any, Any], str | None]
-    """Checks the arguments of another job, and returns its task id; None if the job is to be drawn up by itself."""
+    """Checks the arguments of another job and returns its task id; None if the job needs a full draft."""
 
 
 OF_SINGLE_CALLS = frozenset({"queue", "priority", "ignore_result", "serializer", "compression", "delivery_mode"})
-"""Options of single calls, other than None, after which the jobs of further ones are made."""
+"""With only these options a single call can still copy an earlier draft; any other option that is not None prevents it.
+"""
 
 
 def draft_single(runtime: Runtime, item: Mapping[str, Any], executor: Transaction | None) -> NewJob:
-    """Draw up the job of a single call; after another one, if it has no options and is not part of anything."""
+    """Draft the job of a single call; copy an earlier draft if it has no options and is not part of a workflow."""
     given = {key: value for key, value in item.items() if value is not None}
     is_plain = executor is None and given.keys() - {"task", "args", "kwargs"} <= OF_SINGLE_CALLS
     if not is_plain or active() is not None or batches.present() is not None:
@@ -41,18 +42,16 @@ def draft_single(runtime: Runtime, item: Mapping[str, Any], executor: Transactio
 
 
 class Drafts:
-    """Draws up the jobs of one call, or those of single calls."""
+    """Drafts the jobs of one call, or the jobs of single calls."""
 
-    def __init__(
-        self, runtime: Runtime, executor: Transaction | None, *, models: dict[str, Any] | None = None
-    ) -> None:  # fmt: skip
+    def __init__(self, runtime: Runtime, executor: Transaction | None, *, models: dict[str, Any] | None = None) -> None:
         self._runtime = runtime
         self._executor = executor
         self._limit = runtime.settings.max_value_bytes
         self._models: dict[str, _Model] = {} if models is None else models
 
     def draft(self, item: Mapping[str, Any]) -> NewJob:
-        """Draw up the job of an item, the arguments of `creation.draft`."""
+        """Draft the job of an item, whose keys are the arguments of `creation.draft`."""
         task, args, kwargs, options = _parts(item)
         model = self._models.get(task) if task is not None else None
         are_arguments = isinstance(args, list | tuple | None) and isinstance(kwargs, dict | None)
@@ -77,11 +76,11 @@ class Drafts:
 
 
 def _parts(item: Mapping[str, Any]) -> tuple[str | None, Any, Any, Mapping[str, Any]]:
-    """Return the name of an item's task, None if that is not simply said, its arguments, and what else it says."""
+    """Return the task's name (None if the item does not simply name it), its arguments, and the item's other keys."""
     task, args, kwargs = item["task"], item.get("args"), item.get("kwargs")
     others: Any = {key: value for key, value in item.items() if key not in ("task", "args", "kwargs")}
     if isinstance(task, Mapping):  # a signature
-        if args or kwargs or others:  # to which these are added
+        if args or kwargs or others:  # which add to the signature's own
             return None, None, None, {}
         name, args, kwargs, others = (task.get(part) for part in ("task", "args", "kwargs", "options"))
     else:

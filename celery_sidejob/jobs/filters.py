@@ -1,4 +1,4 @@
-"""The filters by which jobs are listed and counted: checks them, and returns them as the store takes them."""
+"""The filters by which jobs are listed and counted: checks them and converts them for the store."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from datetime import datetime, timedelta
 from typing import Any, TypedDict
 
 from ..model.checks import MOST, SECONDS, check_age, check_texts, did_you_mean, is_number, shown
-from ..model.errors import InvalidValueError, job_not_found
+from ..model.errors import InvalidValueError, batch_not_found, job_not_found
 from ..model.status import statuses_of
 from ..operations.runtime import Runtime
-from ..store import job_lists
+from ..store import batches, job_lists
 from .job import Job, find
 
 
 class JobFilters(TypedDict, total=False):
-    """The filters of `sidejob.jobs`, which `iter_jobs` and `count_jobs` take too; None for any job."""
+    """The filters of `sidejob.jobs`, `iter_jobs` and `count_jobs`; None matches any job."""
 
     status: str | Iterable[str] | None
     task: Any
@@ -25,6 +25,7 @@ class JobFilters(TypedDict, total=False):
     after: int | Job | None
     unique: str | None
     tag: str | None
+    batch: Any
     older_than: timedelta | float | None
     waiting_for: str | None
     schedule: Any
@@ -33,7 +34,7 @@ class JobFilters(TypedDict, total=False):
 
 
 def check_filters(given: Mapping[str, Any], *, call: str) -> None:
-    """Raise TypeError for a filter that there is not."""
+    """Raise TypeError for an unknown filter."""
     known = JobFilters.__annotations__
     for name in given:
         if name not in known:
@@ -42,15 +43,17 @@ def check_filters(given: Mapping[str, Any], *, call: str) -> None:
 
 
 def filters_of(runtime: Runtime, given: Mapping[str, Any]) -> job_lists.Filters:
-    """Check the filters of `sidejob.jobs`, all but `waiting_for`, and return them as the store takes them."""
-    texts = {name: given.get(name) for name in ("task", "queue", "created_by", "unique", "tag", "schedule")}
-    texts |= {name: getattr(texts[name], "name", texts[name]) for name in ("task", "schedule")}
+    """Check the filters of `sidejob.jobs`, all but `waiting_for`, and convert them for the store."""
+    texts = {name: given.get(name) for name in ("task", "queue", "created_by", "unique", "tag", "schedule", "batch")}
+    texts |= {name: getattr(texts[name], "name", texts[name]) for name in ("task", "schedule", "batch")}
     check_texts(**texts)
+    batch = texts.pop("batch")
     since_at, since_s = _since(runtime, given.get("since"))
     status = given.get("status")
     return job_lists.Filters(
         statuses=None if status is None else [str(one) for one in sorted(statuses_of(status))],
         parent_id=_parent_id(runtime, given.get("parent")),
+        batch_id=_batch_id(runtime, batch),
         older_s=check_age("older_than", given.get("older_than")),
         since=since_at,
         since_s=since_s,
@@ -76,8 +79,17 @@ def _parent_id(runtime: Runtime, parent: Any) -> int | None:
     return found.id
 
 
+def _batch_id(runtime: Runtime, name: str | None) -> int | None:
+    if name is None:
+        return None
+    found = batches.read(runtime.connections, name)
+    if found is None:
+        raise batch_not_found(name)
+    return int(found.id)
+
+
 def _id_of(name: str, job: int | Job | None, otherwise: int) -> int:
-    """Return the id that a job or its id stands for."""
+    """Return the id of a job that is given as a handle or as its id."""
     job_id = job.id if isinstance(job, Job) else otherwise if job is None else job
     if not is_number(job_id, least=-MOST):
         raise InvalidValueError(f"{name} is a job or its id, not {shown(job_id)}.")

@@ -1,4 +1,4 @@
-"""Calls that are kept as JSON, checked when they are given and made later by the sweeper."""
+"""Calls that are stored as JSON: they are checked when they are given, and the sweeper makes them later."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from uuid import uuid4
 from ..model import values
 from ..model.checks import shown
 from ..model.errors import InvalidValueError
-from ..operations import capacity
-from ..operations.capacity import Work
+from ..operations.gates import capacity
+from ..operations.gates.capacity import Work
 from ..operations.runtime import Runtime
 from ..operations.works import Works
 from .creation import draft
@@ -21,7 +21,7 @@ OPTIONS = ("queue", "priority", "countdown")
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """A call of a sidejob task or of a durable one; arguments and options are JSON text."""
+    """A call of a sidejob task or a durable task; arguments and options are JSON text."""
 
     task: str
     args: str
@@ -34,7 +34,7 @@ class Following:
 
 
 def following_of(runtime: Runtime, where: str, call: Any) -> Following:
-    """Check a call: a task, or a signature of one with its arguments, `queue`, `priority` and `countdown`."""
+    """Check a call: a task, or a signature of a task with its arguments, `queue`, `priority` and `countdown`."""
     task: Any = call
     args: Any = ()
     kwargs: Any = {}
@@ -61,7 +61,7 @@ def following_of(runtime: Runtime, where: str, call: Any) -> Following:
         values.encode(dict(kwargs or {}), limit=limit, what=f"kwargs of {where}"),
         values.encode({key: value for key, value in options.items() if value is not None}, what=f"options of {where}"),
     )
-    works_of(runtime, [found])  # refuses what a call would refuse; nothing is written
+    works_of(runtime, [found])  # refuses the call as a real call would; nothing is written
     return found
 
 
@@ -79,7 +79,7 @@ def works_of(runtime: Runtime, calls: Iterable[Following]) -> list[Works]:
 def ready(
     runtime: Runtime, task: str, args: list[Any], kwargs: Mapping[str, Any], options: Sequence[dict[str, Any]]
 ) -> Works:
-    """Make calls of one task ready to be written, one for each of these options; nobody is there to be refused."""
+    """Make calls of one task ready to be written, one for each of these options; a full pool makes them wait."""
     if runtime.tasks.kind(task) == "job":
         new = [_waiting(draft(runtime, task, args, kwargs, **each)) for each in options]
         capacity.prepare(runtime, [each.admission for each in new])
@@ -91,5 +91,5 @@ def ready(
 
 
 def _waiting(work: Work) -> Work:
-    """Return a job or message that waits for a slot if its pool is full."""
+    """Return the job or message, changed so that it waits for a slot if its pool is full."""
     return work if work.admission is None else replace(work, admission=replace(work.admission, mode="wait"))

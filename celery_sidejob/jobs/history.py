@@ -16,19 +16,19 @@ class HistoryEntry:
     """Something that happened to a job."""
 
     at: datetime | None
-    """When; None for an entry of the run in progress that is not committed yet."""
+    """When it happened; None for an entry of the run in progress that is not committed yet."""
     what: str
     """`made`; `claimed`: a run began; how a run ended, such as `completed` or `lost`; `moved`; `revived`; or an
     entry's own message."""
     run_no: int | None
     worker: str | None
     detail: dict[str, Any] | None
-    """Of an error its `error`, `group` and `message`; who made the job (`by`); the `task` and `queue` to which it was
-    moved; the status it was revived `from`; the data of an entry."""
+    """An error has `error`, `group` and `message`; other entries have who made the job (`by`); the `task` and `queue`
+    to which it was moved; the status it was revived `from`; the data of an entry."""
 
 
 def entry_of(row: Any, hide: Callable[[Any], Any]) -> HistoryEntry:
-    """Return the entry of a row; `hide` is applied to what an error tells, and to the data of an entry."""
+    """Return the entry of a row; `hide` is applied to the details of an error and to the data of an entry."""
     detail = None if row.detail is None else hide(values.decode(row.detail))
     return HistoryEntry(row.at, row.what, row.run_no, row.worker, detail)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..awaiting import AioOf, Parts, here, wait_until
 from ..model import values
 from ..model.changes import (
     AddAlias,
@@ -42,22 +44,24 @@ from ..model.errors import (
     JobNotFoundError,
     NotAChildError,
     SettingsError,
+    StepNameError,
     job_not_found,
 )
 from ..model.names import alias_taken, at_most, check_alias, check_child_name, check_key, check_tags, circle
 from ..model.port import WILDCARD
 from ..model.progress import Progress
 from ..model.status import FINISHED, Status, statuses_of
-from ..operations.cancelling import cancel as cancel_together
-from ..operations.cancelling import to_cancel
-from ..operations.deletion import delete
-from ..operations.dependencies import check_waits
-from ..operations.moving import check_may_move
-from ..operations.queues import set_priority
-from ..operations.recovery import move_by_force
+from ..model.steps import BeginAnew, CopySteps, ForgetSteps, label, parse_label
+from ..operations.changes.cancelling import cancel as cancel_together
+from ..operations.changes.cancelling import to_cancel
+from ..operations.changes.deletion import delete
+from ..operations.changes.dependencies import check_waits
+from ..operations.changes.moving import check_may_move
+from ..operations.changes.unit_of_work import carry_out
+from ..operations.gates.queues import set_priority
+from ..operations.runs.recovery import move_by_force
+from ..operations.runs.shutdown import terminate_without_shutdown
 from ..operations.runtime import Runtime
-from ..operations.shutdown import terminate_without_shutdown
-from ..operations.unit_of_work import carry_out
 from ..operations.waiting import waiting_for
 from ..store import aliases as alias_rows
 from ..store import asks, history, jobs, ports, progress, trees
@@ -68,7 +72,6 @@ from ..store import tracked as tracked_rows
 from ..unit import view as unit_view
 from ..unit.lookup import locate
 from ..unit.open_unit import active, submit
-from .blocking import block_until
 from .creation import check_child_name_is_free, create, encode_state, port_rows, when
 from .depending import check_in_run, check_on_failure, ids_of, pending_edges
 from .drafts import Drafts, draft_single
@@ -76,7 +79,11 @@ from .history import HistoryEntry, entry_of, pending
 from .moving import move_of, moved_to, stage_of
 from .port import Port
 from .scopes import current_context
+from .steps import Step, step_list
 from .timers import Timer, timer_id, timers
+
+if TYPE_CHECKING:
+    from ..aio import AioJob
 
 T = TypeVar("T")
 
@@ -85,6 +92,9 @@ class Job:
     """A durable job: equal, hashable, picklable and JSON-able by its id. Attributes are the row's when it was read."""
 
     __slots__ = ("_first_task_id", "_origin", "_row", "_runtime_", "id")
+
+    aio: AioOf[AioJob] = AioOf("AioJob")
+    """The verbs as coroutines."""
 
     def __init__(self, job_id: int, *, runtime: Runtime | None = None, row: Any = None) -> None:
         self.id = int(job_id)
@@ -244,6 +254,7 @@ class Job:
         *,
         parent: bool = False,
         force: bool = False,
+        fresh: bool = False,
         eta: datetime | None = None,
         countdown: float | timedelta | None = None,
         transaction: Any = None,
@@ -253,6 +264,8 @@ class Job:
         Without `force` only from queued, running, suspended or completed. Returns the job that was asked, or None if
         nothing was: its status forbids it, or there is no parent. With `transaction=`, and inside a run, the asking is
         judged when it is applied, so the job is returned.
+
+        With `fresh` its steps are forgotten, those of a run in progress too: the next run does all of them again.
         """
         wait_s, due_at = when(self._runtime, eta=eta, countdown=countdown)
         ask = Ask(self.id, force=force, of_parent=parent, due_at=due_at, wait_s=wait_s)
@@ -260,10 +273,14 @@ class Job:
         unit = active()
         if asked is None:
             return None
+        if fresh and transaction is not None:
+            raise IllegalMoveError(f"run(fresh=True) of job {asked.id} with transaction=: ask for it after the commit.")
+        changes: list[Change] = [BeginAnew(asked.id, force=force), ask] if fresh else [ask]
         if unit is not None and transaction is None:
-            unit.add(ask)
+            for change in changes:
+                unit.add(change)
             return asked
-        done = carry_out(self._runtime, "run", [ask], transaction)
+        done = carry_out(self._runtime, "run", changes, transaction)
         if done.wakes.refused & {asked.id, self.id}:
             return None
         return asked if transaction is not None else asked._forget()
@@ -442,6 +459,9 @@ class Job:
 
         Raises TimeoutError after `timeout` seconds, JobNotFoundError if the job is deleted meanwhile.
         """
+        return here(self._waited(statuses, timeout))
+
+    def _waited(self, statuses: Iterable[str] = FINISHED, timeout: float | None = None) -> Parts[Job]:
         if active() is not None:
             raise IllegalMoveError(
                 "wait() inside a run would block its worker; suspend instead: a child's end wakes it."
@@ -451,8 +471,8 @@ class Job:
                 f"wait() takes statuses; seconds go into timeout=, as in wait(timeout={statuses!r})."
             )
         wanted = statuses_of(statuses)
-        if not block_until(lambda: self.refresh().status in wanted, timeout):
-            why = " and ".join(self.waiting_for)
+        if not (yield from wait_until(lambda: self.refresh().status in wanted, timeout)):
+            why = " and ".join((yield lambda: self.waiting_for))
             raise TimeoutError(
                 f"Job {self.id} is still {self.status} after {timeout} s; waited for {', '.join(sorted(wanted))}."
                 + (f" It waits for: {why}." if why else "")
@@ -505,7 +525,7 @@ class Job:
         return Job(found[0], runtime=self._runtime, row=found[1])
 
     def enqueue(
-        self, task: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None, *, child_name: str, **options: Any
+        self, /, task: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None, *, child_name: str, **options: Any
     ) -> Job:
         """Make a named child of this job; the parameters are those of `sidejob.enqueue`."""
         return enqueue(self._runtime, task, args, kwargs, parent=self, child_name=child_name, **options)
@@ -607,7 +627,7 @@ class Job:
         mine = [one for one in changes if isinstance(one, Log) and one.job_id == self.id]
         return self._found(found + [pending(one) for one in mine])
 
-    def log(self, message: str, **data: Any) -> Job:
+    def log(self, /, message: str, **data: Any) -> Job:
         """Make an entry in the job's history; in a run it is part of the unit, and stays if the run raises."""
         if not isinstance(message, str) or not message:
             raise InvalidValueError(f"log() takes a message, a text, and data by keywords; not {shown(message)}.")
@@ -636,6 +656,22 @@ class Job:
         """Track the job no more."""
         self._do("untrack", Track(self.id, on=False))
         return self
+
+    @property
+    def steps(self) -> list[Step]:
+        """The steps that the job has kept since it completed last, in the order in which they began; asks the store.
+
+        Values and errors are shown as `sidejob_redact` leaves them.
+        """
+        return self._found(step_list(self._runtime.connections, self.id, self._runtime.settings.redacted))
+
+    def forget(self, *names: str) -> None:
+        """Remove the records of steps, so that the next run does them again: of a name, or of one as ``"charge#2"``.
+
+        It asks for no run. Raises StepNameError for a name that no step can have.
+        """
+        if found := tuple(map(parse_label, names)):
+            self._do("forget", ForgetSteps(self.id, found))
 
     # -- ports ---------------------------------------------------------------------------------------------------
 
@@ -681,7 +717,7 @@ class Job:
         found = self._state(check_key(key))
         return values.decode(found[key]) if key in found else default
 
-    def set(self, mapping: Mapping[str, Any] | None = None, *, transaction: Any = None, **more: Any) -> Job:
+    def set(self, /, mapping: Mapping[str, Any] | None = None, *, transaction: Any = None, **more: Any) -> Job:
         """Set keys of the state, all at once."""
         if not isinstance(mapping, Mapping | None):
             raise InvalidValueError(
@@ -809,6 +845,34 @@ def enqueue_many(runtime: Runtime, items: Iterable[Mapping[str, Any]], transacti
             error.args = (f"items[{n}] of enqueue_many(): {error}",)
             raise
     return _create(runtime, new, transaction)
+
+
+def fork(runtime: Runtime, source: Job, before: str | None, changed: Mapping[str, Any]) -> Job:
+    """Make a job like another one, with its state and with its finished steps, those before the step `before`.
+
+    Raises StepNameError if that step is not finished.
+    """
+    there = {(step.name, step.number) for step in source.steps if step.done}
+    place = None
+    if before is not None:
+        name, number = parse_label(before)
+        place = (name, number or 1)
+        if place not in there:
+            known = ", ".join(sorted(label(*each) for each in there)) or "none"
+            raise StepNameError(f"Job {source.id} has not finished a step {before!r}; it has finished: {known}.")
+    row = source._forget()._read()
+    like = {"task": row.task, "args": values.decode(row.args), "kwargs": values.decode(row.kwargs), "queue": row.queue,
+            "priority": row.priority, "state": source.state, "created_by": f"fork:{source.id}"}  # fmt: skip
+    new = draft_single(runtime, _with_parent({**like, **changed}), None)
+    new = replace(new, id=jobs.next_ids(runtime.connections, 1)[0])
+    changes: list[Change] = [new, CopySteps(new.id, source.id, place)]
+    unit = active()
+    if unit is None:
+        carry_out(runtime, "fork", changes)
+    else:
+        for change in changes:
+            unit.add(change)
+    return _handle(runtime, new, None)
 
 
 def _borrowed(runtime: Runtime, transaction: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Entries of the log: those that a user makes, and those for reads and writes of ports.
+"""Entries of the log: a user's own, and those for reads and writes of ports.
 
 Without a receiver no entry is made. An entry that is made in a run belongs to its unit.
 """
@@ -20,11 +20,11 @@ from ..unit.open_unit import OpenUnit, active, submit
 
 Kind = Literal["read", "write"]
 Context = Callable[[], str | None]
-"""Returns the context around, as JSON text."""
+"""Returns the surrounding context, as JSON text."""
 
 
 def log_entry(runtime: Runtime, entry: Any, context: str | None) -> None:
-    """Make an entry of the user's: a mapping, a string, or an exception; in a run it belongs to its unit."""
+    """Make a user's entry: a mapping, a string, or an exception; in a run it belongs to its unit."""
     head = {**_loaded(context), **_run_of(active()), "timestamp": log.timestamp()}
     limit = runtime.settings.max_value_bytes
     text = values.encode({**head, **_fields(runtime, entry)}, limit=limit, what="log entry")
@@ -38,13 +38,14 @@ def log_entry(runtime: Runtime, entry: Any, context: str | None) -> None:
 class Group:
     """The reads and writes of one entry: the values of each port, in the order of their first use.
 
-    Values are kept as JSON texts, as they were then. Those beyond the largest value's size are only counted.
+    Values are kept as JSON texts, as they were when read or written. Beyond the size of the largest value they are only
+    counted.
     """
 
     __slots__ = ("_omitted", "_runtime", "_size", "_unit", "_values")
 
     def __init__(self) -> None:
-        self._runtime: Runtime | None = None  # without a receiver that is all: each turn of `for_inputs` makes a group
+        self._runtime: Runtime | None = None  # enough without a receiver: each turn of `for_inputs` makes a group
         self._unit = active()
 
     def add(self, runtime: Runtime, kind: Kind, port: PortKey, texts: Sequence[str]) -> None:
@@ -63,7 +64,7 @@ class Group:
                 found.append(text)
 
     def make_entry(self, context_around: Context, transaction: Any = None) -> None:
-        """Make the entry, if anything was read or written: also if the block around has raised."""
+        """Make the entry, if anything was read or written, even if the surrounding block has raised."""
         if self._runtime is None:
             return
         unit = active()
@@ -78,7 +79,7 @@ class Group:
             return
         try:
             submit(runtime, "log", change, transaction)
-        except IllegalMoveError:  # the run is over: what it did last is not committed either
+        except IllegalMoveError:  # the run is over: its last reads and writes are not committed either
             return
 
     def _ports(self, kind: Kind) -> Iterator[str]:
@@ -95,7 +96,7 @@ _group: ContextVar[Group | None] = ContextVar("celery_sidejob_log_group", defaul
 
 
 class one_entry:  # noqa: N801 - it is used as a function is
-    """Has one entry made for everything that is read and written in the block; of nested blocks by the outermost."""
+    """Makes one entry of everything that is read and written in the block; the outermost of nested blocks does it."""
 
     __slots__ = ("_context", "_group")
 
@@ -115,7 +116,7 @@ class one_entry:  # noqa: N801 - it is used as a function is
 
 
 def are_received(runtime: Runtime, transaction: Any = None) -> bool:
-    """Tell whether anybody would receive an entry for a read or a write that is made here."""
+    """Tell whether a listener would receive an entry for a read or a write that is made here."""
     unit = active()
     if unit is not None and unit.of_log:
         return False
@@ -123,7 +124,7 @@ def are_received(runtime: Runtime, transaction: Any = None) -> bool:
 
 
 def _may_ask(transaction: Any) -> bool:
-    """Tell whether the store may be asked who listens.
+    """Tell whether the store may be asked for listeners.
 
     Not while the caller's transaction is open: with a pool of connections the question could wait for the caller.
     """
@@ -135,7 +136,7 @@ def note(
     runtime: Runtime, uses: Sequence[tuple[Kind, PortKey]], texts: Sequence[str], context: Context,
     transaction: Any = None,
 ) -> None:  # fmt: skip
-    """Note that values were read from ports and written to ports: for the block's entry, or for one of their own."""
+    """Note values that were read from ports or written to ports, in the block's entry or in an entry of their own."""
     around = _group.get() if transaction is None else None
     group = Group() if around is None else around
     for kind, port in uses:
@@ -145,9 +146,9 @@ def note(
 
 
 def is_unlogged(options: str | None) -> bool:
-    """Tell whether a packet with these options makes no entry when it is read; of an entry of the log, its run knows.
+    """Tell whether reading a packet with these options makes no entry; if it is itself a log entry, tell its run.
 
-    A run that has read an entry makes none itself: it would receive that too, and so without end.
+    A run that has read a log entry makes no entries: it would receive those too, without end.
     """
     if options is None or options == "{}":
         return False

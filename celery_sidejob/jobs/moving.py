@@ -1,4 +1,4 @@
-"""Checks and encodes the next stage of a job, as it does a new job's task and arguments."""
+"""Checks and encodes the next stage of a job, like the task and arguments of a new job."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..model.capacity import Admission
 from ..model.changes import Move, Stage
 from ..model.checks import check_texts, is_number, shown
 from ..model.errors import InvalidValueError
-from ..operations import capacity
+from ..operations.gates import capacity
 from ..operations.runtime import Runtime
 from .creation import port_rows, when
 
@@ -21,9 +21,9 @@ def stage_of(  # noqa: PLR0913 - what a stage may change
     runtime: Runtime, row: Any, task: Any, args: Any, kwargs: Mapping[str, Any] | None, *, queue: str | None,
     priority: int | None,
 ) -> Stage:  # fmt: skip
-    """Check and encode what a job, as its `row` shows it, is to do next; None leaves something as it is.
+    """Check and encode the next stage of the job in `row`; a value of None keeps the present one.
 
-    With another task and no queue, the queue is that task's own.
+    With another task and no queue, the job moves to that task's own queue.
     """
     if priority is not None and not is_number(priority, most=9):
         raise InvalidValueError(f"priority is a number from 0 to 9, higher is sooner; not {shown(priority)}.")
@@ -53,7 +53,7 @@ def stage_of(  # noqa: PLR0913 - what a stage may change
 
 
 def _pool_of(runtime: Runtime, row: Any, task: str, queue: str) -> Mapping[str, Any] | None:
-    """Return the columns of the pool into which a stage takes a job; None if it stays where it is."""
+    """Return the columns of the pool into which a stage takes a job; None if the job keeps its pool."""
     given, then = (runtime.tasks.admission(*of) for of in ((row.task, row.queue), (task, queue)))
     if Admission.stays(row.pool, given, then):
         return None
@@ -62,7 +62,7 @@ def _pool_of(runtime: Runtime, row: Any, task: str, queue: str) -> Mapping[str, 
 
 
 def moved_to(stage: Stage) -> str | None:
-    """Return what the history of a job tells of a move, as JSON text: its new task and queue."""
+    """Return the details of a move for the job's history, as JSON text: its new task and queue."""
     told = {name: value for name, value in (("task", stage.task), ("queue", stage.queue)) if value is not None}
     return json.dumps(told) if told else None
 
@@ -70,6 +70,6 @@ def moved_to(stage: Stage) -> str | None:
 def move_of(
     runtime: Runtime, row: Any, stage: Stage, *, eta: datetime | None, countdown: float | timedelta | None
 ) -> Move:
-    """Return the change that moves a job to a stage; a time that has come is now."""
+    """Return the change that moves a job to a stage; a time in the past means now."""
     wait_s, due_at = when(runtime, eta=eta, countdown=countdown)
     return Move(row.id, stage, has_time=eta is not None or countdown is not None, due_at=due_at, wait_s=wait_s)

@@ -1,4 +1,4 @@
-"""A job's port: a mailbox with data in the order of its commits, and perhaps a default."""
+"""A job's port: a mailbox whose packets have the order of their commits, and perhaps a default."""
 
 from __future__ import annotations
 
@@ -9,43 +9,48 @@ from datetime import datetime
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+from ..awaiting import AioOf, Parts, Pause, here
 from ..model import channel as channels_of
 from ..model import values
 from ..model.changes import Change, Connect, Direction, PortKey, SetChannels, SetDefault, Write
 from ..model.checks import MOST_S, check_number, is_seconds, shown
 from ..model.errors import IllegalMoveError, InvalidChannelError, InvalidPortError, InvalidValueError, PortFullError
 from ..model.port import NO_DATA, WILDCARD, check_port_name, port_not_found
-from ..operations.limits import read_packets, read_packets_with
-from ..operations.unit_of_work import carry_out
+from ..operations.changes.unit_of_work import carry_out
+from ..operations.runs.limits import read_packets, read_packets_with
 from ..store import packets, ports
 from ..store.statement import Reader, first
 from ..unit.open_unit import active, submit
 from ..unit.read_ahead import FIRST_PAUSE_S, LONGEST_PAUSE_S, READ_AHEAD
 from .log_entries import are_received, is_unlogged, note, options_for
-from .scopes import current_context, current_port_scope
+from .scopes import current_context, current_port_scope, writes_defaults
 
 if TYPE_CHECKING:
+    from ..aio import AioPort
     from .job import Job
 
 
 @dataclass(frozen=True, slots=True)
 class Packet:
-    """A piece of data as it came through a port."""
+    """A piece of data that came through a port."""
 
     value: Any
     context: dict[str, Any]
     options: dict[str, Any]
     written_at: datetime | None
-    """None while the unit that wrote it is not committed."""
+    """None until the unit that wrote it is committed."""
 
 
 class Port:
-    """A handle of one port; equal to every other handle of it. Its first use tells whether the job has such a port."""
+    """A handle of one port; equal to every other handle of it. The first use checks that the job has such a port."""
 
     __slots__ = ("direction", "job", "name")
 
+    aio: AioOf[AioPort] = AioOf("AioPort")
+    """The verbs as coroutines."""
+
     def __init__(self, job: Job, direction: Direction, name: str) -> None:
-        """Ask nothing of the store; raises InvalidPortError for a bad name."""
+        """Check the name, without asking the store; raises InvalidPortError."""
         self.job = job
         self.direction: Direction = direction
         self.name = check_port_name(name)
@@ -66,18 +71,27 @@ class Port:
     def write(self, value: Any, *, wait: float | bool = False, transaction: Any = None) -> None:
         """Append one value and ask the reader to run: the job of an input port, the parent of an output port's job.
 
-        If the port has a limit and is full, a client gets PortFullError, or first waits for room: for `wait` seconds,
-        or with True as long as it takes. A run waits by itself: its unit is not committed, and the run begins again
-        when there is room.
+        If the port has a limit and is full, a client gets PortFullError. With `wait` it first waits for room: for so
+        many seconds, or with True without a limit. A run always waits: its unit is not committed, and the run begins
+        again when there is room.
         """
+        here(self._writing(value, wait=wait, transaction=transaction))
+
+    def _writing(self, value: Any, *, wait: float | bool = False, transaction: Any = None) -> Parts[None]:
         wait_s = self._seconds_to_wait(wait, transaction)
-        self._write([values.encode(value, limit=self._runtime.settings.max_value_bytes)], wait_s, transaction)
+        text = values.encode(value, limit=self._runtime.settings.max_value_bytes)
+        yield from self._write([text], wait_s, transaction)
 
     def write_many(self, values_: Iterable[Any], *, wait: float | bool = False, transaction: Any = None) -> None:
-        """Append values, in order, in one transaction: all of them, or none where there is no room for all.
+        """Append values, in order, in one transaction: all of them, or none if there is no room for all.
 
-        A value that is refused is named by its place: ``values[3]``. `wait` is that of `write`.
+        An error names a refused value by its index: ``values[3]``. `wait` means the same as in `write`.
         """
+        here(self._writing_many(values_, wait=wait, transaction=transaction))
+
+    def _writing_many(
+        self, values_: Iterable[Any], *, wait: float | bool = False, transaction: Any = None
+    ) -> Parts[None]:
         if isinstance(values_, (str, bytes, bytearray, Mapping)) or not isinstance(values_, Iterable):
             raise InvalidValueError(
                 f"write_many() takes a list of values, or another iterable, not {shown(values_)}; for one value there "
@@ -85,36 +99,30 @@ class Port:
             )
         wait_s = self._seconds_to_wait(wait, transaction)
         limit = self._runtime.settings.max_value_bytes
-        self._write(
-            [values.encode(value, limit=limit, what=f"values[{n}]") for n, value in enumerate(values_)],
-            wait_s,
-            transaction,
-        )
+        texts = [values.encode(value, limit=limit, what=f"values[{n}]") for n, value in enumerate(values_)]
+        yield from self._write(texts, wait_s, transaction)
 
-    def _write(self, texts: Sequence[str], wait_s: float, transaction: Any) -> None:
+    def _write(self, texts: Sequence[str], wait_s: float, transaction: Any) -> Parts[None]:
         context = current_context(limit=self._runtime.settings.max_value_bytes)
         scope = current_port_scope()
         options = options_for(scope.log)
         written = tuple((text, context, options) for text in texts)
         if not written:
             return
-        change = Write(*self._key, written, notify=scope.notify, as_default=scope.set_default)
-        self._write_in_time(change, wait_s, transaction)
-        if scope.log and are_received(self._runtime, transaction):
-            note(self._runtime, [("write", self._key)], texts, current_context, transaction)
-
-    def _write_in_time(self, change: Write, wait_s: float, transaction: Any) -> None:
+        change = Write(*self._key, written, notify=scope.notify, as_default=writes_defaults())
         until, pause_s = time.monotonic() + wait_s, FIRST_PAUSE_S
         while True:
             try:
-                self._do("write", change, transaction)
-                return
+                yield lambda: self._do("write", change, transaction)
+                break
             except PortFullError as error:
                 left_s = until - time.monotonic()
                 if left_s <= 0 or not error.may_pass:
                     raise
-            time.sleep(min(pause_s, left_s))
+            yield Pause(min(pause_s, left_s))
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        if scope.log and (yield lambda: are_received(self._runtime, transaction)):
+            yield lambda: note(self._runtime, [("write", self._key)], texts, current_context, transaction)
 
     def _seconds_to_wait(self, wait: float | bool, transaction: Any) -> float:
         if wait is False or wait is True:
@@ -133,10 +141,10 @@ class Port:
     # -- reading -------------------------------------------------------------------------------------------------
 
     def read(self, *, transaction: Any = None) -> Any:
-        """Read the oldest value; without one the default, any number of times; NO_DATA without either.
+        """Read the oldest value; if there is none, the default, any number of times; NO_DATA without either.
 
-        With `transaction=` the packet is consumed if that is committed, and is on the port again if not. Until then
-        other clients read the packets behind it, and a run of a job that comes to it waits.
+        With `transaction=` the packet is consumed if the transaction commits, and is on the port again if not. Until
+        then other clients read the packets behind it, and a run that reaches it waits.
         """
         found, default = self._next(transaction)
         if found is None and default is not None:
@@ -145,15 +153,15 @@ class Port:
         return NO_DATA if text is None else values.decode(text)
 
     def read_packet(self, *, transaction: Any = None) -> Packet | None:
-        """Read the oldest packet with its context, as `read` does; never the default."""
+        """Read the oldest packet with its context, as `read` does; never returns the default."""
         found, _ = self._next(transaction)
         return None if found is None else _packet(found)
 
     def read_many(self, limit: int, *, transaction: Any = None) -> list[Any]:
-        """Read the oldest values, at most `limit`, in one transaction and one statement; never the default.
+        """Read the oldest values, at most `limit`, in one transaction and one statement; never returns the default.
 
-        What is read is consumed together: a client that dies before it gets the answer may have lost all of it, and
-        with `transaction=` all of it is consumed if that is committed. If a value cannot be decoded, a client gets
+        The values are consumed together: a client that dies before it gets the answer may have lost all of them. With
+        `transaction=` all are consumed if the transaction commits. If a value cannot be decoded, a client gets
         InvalidValueError and consumes none.
         """
         check_number("limit", limit, least=1, of="packets")
@@ -174,9 +182,9 @@ class Port:
         return read
 
     def __iter__(self) -> Iterator[Any]:
-        """Read values until the port is empty; never the default.
+        """Read values until the port is empty; never yields the default.
 
-        A client reads each in a transaction of its own, so that one that dies loses only the value in its hands.
+        A client reads each value in a transaction of its own: if the client dies, only the value just read is lost.
         `read_many` is faster.
         """
         while (found := self._next(many=True)[0]) is not None:
@@ -203,7 +211,7 @@ class Port:
         return found
 
     def __bool__(self) -> bool:
-        """A port is true, also an empty one."""
+        """True, even if the port is empty."""
         return True
 
     @property
@@ -216,9 +224,9 @@ class Port:
     def connect_to(self, *targets: Port, transaction: Any = None) -> list[Any]:
         """Move all packets to each of the other ports, in order, and copy the default to them; return their values.
 
-        All of it is one transaction, or nothing happens; in a run it is a part of the unit. The packets keep their
-        contexts and options. The reader of a port that gets packets, or another default, is asked to run once. What is
-        moved to an output port is published on its channels. Without a default here, the targets keep theirs.
+        All happens in one transaction, or not at all; in a run it is a part of the unit. The packets keep their
+        contexts and options. If a port gets packets or another default, its reader is asked to run once. Packets that
+        are moved to an output port are published on its channels. If this port has no default, the targets keep theirs.
         """
         self._check_targets(targets)
         keys = tuple(port._key for port in targets)
@@ -244,7 +252,7 @@ class Port:
         return moved
 
     def _note_packets(self, read: Sequence[Any], targets: Sequence[PortKey], transaction: Any) -> None:
-        """Have one entry of the log tell what was read, and moved to other ports, but for packets that make none."""
+        """Make one log entry for packets that were read and moved to other ports, but for packets that make none."""
         texts = [row.value for row in read if not is_unlogged(row.options)]
         if texts and current_port_scope().log and are_received(self._runtime, transaction):
             uses: list[Any] = [("read", self._key), *(("write", target) for target in targets)]
@@ -265,7 +273,7 @@ class Port:
 
     @property
     def default(self) -> Any:
-        """The value that an empty port reads as; NO_DATA without one. Changing it asks nobody to run."""
+        """The value that an empty port reads as; NO_DATA without a default. Setting it asks no job to run."""
         text = self._row().default_value
         return NO_DATA if text is None else values.decode(text)
 
@@ -281,12 +289,12 @@ class Port:
 
     @property
     def has_default(self) -> bool:
-        """Whether there is a default; null is one."""
+        """Whether there is a default; null counts as a default."""
         return self._row().default_value is not None
 
     @property
     def channels(self) -> list[str]:
-        """The channels an input port subscribes to, or to which an output port's values are published."""
+        """The channels to which an input port subscribes, or on which an output port's values are published."""
         return list(self._row().channels)
 
     @channels.setter
@@ -307,21 +315,21 @@ class Port:
         return self.job._runtime
 
     def _do(self, name: str, change: Change, transaction: Any = None) -> None:
-        """Have a change of the port applied; a run refuses here what its commit would refuse."""
+        """Have a change of the port applied; a run checks here whether its commit would refuse the change."""
         unit = active()
         if unit is not None and transaction is None and not unit.knows_port(self._key):
             self._row()
         submit(self._runtime, name, change, transaction)
 
     def _next(self, transaction: Any = None, *, many: bool = False) -> tuple[Any | None, str | None]:
-        """Read the oldest packet; where there is none, return None and the default."""
+        """Read the oldest packet; if there is none, return None and the default."""
         found, default = self._taken(transaction, many)
         if found is not None:
             self._note_read(found.value, found.options, transaction)
         return found, default
 
     def _note_read(self, text: str, options: str | None, transaction: Any) -> None:
-        """Have the log tell what was read, unless the packet or the block around says otherwise."""
+        """Note a read for the log, unless the packet or the surrounding block says otherwise."""
         if not is_unlogged(options) and current_port_scope().log and are_received(self._runtime, transaction):
             note(self._runtime, [("read", self._key)], [text], current_context, transaction)
 
@@ -350,7 +358,7 @@ class Port:
         return None, (popped or self._row(executor)).default_value
 
     def _row(self, executor: Reader | None = None) -> Any:
-        """Return the port as the store has it, or this unit leaves it; a port that `"*"` allows is like that pattern.
+        """Return the port's row as stored, or as this unit leaves it. A port allowed by `"*"` has the options of `"*"`.
 
         Raises PortNotFoundError if the job has no such port.
         """

@@ -1,28 +1,33 @@
-"""`Queue`: pauses a queue, sets its limits, and looks into it."""
+"""`Queue`: pauses a queue, sets its limits, and reads its contents."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import TYPE_CHECKING
 
+from ..awaiting import AioOf
 from ..model.checks import check_number, check_texts
 from ..model.errors import InvalidValueError
 from ..model.queue import UNCHANGED, QueueSettings, without_pool
 from ..model.rate import UNITS, Rate
-from ..operations import queues
+from ..operations.gates import queues
 from ..operations.runtime import Runtime
 from ..store.queues import ManagedQueue
 from .job import Job
+
+if TYPE_CHECKING:
+    from ..aio import AioQueue
 
 
 @dataclass(frozen=True, slots=True)
 class QueueCounts:
     """How many jobs and durable tasks of a queue wait, run, or may not begin yet.
 
-    `waiting`: may begin now, or wait at the queue's gate. `scheduled`: wait for their time, a backoff or their own
-    rate. `blocked`: wait for other jobs, for a slot of a pool, or for a worker that knows their task. `lost`: run in a
-    worker that was declared dead, and are about to be taken from it.
+    `waiting`: they may begin now, or wait at the queue's gate. `scheduled`: they wait for their time, a backoff or
+    their own rate. `blocked`: they wait for other jobs, for a slot of a pool, or for a worker that knows their task.
+    `lost`: their worker was declared dead, and they are about to be rescued.
     """
 
     waiting: int
@@ -33,7 +38,10 @@ class QueueCounts:
 
 
 class Queue:
-    """A queue, by its name; equal and hashable by it. It is managed once it was declared, paused or configured."""
+    """A queue; equal and hashable by its name. It is managed once it has been declared, paused or configured."""
+
+    aio: AioOf[AioQueue] = AioOf("AioQueue")
+    """The verbs as coroutines."""
 
     def __init__(self, name: str, *, runtime: Runtime) -> None:
         check_texts(queue=name)
@@ -54,17 +62,17 @@ class Queue:
     # -- the gate ------------------------------------------------------------------------------------------------
 
     def pause(self, reason: str | None = None) -> None:
-        """Begin no further run of this queue, on any worker, whatever they have fetched; runs in progress go on.
+        """Let no further run of this queue begin, on any worker, even of fetched messages; runs in progress go on.
 
-        It lasts until `resume()`, over restarts of everything. A pause of a paused queue changes only the reason. If
-        the queue was not managed before, a durable task that may be repeated and that a worker has fetched may still
-        begin for up to `sidejob_heartbeat_interval`.
+        The pause lasts until `resume()`, and survives any restart. Pausing a paused queue changes only the reason. If
+        the queue was not managed before, a repeatable durable task that a worker has already fetched may still begin
+        for up to `sidejob_heartbeat_interval`.
         """
         check_texts(reason=reason)
         queues.pause(self._runtime, self.name, reason)
 
     def resume(self) -> None:
-        """Let runs begin again; what waited at the gate is published within a second or so, the oldest first."""
+        """Let runs begin again; work that waited at the gate is published within about a second, the oldest first."""
         queues.resume(self._runtime, self.name)
 
     @property
@@ -80,7 +88,7 @@ class Queue:
 
     @property
     def pause_reason(self) -> str | None:
-        """Why the queue was paused, as given."""
+        """Why the queue was paused, as given to `pause`."""
         found = self._read()
         return None if found is None else found.pause_reason
 
@@ -90,15 +98,14 @@ class Queue:
         self, *, ordered: bool = UNCHANGED, limit: int | None = UNCHANGED, limit_per_key: int | None = UNCHANGED,
         rate: str | float | None = UNCHANGED,
     ) -> Queue:  # fmt: skip
-        """Change settings at once, for all workers; what is not given stays, and None takes a limit away.
+        """Change settings at once, for all workers; a setting that is not given stays, and None removes a limit.
 
-        `ordered`: jobs are served exactly by priority, then by the time since which they are due. (In a queue that is
-        managed for another reason they are, too.) `limit`: runs at once, over all workers, of jobs and durable tasks.
-        `limit_per_key`: runs at once of jobs with the same `limit_key`; keys are served in turn. `rate`: runs that
-        begin in a second, minute or hour, such as "600/m". Lower limits stop no run. Raises InvalidValueError before
-        anything is changed.
+        `ordered`: jobs are served exactly by priority, then by due time. (Every other setting makes the queue do this
+        too.) `limit`: how many jobs and durable tasks run at once, over all workers. `limit_per_key`: how many jobs
+        with the same `limit_key` run at once; keys are served one after the other. `rate`: runs that begin in a second,
+        minute or hour, such as "600/m". Lower limits stop no run. Raises InvalidValueError before anything is changed.
 
-        What is set stays until somebody sets it otherwise, or the declaration in `sidejob_queues` changes.
+        A setting stays until another call changes it, or the declaration in `sidejob_queues` changes.
         """
         changes = {"ordered": ordered, "limit": limit, "limit_per_key": limit_per_key, "rate": rate}
         queues.configure(
@@ -107,9 +114,9 @@ class Queue:
         return self
 
     def unmanage(self) -> bool:
-        """Take away all settings and the pause, for all workers; returns whether the queue was managed.
+        """Remove all settings and the pause, for all workers; returns whether the queue was managed.
 
-        What waited at the gate is published within a second or so. From now on each message begins the job that it
+        Work that waited at the gate is published within about a second. From now on each message begins the job that it
         names. Raises InvalidValueError if `sidejob_queues` declares the queue: the next worker to start would manage it
         again.
         """
@@ -143,18 +150,18 @@ class Queue:
     @property
     def rate(self) -> str | None:
         """How many runs may begin, as it was given: "600/m"; None without a rate."""
-        return None if self._settings.rate is None else _in_text(self._settings.rate)
+        return None if self._settings.rate is None else rate_in_text(self._settings.rate)
 
-    # -- what is in it -------------------------------------------------------------------------------------------
+    # -- contents ------------------------------------------------------------------------------------------------
 
     @property
     def counts(self) -> QueueCounts:
-        """How many jobs and durable tasks wait and run; reads the whole queue."""
+        """How many jobs and durable tasks wait and run; asking for it reads the whole queue."""
         row = queues.counts(self._runtime, self.name)
         return QueueCounts(row.waiting, row.running, row.scheduled + row.timers, row.blocked, row.lost)
 
     def peek(self, limit: int = 25) -> list[Job]:
-        """Return the next jobs in the order of service, without any effect; durable tasks are not among them."""
+        """Return the next jobs in the order of service, without any effect; without durable tasks."""
         check_number("limit", limit, least=0, of="jobs")
         return [Job(job_id, runtime=self._runtime) for job_id in queues.peek(self._runtime, self.name, limit=limit)]
 
@@ -170,8 +177,8 @@ class Queue:
         return found.get(self.name)
 
 
-def _in_text(rate: Rate) -> str:
-    """Return a rate as it was given: in the unit of which its burst is the number, the largest one if several are."""
+def rate_in_text(rate: Rate) -> str:
+    """Return a rate as it was given: in the unit whose number is the burst, the largest unit if several fit."""
     units = [(round(seconds / rate.interval_s, 9), unit) for unit, seconds in UNITS.items()]
     runs, unit = max(found for found in units if max(1, int(found[0])) == rate.burst)
     return f"{runs:.10g}/{unit}"

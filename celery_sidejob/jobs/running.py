@@ -4,34 +4,35 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
-from typing import Any, NoReturn
+from datetime import datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast, overload
 
+from ..awaiting import AioOf, Item, Items, Parts, each, here
 from ..model import values
 from ..model.changes import PortKey, RememberInputs
 from ..model.checks import SECONDS, check_age, check_number, is_seconds, shown
 from ..model.errors import IllegalMoveError, InvalidPortError, InvalidValueError, LeaseLostError
 from ..model.port import NO_DATA
 from ..model.progress import check as check_progress
-from ..operations import durable_locks, durable_runs
-from ..unit.open_unit import OpenUnit, active
+from ..operations.ledger import durable_locks, durable_runs
+from ..unit.open_unit import OpenUnit, Suspend, active
+from ..unit.steps import turn_key
+from . import steps
 from .creation import when
 from .job import Job
 from .log_entries import one_entry
 from .moving import stage_of
 from .port import Port
-from .scopes import current_context, port_options
+from .scopes import current_context
+from .steps import RetryOn, StepInTransaction, Tries, Was, steps_of
 
+if TYPE_CHECKING:
+    from ..aio import AioRunningJob
 
-class Suspend(BaseException):
-    """Ends a run as suspended. Not an Exception, so that a body's ``except Exception`` does not swallow it."""
-
-    def __init__(self, job_id: int, timeout_s: float | None) -> None:
-        """`timeout_s`: for how long the job waits, at most."""
-        super().__init__(job_id)
-        self.timeout_s = timeout_s
+R = TypeVar("R")
 
 
 class RetryRun(BaseException):
@@ -48,6 +49,9 @@ class RunningJob(Job):
     """The job whose run this is. Everything asked through this package inside the run belongs to its unit."""
 
     __slots__ = ("_unit", "request")
+
+    aio: AioOf[AioRunningJob] = AioOf("AioRunningJob")
+    """The verbs as coroutines, for a body of `async def`."""
 
     def __init__(self, unit: OpenUnit, row: Any, *, request: Any = None) -> None:
         super().__init__(unit.hold.job_id, runtime=unit.runtime, row=row)
@@ -85,6 +89,7 @@ class RunningJob(Job):
         With `timeout` it is asked to run after that many seconds, counted from the commit. The next run, whatever it
         was asked by, removes this timer.
         """
+        self._unit.check_not_apart("suspend()")
         raise Suspend(self.id, check_age("timeout", timeout))
 
     def retry(
@@ -124,6 +129,7 @@ class RunningJob(Job):
         complete. A second call replaces the first; without arguments the same is run once more. None leaves something
         as it is, but the queue of another `task` is that task's own.
         """
+        self._unit.check_not_apart("then()")
         if self._unit.hold.kind == "shutdown":
             raise IllegalMoveError(f"then() in the shutdown of job {self.id}: the job ends, and nothing can follow.")
         stage = stage_of(self._runtime, self._read(), task, args, kwargs, queue=queue, priority=priority)
@@ -152,6 +158,125 @@ class RunningJob(Job):
             yield
         self._row = None
 
+    # -- steps ---------------------------------------------------------------------------------------------------
+
+    @overload
+    def step(self, name: str, /, *, transaction: Any, was: Was = None) -> StepInTransaction: ...
+    @overload
+    def step(
+        self, name: str, function: Callable[..., R], /, *args: Any, retries: int = 0,
+        backoff: float | timedelta = 1.0,
+        retry_on: RetryOn = Exception, was: Was = None, **kwargs: Any,
+    ) -> R: ...  # fmt: skip
+    def step(  # noqa: PLR0913 - what is called, and how often
+        self, name: str, function: Any = None, /, *args: Any, retries: int = 0, backoff: float | timedelta = 1.0,
+        retry_on: RetryOn = Exception, was: Was = None, transaction: Any = None, **kwargs: Any,
+    ) -> Any:  # fmt: skip
+        """Call the function once, whatever happens to the runs of this job, and return its value, a JSON value.
+
+        The value is kept in the same commit as what the function does through this package. If the job has it already,
+        nothing is called. The same name again is another step. What the body does outside of steps is committed when
+        the run completes. If the function raises, it is tried again after `backoff` seconds (1), then after twice as
+        long, up to `retries` times, for errors of the class `retry_on`; the job rests meanwhile. `was` are former
+        names of the step.
+
+        Raises the function's error once its tries are used up, or a StepFailedError if that error cannot be made again;
+        StepNameError for a bad name; InvalidValueError for a value that is no JSON value; and IllegalMoveError where no
+        step may be, such as in another step.
+
+        Without a function ``with job.step(name, transaction=session) as step:`` keeps the step in the same commit as
+        your own rows: if `step.is_new`, write them, set `step.value`, and commit.
+        """
+        made = self._step(
+            name,
+            function,
+            *args,
+            retries=retries,
+            backoff=backoff,
+            retry_on=retry_on,
+            was=was,
+            transaction=transaction,
+            **kwargs,
+        )
+        return made if isinstance(made, StepInTransaction) else here(made)
+
+    def _step(  # noqa: PLR0913 - as in `step`
+        self,
+        name: str,
+        function: Any = None,
+        /,
+        *args: Any,
+        retries: int = 0,
+        backoff: float | timedelta = 1.0,
+        retry_on: RetryOn = Exception,
+        was: Was = None,
+        transaction: Any = None,
+        **kwargs: Any,
+    ) -> Parts[Any] | StepInTransaction:
+        if transaction is None:
+            if not callable(function):
+                raise InvalidValueError(
+                    f"step({shown(name)}, …) takes a function to call, not {shown(function)}; or transaction= in a "
+                    "`with` statement."
+                )
+            tries = Tries.of(retries, backoff, retry_on)
+            return steps.step(self._unit, name, partial(function, *args, **kwargs), tries=tries, was=was)
+        if function is not None or args or kwargs or (retries, backoff, retry_on) != (0, 1.0, Exception):
+            raise InvalidValueError(
+                f"step({shown(name)}, transaction=…) is used in a `with` statement, and takes no function and no "
+                "retries: do the step in the block."
+            )
+        return StepInTransaction(self._unit, name, transaction, was)
+
+    def call(
+        self, /, name: str, task: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None, **enqueue_options: Any
+    ) -> Any:
+        """Make a child job once, rest until it has ended, and return the value of its body.
+
+        The options are those of `enqueue`. Raises ChildFailedError if the child has failed, was terminated or is gone.
+        """
+        return steps.call(self._unit, name, {"task": task, "args": args, "kwargs": kwargs, **enqueue_options})
+
+    def call_all(self, name: str, signatures: Iterable[Any], limit: int | None = None) -> list[Any]:
+        """Make a child job of each signature, rest until all have ended, and return their values in order.
+
+        With `limit` so many at a time. Raises ChildFailedError, once all have ended, if some have failed.
+        """
+        return steps.call_all(self._unit, name, signatures, limit)
+
+    def sleep(self, /, name: str, length: timedelta | None = None, **parts: float) -> None:
+        """Rest for a time, which begins when the body first comes here: ``job.sleep("cool off", days=3)``."""
+        steps.sleep(self._unit, name, wait_s=steps.seconds_of(name, length, parts))
+
+    def sleep_until(self, name: str, at: datetime) -> None:
+        """Rest until this time; what the body names when it first comes here counts."""
+        if not isinstance(at, datetime):
+            raise InvalidValueError(f"sleep_until({shown(name)}, …) takes a datetime, not {shown(at)}.")
+        steps.sleep(self._unit, name, due_at=self._runtime.tasks.localize(at))
+
+    def receive(self, port: str | Port, timeout: float | timedelta | None = None) -> Any:
+        """Return the next packet of a port; rest until there is one, or NO_DATA once `timeout` seconds are over.
+
+        `port` is the name of an input port, or any port, such as a child's output. It never returns a default.
+        """
+        return steps.receive(self._unit, port if isinstance(port, Port) else self.input(port), timeout)
+
+    def since(self, name: str) -> bool:
+        """Tell whether the job came to this place first with code that has this call: True unless it had gone on.
+
+        ``if job.since("new pricing"):`` lets jobs that wait behind this place finish as they began.
+        """
+        return steps_of(self._unit).since(name)
+
+    def forget(self, *names: str) -> None:
+        """Have steps done again: the next call of the name, or of a number such as ``"charge#2"``, has no record.
+
+        A name means its last call in this run, or each of them if there was none.
+        """
+        known = steps_of(self._unit)
+        for name in names:
+            known.forget(name)
+
     def for_inputs(self, *names: str, commit_every: int = 1, commit_within: float | None = None) -> Iterator[Any]:
         """Yield one value from each port, in the order of the names, as long as every port has one.
 
@@ -160,13 +285,17 @@ class RunningJob(Job):
         in while another port has data. When some ports have data and another has neither, the run suspends; when all
         have only defaults, they are yielded once and what the turn writes becomes the default of the ports written to.
         """
+        return each(self._turns(*names, commit_every=commit_every, commit_within=commit_within))
+
+    def _turns(self, *names: str, commit_every: int = 1, commit_within: float | None = None) -> Items:
         check_number("commit_every", commit_every, least=1, of="turns")
         if commit_within is not None and not is_seconds(commit_within):
             raise InvalidValueError(f"commit_within is {SECONDS}, not {shown(commit_within)}.")
         if len(set(names)) < len(names):
             raise InvalidPortError(f"for_inputs reads each port once in a turn, and {names!r} names one twice.")
         if names:
-            yield from _Turns(self, self._unit, [self.input(name) for name in names], commit_every, commit_within)
+            ports = yield lambda: [self.input(name) for name in names]
+            yield from _Turns(self, self._unit, ports, commit_every, commit_within).items()
 
 
 class _Turns:
@@ -179,36 +308,45 @@ class _Turns:
         self._unit = unit
         self._ports = ports
         self._keys: list[PortKey] = [(job.id, port.direction, port.name) for port in ports]
+        for key in self._keys:
+            unit.note_reader(key)
         self._every = commit_every
         self._within = commit_within
 
-    def __iter__(self) -> Iterator[Any]:
+    def items(self) -> Items:
+        """Yield the values of each turn."""
         unit = self._unit
         turns, since = 0, time.monotonic()
+        if (yield self._has_begun_with_defaults):
+            yield from self._only_defaults()  # this turn has begun in an earlier run, and packets have come since
         while True:
             with one_entry(current_context):
-                if (values := self._next()) is None:
+                values, packets = yield from unit.reading(self._next)
+                if values is None:
                     break
-                with self._turn():
-                    yield self._shape(values)
+                with self._turn(packets, values):
+                    yield Item(self._shape(values))
             if unit.in_block:  # which commits the turns in it
                 continue
             turns += 1
             if turns >= self._every or (self._within is not None and time.monotonic() - since >= self._within):
                 if not unit.unit.empty:  # the body may have committed the turn itself
-                    self._job.checkpoint()
+                    yield self._job.checkpoint
                 turns, since = 0, time.monotonic()
         yield from self._only_defaults()
 
     @contextmanager
-    def _turn(self) -> Iterator[None]:
-        """Have the body do a turn; raises UnitNotCommittedError if it leaves a block behind that was not committed."""
+    def _turn(self, packets: Sequence[tuple[int, int]], values: Sequence[Any]) -> Iterator[None]:
+        """Have the body do a turn with these packets, and these values.
+
+        Raises UnitNotCommittedError if it leaves a block behind that was not committed.
+        """
         unit = self._unit
-        unit.in_turn = True
+        unit.turn = packets, values
         try:
             yield
         finally:
-            unit.in_turn = False
+            unit.turn, unit.turns_over = None, True
         if not unit.in_block:
             unit.leave_turn()
 
@@ -219,23 +357,52 @@ class _Turns:
             return None
         if not all(has or port.has_default for has, port in zip(waiting, self._ports, strict=True)):
             self._job.suspend()
-        return [port.read() for port in self._ports]
+        late = self._late()
+        return [port.default if key in late else port.read() for key, port in zip(self._keys, self._ports, strict=True)]
 
-    def _only_defaults(self) -> Iterator[Any]:
+    def _late(self) -> set[PortKey]:
+        """Return the ports whose packets came after the turn had begun with their defaults, in a run that has ended.
+
+        The turn goes on with the packets that it had, because its steps belong to them; a later turn has these.
+        """
+        begun = self._unit.begun_turns()
+        heads = {key: str(self._unit.head(key)) for key in self._keys if self._unit.head(key)} if begun else {}
+        for turn in begun:
+            packets = set(turn.split(","))
+            late = {key for key, head in heads.items() if head not in packets}
+            if packets <= set(heads.values()) and all(
+                port.has_default for key, port in zip(self._keys, self._ports, strict=True) if key in late
+            ):
+                return late
+        return set()
+
+    def _has_begun_with_defaults(self) -> bool:
+        """Tell whether an earlier run has begun the turn that has these defaults only."""
+        begun = self._unit.begun_turns()
+        return bool(begun) and all(port.has_default for port in self._ports) and turn_key((), self._defaults()) in begun
+
+    def _defaults(self) -> list[Any]:
+        return [port.default for port in self._ports]
+
+    def _only_defaults(self) -> Items:
         """Yield the defaults once, if every port has one, and again only after one of them has changed."""
-        defaults = [port.default for port in self._ports]
+        defaults = yield self._defaults
         if any(value is NO_DATA for value in defaults):
             return
         by_name = sorted((port.name, values.encode(value)) for port, value in zip(self._ports, defaults, strict=True))
         names, now = ",".join(name for name, _ in by_name), [text for _, text in by_name]
-        memo = self._unit.inputs_memo()
+        memo = yield self._unit.inputs_memo
         if memo.get(names) == now:
             return
         memo[names] = now
         # Before the turn, so that it goes with the body's own commit.
         self._unit.add(RememberInputs(self._job.id, json.dumps(memo)))
-        with port_options(set_default=True), self._turn():
-            yield self._shape(defaults)
+        before, self._unit.has_defaults_only = self._unit.has_defaults_only, True
+        try:  # by no context: another task may come for the next turn than for this one
+            with one_entry(current_context), self._turn((), defaults):
+                yield Item(self._shape(defaults))
+        finally:
+            self._unit.has_defaults_only = before
 
     def _shape(self, values: list[Any]) -> Any:
         return values[0] if len(self._ports) == 1 else tuple(values)
@@ -268,7 +435,7 @@ class _CurrentJob:
         return repr(self._get()) if self else "<current_job outside of a run>"
 
 
-current_job: Any = _CurrentJob()
+current_job = cast(RunningJob, _CurrentJob())
 """The running job, wherever in its body's calls."""
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ..awaiting import AioOf
 from ..model import values
 from ..model.checks import check_number, check_texts
 from ..model.errors import InvalidValueError
@@ -16,9 +18,15 @@ from ..store.schedules import Row
 from .job import Job
 from .scheduling import run_now
 
+if TYPE_CHECKING:
+    from ..aio import AioSchedule
+
 
 class Schedule:
     """A schedule, by its name; equal and hashable by it. Attributes ask the store."""
+
+    aio: AioOf[AioSchedule] = AioOf("AioSchedule")
+    """The verbs as coroutines."""
 
     def __init__(self, name: str, *, runtime: Runtime) -> None:
         self.name = name
@@ -33,7 +41,7 @@ class Schedule:
     def __hash__(self) -> int:
         return hash(self.name)
 
-    # -- what it is ----------------------------------------------------------------------------------------------
+    # -- declaration ---------------------------------------------------------------------------------------------
 
     @property
     def task(self) -> str:
@@ -54,19 +62,19 @@ class Schedule:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options of each call, beside its arguments."""
+        """The options of each call, beside the arguments."""
         decoded: dict[str, Any] = values.decode(self._read().spec.options)
         return decoded
 
     @property
     def every(self) -> timedelta | None:
-        """The interval between two times; None if a cron expression says them."""
+        """The interval between two times; None if a cron expression determines them."""
         every_s = self._read().spec.every_s
         return None if every_s is None else timedelta(seconds=every_s)
 
     @property
     def cron(self) -> str | None:
-        """The cron expression that says its times; None if there is an interval."""
+        """The cron expression that determines its times; None if there is an interval."""
         return self._read().spec.cron
 
     @property
@@ -76,7 +84,7 @@ class Schedule:
 
     @property
     def start(self) -> datetime | None:
-        """The earliest time that it can have; an interval is counted from it."""
+        """The earliest time that it can have; intervals are counted from it."""
         return self._read().spec.start_at
 
     @property
@@ -86,29 +94,29 @@ class Schedule:
 
     @property
     def catch_up(self) -> str | int:
-        """How many of the times that were missed are made: "all", "last", or a number."""
+        """How many of the missed times still get a job: "all", "last", or a number."""
         return _caught_up(self._read().spec.catch_up)
 
     @property
     def overlap(self) -> str:
-        """What becomes of a time whose predecessor is still open: "allow", "skip" or "wait"."""
+        """What happens at a time while the job of the previous time is still open: "allow", "skip" or "wait"."""
         return self._read().spec.overlap
 
     @property
     def jitter(self) -> float:
-        """By how many seconds a time is made later, at most."""
+        """The largest delay, in seconds, that is added to a time."""
         return self._read().spec.jitter_s
 
-    # -- what it does --------------------------------------------------------------------------------------------
+    # -- state ---------------------------------------------------------------------------------------------------
 
     def next_times(self, n: int = 1) -> list[datetime]:
-        """Return the next so many times, in UTC; those that are due come first. During a pause there are no others."""
+        """Return the next `n` times, in UTC; times that are already due come first. A paused schedule has no others."""
         check_number("n", n, of="times")
         return list(islice(self._read().plan.upcoming(), n))
 
     @property
     def last(self) -> Any:
-        """The job that it made last, of a durable task its result; None if it made none, or the job was deleted."""
+        """The job that it made last (a durable task's result); None if it made none, or the job was deleted."""
         row = self._read()
         if row.last_job_id is None:
             return None if row.last_task_id is None else self._runtime.tasks.result(row.last_task_id)
@@ -117,12 +125,12 @@ class Schedule:
 
     @property
     def last_time(self) -> datetime | None:
-        """The time of what it made last."""
+        """The time for which it last made a job or message."""
         return self._read().last_at
 
     @property
     def count(self) -> int:
-        """How many jobs, or messages, it has made; each has its number, from 1, without a gap."""
+        """How many jobs or messages it has made; they are numbered from 1, without gaps."""
         return self._read().count
 
     @property
@@ -137,65 +145,55 @@ class Schedule:
 
     @property
     def pause_reason(self) -> str | None:
-        """Why it was paused, as given."""
+        """Why it was paused, as given to `pause`."""
         return self._read().pause_reason
 
     @property
     def declared(self) -> bool:
-        """Whether `sidejob_schedules` declares it, or did when a worker was started last."""
+        """Whether `sidejob_schedules` declares it, or did when a worker last started."""
         return self._read().declared is not None
 
     @property
     def trouble(self) -> str | None:
-        """Why what is due cannot be made: nobody knows its task, say. It is tried again every few seconds."""
+        """Why the due job cannot be made, such as an unknown task; it is tried again every few seconds."""
         return self._read().trouble
 
     @property
     def info(self) -> dict[str, Any]:
-        """Everything about it that a person may want to see; its call is shown as `sidejob_redact` leaves it."""
-        row, redacted = self._read(), self._runtime.settings.redacted
-        spec = row.spec
-        return {
-            "name": row.name, "task": spec.task, "args": redacted(values.decode(spec.args)),
-            "kwargs": redacted(values.decode(spec.kwargs)), "options": redacted(values.decode(spec.options)),
-            "every": spec.every_s, "cron": spec.cron, "timezone": spec.timezone, "start": spec.start_at,
-            "end": spec.end_at, "catch_up": _caught_up(spec.catch_up), "overlap": spec.overlap,
-            "jitter": spec.jitter_s, "next_time": row.next_at, "last_time": row.last_at, "last_job": row.last_job_id,
-            "last_task_id": row.last_task_id, "count": row.count, "paused_at": row.paused_at,
-            "pause_reason": row.pause_reason, "declared": row.declared is not None, "trouble": row.trouble,
-        }  # fmt: skip
+        """Everything about it that a person may want to see; `sidejob_redact` is applied to its call."""
+        return info_of(self._read(), self._runtime.settings.redacted)
 
     @property
     def exists(self) -> bool:
-        """Whether it is still there."""
+        """Whether it still exists."""
         return bool(schedules.read(self._runtime, [self.name]))
 
     # -- verbs ---------------------------------------------------------------------------------------------------
 
     def pause(self, reason: str | None = None) -> Schedule:
-        """Make nothing more until `resume()`; at once, also in a run. A pause of a paused schedule changes the reason.
+        """Stop making jobs until `resume()`; takes effect at once, also in a run. Pausing again changes the reason.
 
-        Times that pass during the pause are never made. What was due before it is made after it.
+        Times that pass during the pause get no job. Jobs that were due before the pause are made after it.
         """
         check_texts(reason=reason)
         schedules.pause(self._runtime, self.name, reason)
         return self
 
     def resume(self) -> Schedule:
-        """Go on from now; without effect unless it is paused."""
+        """Continue from now; has no effect unless it is paused."""
         schedules.resume(self._runtime, self.name)
         return self
 
     def run_now(self) -> Any:
-        """Make one more now, with the next number and this moment as its time; returns the job, or the task's result.
+        """Make one more job or message now, with the next number and the present time; returns the job, or the result.
 
-        It changes nothing of the times, and asks neither the pause nor what is still open. In a run it is made at once.
+        The schedule's times stay as they are. A pause and open jobs do not matter. In a run, too, it is made at once.
         """
         job_id, task_id = run_now(self._runtime, self.name)
         return Job(job_id, runtime=self._runtime) if job_id else self._runtime.tasks.result(task_id)
 
     def delete(self) -> bool:
-        """Delete it with what is due; what it has made stays. Returns whether it was there.
+        """Delete it with its due times; the jobs that it has made stay. Returns whether it existed.
 
         Raises InvalidValueError if `sidejob_schedules` declares it: the next worker to start would make it again.
         """
@@ -210,6 +208,20 @@ class Schedule:
 
     def _read(self) -> Row:
         return schedules.get(self._runtime, self.name)
+
+
+def info_of(row: Row, redacted: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return the `info` of a schedule from its row."""
+    spec = row.spec
+    return {
+        "name": row.name, "task": spec.task, "args": redacted(values.decode(spec.args)),
+        "kwargs": redacted(values.decode(spec.kwargs)), "options": redacted(values.decode(spec.options)),
+        "every": spec.every_s, "cron": spec.cron, "timezone": spec.timezone, "start": spec.start_at,
+        "end": spec.end_at, "catch_up": _caught_up(spec.catch_up), "overlap": spec.overlap,
+        "jitter": spec.jitter_s, "next_time": row.next_at, "last_time": row.last_at, "last_job": row.last_job_id,
+        "last_task_id": row.last_task_id, "count": row.count, "paused_at": row.paused_at,
+        "pause_reason": row.pause_reason, "declared": row.declared is not None, "trouble": row.trouble,
+    }  # fmt: skip
 
 
 def _caught_up(catch_up: int | None) -> str | int:

@@ -1,8 +1,7 @@
-"""From a schedule to its jobs: checks a declaration like a call, and makes the jobs that are due."""
+"""From a schedule to its jobs: checks its declaration like a call, and makes the due jobs."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -12,6 +11,7 @@ from uuid import uuid4
 from ..model import values
 from ..model.changes import NewJob
 from ..model.errors import SettingsError, SideJobError, StoreUnavailableError, UnknownTaskError
+from ..model.logger import logger
 from ..model.schedule import Spec, parse
 from ..operations import schedules
 from ..operations.runtime import Runtime
@@ -21,27 +21,25 @@ from ..store.schedules import Row
 from .creation import draft
 from .following import ready
 
-logger = logging.getLogger("celery_sidejob")
-
 PAGE = 100
 """How many jobs one transaction makes at most."""
 
 SCHEDULE, NUMBER, NOMINAL_TIME = "sidejob_schedule", "sidejob_schedule_number", "sidejob_nominal_time"
-"""Headers of a durable task's message: what a job has as attributes."""
+"""Headers of a durable task's message, for the values that a job has as attributes."""
 
 
 def declare(runtime: Runtime, name: str, given: Mapping[str, Any]) -> None:
-    """Make a schedule, or change it to what is given; refuses what a call of its task would refuse."""
+    """Make a schedule, or change it to this declaration; refuses a call that its task would refuse."""
     spec = _parse(runtime, name, given)
     check(runtime, spec)
     schedules.declare(runtime, name, spec)
 
 
 def apply_declared(runtime: Runtime, declared: Mapping[str, Mapping[str, Any]]) -> None:
-    """Apply the declarations of `sidejob_schedules` that differ from the last ones, and delete those that are gone.
+    """Apply the declarations of `sidejob_schedules` that have changed, and delete the schedules of removed ones.
 
-    Those that did not change keep what people have set at run time. One whose task is known neither here nor in the
-    store is left to a worker that knows it. Raises SettingsError for a call that its task would refuse.
+    Unchanged declarations keep their changes from run time. If neither this process nor the store knows a declaration's
+    task, a worker that knows the task applies it. Raises SettingsError for a call that its task would refuse.
     """
     known = schedules.read(runtime, declared) if declared else {}
     for name, given in declared.items():
@@ -65,9 +63,9 @@ def apply_declared(runtime: Runtime, declared: Mapping[str, Mapping[str, Any]]) 
 
 
 def make_due(runtime: Runtime, row: Row) -> int:
-    """Make what is due of a schedule, at most a page of it, and return how many; raises what makes that impossible.
+    """Make a schedule's due jobs or messages, at most a page, and return how many; raises the error that prevents it.
 
-    Then the schedule stays due, and its row says why.
+    After an error the schedule stays due, and its row has the reason.
     """
     try:
         return _make_due(runtime, row)
@@ -79,7 +77,7 @@ def make_due(runtime: Runtime, row: Row) -> int:
 
 
 def run_now(runtime: Runtime, name: str) -> tuple[int, str]:
-    """Make one work of a schedule, beside those of its times, whether or not it is paused: (job's id or 0, task id)."""
+    """Make one more work of a schedule now, whether or not it is paused: (job's id or 0, task id)."""
     while True:
         row = schedules.get(runtime, name)
         works = prepare(runtime, row, [row.read_at])
@@ -89,7 +87,7 @@ def run_now(runtime: Runtime, name: str) -> tuple[int, str]:
 
 
 def check(runtime: Runtime, spec: Spec) -> None:
-    """Refuse what a call of the schedule's task would refuse; nothing is written."""
+    """Refuse a call that the schedule's task would refuse; nothing is written."""
     args, kwargs, options = _call_of(spec)
     if runtime.tasks.kind(spec.task) == "job":
         draft(runtime, spec.task, args, kwargs, **options)
@@ -98,7 +96,7 @@ def check(runtime: Runtime, spec: Spec) -> None:
 
 
 def prepare(runtime: Runtime, row: Row, times: Sequence[datetime]) -> ScheduledWorks:
-    """Make ready what a schedule makes of some of its times; nothing is written."""
+    """Prepare a schedule's jobs or messages for some of its times; nothing is written."""
     args, kwargs, options = _call_of(row.spec)
     calls = [(str(uuid4()), number, time) for number, time in enumerate(times, row.count + 1)]
     is_job = runtime.tasks.kind(row.spec.task) == "job"
@@ -149,7 +147,7 @@ def _of_schedule(new: NewJob, row: Row, number: int, time: datetime) -> NewJob:
 
 
 def _due_at(row: Row, time: datetime) -> datetime:
-    """Return since when the work of a time is due, however late the sweeper makes it; a `run_now` is due now."""
+    """Return the moment since which the work of a time is due, however late the sweeper is; now for `run_now`."""
     return min(row.plan.made_at(time), row.read_at)
 
 

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ..model import values
+from ..unit.open_unit import active
 from .log_entries import one_entry
 
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
@@ -17,11 +18,12 @@ _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class PortScope:
-    """How reads and writes inside a `port_options` block behave."""
+    """How reads and writes behave inside a `port_options` block."""
 
     log: bool = True
     notify: bool = True
-    set_default: bool = False
+    set_default: bool | None = None
+    """None: as the turn of `for_inputs` wants it."""
 
 
 _context: ContextVar[Mapping[str, Any]] = ContextVar("celery_sidejob_context", default=_EMPTY)
@@ -29,12 +31,18 @@ _PLAIN = PortScope()
 _port_scope: ContextVar[PortScope] = ContextVar("celery_sidejob_port_scope", default=_PLAIN)
 
 current_port_scope = _port_scope.get
-"""Returns what the `port_options` blocks around have set."""
+"""Returns the settings of the surrounding `port_options` blocks."""
+
+
+def writes_defaults() -> bool:
+    """Tell whether a value written here is a port's default: a block says so, or a turn that has defaults only."""
+    chosen, unit = _port_scope.get().set_default, active()
+    return bool(chosen if chosen is not None else unit is not None and unit.has_defaults_only)
 
 
 @contextmanager
 def context(**data: Any) -> Iterator[None]:
-    """Have `data` travel with every packet written in the block; nested contexts merge, the inner one wins."""
+    """Add `data` to the context of every packet written in the block; an inner context overrides an outer one."""
     values.encode(data, what="context")
     token = _context.set({**_context.get(), **data})
     try:
@@ -44,7 +52,7 @@ def context(**data: Any) -> Iterator[None]:
 
 
 def current_context(*, limit: int | None = None) -> str | None:
-    """Return the context packets are written with, as JSON text of at most `limit` bytes; None for an empty one."""
+    """Return the context of packets written now, as JSON text of at most `limit` bytes; None if it is empty."""
     data = _context.get()
     return values.encode(dict(data), limit=limit, what="context") if data else None
 
@@ -53,10 +61,10 @@ def current_context(*, limit: int | None = None) -> str | None:
 def port_options(
     log: bool | None = None, notify: bool | None = None, set_default: bool | None = None
 ) -> Iterator[None]:
-    """Change how ports behave in the block: `notify=False` asks nobody to run, `set_default=True` writes defaults.
+    """Change how ports behave in the block: `notify=False` asks no job to run, `set_default=True` writes defaults.
 
-    What is read and written in the outermost block is one entry of the log; with `log=False` it is none, and what is
-    written then makes none when it is read. What is not given is inherited from the block around.
+    All reads and writes of the outermost block make one entry of the log. With `log=False` they make none, and packets
+    written then make none when they are read. An option that is not given is inherited from the surrounding block.
     """
     given = {"log": log, "notify": notify, "set_default": set_default}
     changed = {name: value for name, value in given.items() if value is not None}

@@ -1,4 +1,4 @@
-"""A job's timers: asks for a later run that has not begun."""
+"""A job's timers: requests for a later run, which has not begun."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ..model.errors import InvalidValueError
 
 @dataclass(frozen=True, slots=True)
 class Timer:
-    """An ask for later: by ``eta=`` or ``countdown=`` of ``run()`` and ``enqueue()``, or by ``suspend(timeout=)``."""
+    """A request for later, by ``eta=`` or ``countdown=`` of ``run()`` and ``enqueue()`` or by ``suspend(timeout=)``."""
 
     id: int | None
-    """Its number, which `Job.cancel_timer` takes; None while the unit that sets it is not committed."""
+    """Its number, for `Job.cancel_timer`; None until the unit that sets it is committed."""
     due_at: datetime | None
     """When it fires; None for a ``countdown`` in a unit, because it counts from the commit."""
     ask: Literal["run", "force", "timeout"]
-    """What it asks for: a run, a forced one, or one that ends a wait, unless another run begins before."""
+    """What it asks for: a run, a forced run, or the run that ends a wait unless another run begins first."""
 
 
 def timers(rows: Sequence[Any], changes: Sequence[Change], job_id: int) -> list[Timer]:
-    """Return the timers of a job, of these rows, as the changes of a unit leave them; the unit's own come last."""
+    """Return a job's timers: those of these rows as the changes of a unit leave them, then the unit's own."""
     found = [Timer(row.id, row.due_at, row.ask) for row in rows]
     for change in changes:
         match change:
@@ -39,7 +39,7 @@ def timers(rows: Sequence[Any], changes: Sequence[Change], job_id: int) -> list[
 
 
 def timer_id(timer: Any) -> int:
-    """Return the number of a timer that is given as such or as its number; InvalidValueError for anything else."""
+    """Return the number of a timer, given as a `Timer` or as its number; InvalidValueError for anything else."""
     number = timer.id if isinstance(timer, Timer) else timer
     if isinstance(timer, Timer) and number is None:
         raise InvalidValueError(

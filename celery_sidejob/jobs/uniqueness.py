@@ -1,4 +1,4 @@
-"""Making jobs with unique keys: the keys decide which jobs are made, and which open jobs are used or replaced."""
+"""Making jobs with unique keys: the keys decide which jobs are made and which open jobs are used or replaced."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from ..model.changes import Change, NewJob, Terminate
 from ..model.errors import IllegalMoveError, InvalidValueError
+from ..operations.changes.unique_keys import KeysTakenError, is_replaced
 from ..operations.runtime import Runtime
-from ..operations.unique_keys import KeysTakenError, is_replaced
 from ..store import unique_keys
 from ..unit.open_unit import OpenUnit, active
 
@@ -21,11 +21,11 @@ Make = Callable[[Sequence[NewJob]], Sequence[NewJob]]
 def create_unique(
     runtime: Runtime, drafts: Sequence[NewJob], make: Make, transaction: Any = None
 ) -> Sequence[NewJob | int]:
-    """Make those of the jobs whose keys no open job has, and return for each draft what was made, or the open job's id.
+    """Make the jobs whose keys no open job has; return for each draft the new job, or the open job's id.
 
-    The keys are judged by the transaction that makes the jobs. If it finds one taken, it writes nothing, and what is to
-    be made is decided anew. In a run the keys are judged now by what is committed, and again by the run's commit: if
-    another job has got one meanwhile, the run begins again. Raises DuplicateError as the drafts say.
+    The keys are judged by the transaction that makes the jobs. If it finds a taken key, it writes nothing, and the jobs
+    to be made are chosen again. In a run the keys are judged now by the committed jobs, and again by the run's commit:
+    if another job has taken a key meanwhile, the run begins again. Raises DuplicateError if a draft asks for it.
     """
     unit = active() if transaction is None else None
     left = first_of_each(drafts)
@@ -45,7 +45,7 @@ def create_unique(
 
 
 def first_of_each(drafts: Sequence[NewJob]) -> list[NewJob]:
-    """Leave out drafts that are to use the job of an earlier one with the same key."""
+    """Leave out drafts that use the job of an earlier draft with the same key."""
     first: dict[str, NewJob] = {}
     left = []
     for new in drafts:
@@ -60,7 +60,7 @@ def first_of_each(drafts: Sequence[NewJob]) -> list[NewJob]:
 
 
 def with_the_replaced(made: Sequence[NewJob]) -> Sequence[Change]:
-    """Return the changes that make these jobs, and terminate those that they replace."""
+    """Return the changes that make these jobs and terminate the jobs that they replace."""
     return [*made, *(Terminate(new.replaces) for new in made if new.replaces is not None)]
 
 
@@ -83,7 +83,7 @@ def _judged(new: NewJob, taken: Mapping[str, Any], found: dict[str, int], transa
 
 
 def _holders(runtime: Runtime, unit: OpenUnit, drafts: Sequence[NewJob]) -> dict[str, Any]:
-    """Return who has the keys of drafts as this unit leaves the store; a job of the unit cannot be replaced in it."""
+    """Return the jobs that have the keys of drafts, as this unit leaves the store; it cannot replace its own jobs."""
     keys = [new.unique.key for new in drafts if new.unique is not None]
     own = {
         new.unique.key: SimpleNamespace(job_id=new.id, waits=False) for new in unit.new_jobs().values() if new.unique

@@ -20,30 +20,30 @@ class WorkerRun:
     task: str
     began_at: datetime
     lasts_s: float
-    """For how many seconds it has run, by the store's clock."""
+    """The seconds since it began, by the store's clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """A worker that is there: it was not declared dead, and has not stopped."""
+    """A worker that is present: it was not declared dead, and has not stopped."""
 
     name: str
-    """Its host, its process and a part drawn at its start: no other worker has or had this name."""
+    """Its host, its process and a random part: no other worker has or had this name."""
     started_at: datetime
     heard_at: datetime
     """When it last reported that it is alive."""
     queues: list[str]
     runs: list[WorkerRun]
-    """What it runs now, the oldest first, up to 1,000."""
+    """The runs in progress there, the oldest first, up to 1,000."""
 
     @property
     def running(self) -> list[Any]:
-        """The jobs, and the Celery results of durable tasks, that it runs now."""
+        """The jobs, and the Celery results of durable tasks, that are running there."""
         return [run.of for run in self.runs]
 
 
 def present(runtime: Runtime) -> list[WorkerInfo]:
-    """Return the workers that are there, in the order of their start."""
+    """Return the workers that are present, in the order of their start."""
     rows = workers.present(runtime.connections)
     runs: dict[int, list[WorkerRun]] = {}
     for row in workers.running(runtime.connections, [row.id for row in rows]):

@@ -1,4 +1,4 @@
-"""Capacity pools: how many works a pool holds at most, and how a work gets slots of it."""
+"""Capacity pools: their declarations, and how a work gets slots."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ ON_FULL = ("refuse", "wait", "drop")
 class PoolSpec:
     """The declaration of a pool. Without a `limit` only the name is known: the task's code is elsewhere.
 
-    `covers`: a slot is held from the call until the work is done, or only by a work that may run now, and by its run.
+    `covers`: a work holds its slot from the call until it is done, or only from the moment it may run to the end of
+    that run.
     """
 
     name: str
@@ -79,14 +80,14 @@ class Admission:
     pool: PoolSpec
     weight: int = 1
     mode: Literal["refuse", "exceed", "wait"] = "refuse"
-    """What a full pool means: the call is refused, takes its slots all the same, or the work is made and waits.
+    """What happens at a full pool: the call is refused, takes its slots all the same, or makes a work that waits.
 
-    A work that nobody calls waits too: it follows another, or its time has come.
+    A work without a caller waits too: it follows another work, or its time has come.
     """
 
     @classmethod
     def of(cls, pool: PoolSpec, weight: int = 1) -> Admission:
-        """Return the admission of a call: where slots are for runs, the work is made, and waits."""
+        """Return the admission of a call; if the pool's slots are for runs, the work is made and waits."""
         return cls(pool, weight, "wait" if pool.covers == "running" else "refuse")
 
     @property
@@ -109,8 +110,8 @@ class Admission:
     def stays(cls, pool: str | None, given: Admission | None, then: Admission | None) -> bool:
         """Tell whether a work stays in its `pool` when it goes on as something else.
 
-        `given` and `then`: how the former and the latter get slots if no call names a pool. A work stays in a pool that
-        its call has named, whatever it goes on as.
+        `given` and `then`: how the work got slots before, and how it gets them afterwards, if no call names a pool. A
+        work stays in a pool that its call has named.
         """
         if pool == (then and then.pool.name):
             return True

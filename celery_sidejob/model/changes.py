@@ -13,12 +13,13 @@ from typing import Any, Literal
 
 from .capacity import Admission
 from .columns import JobColumns
+from .steps import StepChange
 from .unique import Unique
 
 Direction = Literal["in", "out"]
 
 OnFailure = Literal["wait", "fail", "run"]
-"""What a job does when one that it depends on has failed or was terminated."""
+"""What a job does when a job that it depends on has failed or was terminated."""
 
 PortKey = tuple[int, Direction, str]
 """Names a port: (job id, direction, name)."""
@@ -37,7 +38,7 @@ class PortRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewJob(JobColumns):
-    """A job to be created: its columns, and the values for other tables. Its id is 0 until one is drawn.
+    """A job to be created: its columns, and the values for other tables. Its id is 0 until the store gives it one.
 
     Arguments, options and state are JSON text.
     """
@@ -51,13 +52,13 @@ class NewJob(JobColumns):
     aliases: tuple[str, ...] = ()
     state: dict[str, str] = field(default_factory=dict)
     depends_on: tuple[tuple[int, OnFailure], ...] = ()
-    """The jobs that it waits for, each with what a failure of that one does."""
+    """The jobs that it waits for, each with the effect of that job's failure."""
     tags: tuple[str, ...] = ()
     batch: int | None = None
     """The batch that it belongs to."""
     unique: Unique | None = None
     replaces: int | None = None
-    """The job whose unique key this one takes, if no run of it has begun."""
+    """The job whose unique key this job takes over, if no run of that job has begun."""
     admission: Admission | None = None
     slot: int | None = None
     """The shard of its capacity pool in which it has its slots, once it was admitted."""
@@ -73,11 +74,11 @@ class Ask:
     due_at: datetime | None = None
     wait_s: float | None = None
     of_wait: bool = False
-    """It ends the wait that its run begins, if no other run begins before."""
+    """Whether it ends the wait that its run begins, if no other run begins before."""
 
     @property
     def kind(self) -> str:
-        """What its timer asks for."""
+        """What its timer asks for: a run, a forced run, or the end of a wait."""
         return "timeout" if self.of_wait else "force" if self.force else "run"
 
 
@@ -114,7 +115,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """What is on the port `source`, for each of the ports `targets`: packets are moved there, a default is copied.
+    """Moves all packets of the port `source` to each of the ports `targets`, and copies its default.
 
     `notify` asks the readers of ports that get packets, or another default, to run.
     """
@@ -183,8 +184,17 @@ class SetChannels:
 
 
 @dataclass(frozen=True, slots=True)
+class MarkReceived:
+    """A port of a job whose packets a step receives: late packets do not ask the job once it has completed."""
+
+    job_id: int
+    direction: Direction
+    port: str
+
+
+@dataclass(frozen=True, slots=True)
 class ConfigurePorts:
-    """All ports of these directions that the job shall have; its others of them are removed, with their packets."""
+    """All ports of these directions that the job shall have; other ports are removed, with their packets."""
 
     job_id: int
     ports: tuple[PortRow, ...]
@@ -201,7 +211,7 @@ class AddAlias:
 
 @dataclass(frozen=True, slots=True)
 class RemoveAlias:
-    """A name the job shall no longer have."""
+    """A name that the job loses."""
 
     job_id: int
     name: str
@@ -243,10 +253,10 @@ class Undepend:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What a job does from its next run on; None leaves something as it is. Arguments are JSON text.
+    """What a job does from its next run on; a value of None keeps the present one. Arguments are JSON text.
 
-    `columns` are those that follow from the options of another task, `ports` are that task's own. `pool` has the
-    columns of the capacity pool into which the stage takes the job; None if the job stays where it is.
+    With another task, `columns` are the columns that follow from its options, and `ports` are its ports. `pool` has the
+    columns of the capacity pool into which the stage moves the job; None keeps the job's pool.
     """
 
     task: str | None = None
@@ -261,7 +271,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Another stage for a job that is in no run. With `has_time` it is to run at a time, or else now."""
+    """Another stage for a job that is in no run. With `has_time` the job runs at that time, otherwise now."""
 
     job_id: int
     stage: Stage
@@ -277,7 +287,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class JoinBatch:
-    """Jobs and durable tasks that a batch shall have."""
+    """Jobs and durable tasks that are added to a batch."""
 
     batch_id: int
     job_ids: tuple[int, ...] = ()
@@ -286,14 +296,14 @@ class JoinBatch:
 
 @dataclass(frozen=True, slots=True)
 class CloseBatch:
-    """A batch that shall take nothing more."""
+    """A batch that is closed: it takes no more members."""
 
     batch_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class RememberInputs:
-    """The defaults with which `for_inputs` was called, to avoid a second call with the same ones."""
+    """The defaults with which `for_inputs` was called; a further call with the same defaults changes nothing."""
 
     job_id: int
     memo: str
@@ -301,7 +311,7 @@ class RememberInputs:
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """Tags that the job shall have, after those that it has."""
+    """Tags that are added to the job, after its present tags."""
 
     job_id: int
     names: tuple[str, ...]
@@ -309,7 +319,7 @@ class Tag:
 
 @dataclass(frozen=True, slots=True)
 class Untag:
-    """Tags that the job shall no longer have."""
+    """Tags that are removed from the job."""
 
     job_id: int
     names: tuple[str, ...]
@@ -317,7 +327,7 @@ class Untag:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """An entry of the job's own in its history; `made_at` is a moment of the monotonic clock, `detail` JSON text."""
+    """An entry of the job itself in its history; `made_at` is a moment of the monotonic clock, `detail` JSON text."""
 
     job_id: int
     message: str
@@ -343,7 +353,7 @@ DependencyChange = DependOn | Undepend
 
 FindingChange = Tag | Untag | Track
 
-PortChange = Write | SetDefault | SetChannels | ConfigurePorts
+PortChange = Write | SetDefault | SetChannels | MarkReceived | ConfigurePorts
 
 Change = (
     NewJob
@@ -357,6 +367,7 @@ Change = (
     | UnsetState
     | RememberInputs
     | Log
+    | StepChange
     | FamilyChange
     | DependencyChange
     | BatchChange

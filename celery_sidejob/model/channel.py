@@ -20,7 +20,7 @@ TRACKED = "/sidejob/tracked"
 """The channel on which the changes of tracked jobs are announced."""
 
 MAX_LENGTH = 512
-"""Characters in a name. Names are indexed, and Postgres refuses index entries above 2,700 bytes."""
+"""The most characters in a name. Names are indexed, and Postgres refuses index entries above 2,700 bytes."""
 
 
 def check(name: str) -> str:

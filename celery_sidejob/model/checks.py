@@ -16,7 +16,7 @@ from .names import MAX_LENGTH, why_not_storable
 MOST = 2**63 - 1
 """The largest number that fits a bigint in Postgres."""
 MOST_CHARACTERS = 1_000_000
-"""How long a text may be that only people read: the reason of a pause, a message of the history."""
+"""The most characters of a text that only people read: the reason of a pause, a message of the history."""
 LONGEST_S = 10_000_000_000.0
 """Three hundred years; the limits of Postgres and Python are not far beyond."""
 MOST_S = f"at most {LONGEST_S:.0f}"
@@ -48,7 +48,7 @@ def is_near(value: Any) -> bool:
 
 
 def is_in_calendar(time: datetime) -> bool:
-    """Tell whether every time zone, and the store, have a time; it may be naive."""
+    """Tell whether a time exists in every time zone and in the store; it may be naive."""
     return datetime(1, 1, 3) <= time.replace(tzinfo=None) <= datetime(9999, 12, 29)
 
 
@@ -66,12 +66,12 @@ def check_age(name: str, age: Any, *, form: str = f"a timedelta or {SECONDS}") -
 
 
 def is_keepable(text: str) -> bool:
-    """Tell whether a row can hold this text: no row could be found by another."""
+    """Tell whether a row can contain this text; a row can only be found by such a text."""
     return why_not_storable(text, max_length=len(text)) is None
 
 
 def is_text(value: object) -> TypeGuard[str]:
-    """Tell whether `value` is a text that a row can hold."""
+    """Tell whether `value` is a text that a row can contain."""
     return isinstance(value, str) and is_keepable(value)
 
 
@@ -82,7 +82,7 @@ def check_number(name: str, number: Any, *, of: str, least: int = 0) -> None:
 
 
 def check_texts(**texts: Any) -> None:
-    """Raise InvalidValueError unless each argument is None or a text that a row can hold."""
+    """Raise InvalidValueError unless each argument is None or a text that a row can contain."""
     for name, text in texts.items():
         _check_text(name, text, max_length=MOST_CHARACTERS)
 
@@ -116,7 +116,7 @@ def misfit(options: Mapping[str, Any], forms: Mapping[str, Form]) -> str | None:
 
 
 def nearest(name: str, known: Iterable[str], *, like: float = NEAR) -> str | None:
-    """Return the known name most similar to this one; None if none is similar enough (1.0 is the same name).
+    """Return the known name most similar to this name; None if none is similar enough (1.0 is the same name).
 
     In dotted names each part must be similar, because the names of a module's tasks share their first parts. The first
     parts may be missing.
@@ -132,9 +132,9 @@ def nearest(name: str, known: Iterable[str], *, like: float = NEAR) -> str | Non
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return the end of an error about an unknown name: the name probably meant, or nothing."""
+    """Return the end of an error about an unknown name: a suggestion, or an empty text."""
     near = nearest(name, known)
-    return f" Did you mean {near!r}?" if near else ""
+    return f" Did you mean {near!r}?" if near not in (None, name) else ""
 
 
 def text_of(value: Any) -> str:

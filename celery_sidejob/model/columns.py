@@ -19,15 +19,15 @@ class Column:
 
     name: str
     sql: str
-    """Its SQL type. JSON is text in Python; `Job.info` decodes it, and shows it through `sidejob_redact`."""
+    """Its SQL type. JSON is text in Python; `Job.info` decodes it and applies `sidejob_redact`."""
     shown: str | None
     """Its key in `Job.info`. Handles and runs do not read a column without one."""
     check: Callable[[str, Any], Any] | None
-    """Makes the column an option of `enqueue` with the same name: returns the row's value, or refuses a wrong one."""
+    """Makes the column an option of `enqueue` with the same name: returns the row's value, or refuses a wrong value."""
 
     @property
     def is_json(self) -> bool:
-        """Whether it holds JSON."""
+        """Whether its values are JSON."""
         return self.sql == "json"
 
 

@@ -1,13 +1,14 @@
-"""Named instants at which a test may kill this process, hold it, or pretend that an answer was lost.
+"""Named instants at which a test may kill this process, stop it, or pretend that an answer was lost.
 
-`reach(name)` stands before and after each commit and each broker call. Outside tests `reach` does nothing. A test says
-what happens there in one of two ways: `acting` for the points of its own process, and `SIDEJOB_CRASH_POINTS` for those
-of another. The latter is read once, at import; no production process sets it.
+`reach(name)` stands before and after each commit and each broker call. Outside tests `reach` does nothing. A test plans
+what happens there: with `acting` in its own process, with the variable `SIDEJOB_CRASH_POINTS` in another. The variable
+is read once, at import; no production process sets it.
 
 The plan is `name=action[@count]`, several joined by commas. The action is taken the `count`-th time (default the first)
 that this process reaches `name`; several names joined by `|` are counted together. Actions: `kill` (SIGKILL),
-`kill-group` (SIGKILL to the whole process group: a worker with its pool), `stop` (SIGSTOP, the test sends SIGCONT),
-`lost` (raise `AnswerLost`: the statement may have been executed, the caller cannot know). With
+`kill-child` (SIGKILL, in a process of a worker's pool alone: the worker itself, whose services come past many of these
+points, goes on), `kill-group` (SIGKILL to the whole process group: a worker with its pool), `stop` (SIGSTOP, the test
+sends SIGCONT), `lost` (raise `AnswerLost`: the statement may have been executed, the caller cannot know). With
 `SIDEJOB_CRASH_ONCE=<file>` the first process that acts creates the file and no later one acts: a restarted worker
 survives the same point. If it is a directory, each point has a file of its own there.
 """
@@ -20,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 Actor = Callable[[str], object]
-"""Is told the name of each point that is reached."""
+"""Called with the name of each point that is reached."""
 
 
 class AnswerLost(ConnectionError):
@@ -60,20 +61,23 @@ def _parse(plan: str) -> dict[str, tuple[str, str, int]]:
 
 def _armed(plan: dict[str, tuple[str, str, int]], once: str | None) -> Actor:
     reached: dict[str, int] = {}
+    reader = os.getpid()
 
     def act(name: str) -> None:
         if name not in plan:
             return
         names, action, count = plan[name]
+        if action == "kill-child" and os.getpid() == reader:
+            return
         reached[names] = reached.get(names, 0) + 1
         if reached[names] != count or (once and not _first(once, name)):
             return
-        if action == "kill":
+        if action in ("kill", "kill-child"):
             os.kill(os.getpid(), signal.SIGKILL)
         elif action == "kill-group":
             os.killpg(os.getpgrp(), signal.SIGKILL)
         elif action == "stop":
-            os.kill(os.getpid(), signal.SIGSTOP)
+            signal.raise_signal(signal.SIGSTOP)  # to this thread, which goes no further until SIGCONT
         else:
             raise AnswerLost(f"crash point {name}: the answer was lost")
 
@@ -96,10 +100,10 @@ def _planned(environ: Mapping[str, str]) -> Actor | None:
 
 
 actor: Actor | None = _planned(os.environ)
-"""Is called at each point; None outside tests, so that the most frequent transactions need not even ask `reach`."""
+"""Called at each point; None outside tests, so that the most frequent transactions need not even call `reach`."""
 
 
 def follow(environ: Mapping[str, str]) -> None:
-    """Follow the plan of these variables: a process that a test forks has others than there were at import."""
+    """Follow the plan in these variables: a forked process has other variables than its parent had at import."""
     global actor
     actor = _planned(environ)

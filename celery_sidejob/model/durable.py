@@ -16,19 +16,19 @@ from .names import why_not_name
 HEADER = "sidejob_durable"
 """The message's header: ``{"v": 1, "n": generation}``. A message without it has no row.
 
-If there are several stores, ``"s"`` names the one that has the row. ``"c"`` names the call of a message of which
+If there are several stores, ``"s"`` names the store that has the row. ``"c"`` names the call of a message of which
 another store may have a copy: the stores in ``"t"``, or any store (``"u"``) if its publisher may not know of the row.
 """
 CALL = "sidejob_call"
 """The header of a message published without a row, because all stores are unavailable: some may have a copy."""
 REPUBLISHED = "sidejob_republished"
-"""A header of copies: the store has published the message before, or may have; the first one was silent."""
+"""A header of copies: the store has published the message before, or may have, and the first copy was silent."""
 WORKER = "sidejob_worker"
 """The request's key for the identity under which the worker claims; the parent sets it for each delivery."""
 ADOPTED = "sidejob_adopted"
 """The request's key for the whole message of a publisher without this package; the parent sets it."""
 HELD = "sidejob_held"
-"""The request's key for a run whose row this worker holds since the fetch, a `HeldRun`; the parent sets it."""
+"""The request's key for a run whose row this worker has held since the fetch, a `HeldRun`; the parent sets it."""
 DIGEST = "sidejob_digest"
 """The request's key for the digest of the received body, a `Digest`; the parent sets it."""
 DEATHS = "sidejob_deaths"
@@ -46,24 +46,26 @@ Key = tuple[str, int]
 
 
 class Held(NamedTuple):
-    """A row that a worker holds: since it has fetched the row's message, or since a process has locked it."""
+    """A row that a worker holds, because it has fetched the row's message or a process has locked the row."""
 
     task_id: str
     generation: int
     worker_id: int
     at: datetime
     """The number of the hold: the same worker may hold the same row again, and only a hold of its own ends a run."""
+    place: int | None = None
+    """The place in its queue to which the message goes back if the run does not begin here; None: it is sent again."""
 
 
 class HeldRun(NamedTuple):
-    """What the process of a run is told of a row that its worker holds."""
+    """The facts that a run's process gets about the row that its worker holds."""
 
     held: Held
     queue: str
     waited_s: float
-    """Seconds from the moment at which it was due to its fetch."""
+    """Seconds between the moment at which it was due and its fetch."""
     stands: bool
-    """Whether it may begin so: otherwise its process gives the hold up first, and locks the row as any other."""
+    """Whether it may begin as it is; otherwise its process first releases the row, and locks it like any other."""
 
 
 class Content(NamedTuple):
@@ -100,7 +102,7 @@ class Death:
     retries: int = 0
     """How many of Celery's retries it had used."""
     group: str | None = None
-    """The failure group that its body has named; None: the class that `error` begins with."""
+    """The failure group that its body has named; None for the class at the beginning of `error`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,22 +121,22 @@ class Message:
     eta: datetime | None = None
     expires_at: datetime | None = None
     priority: int | None = None
-    """From 0, the lowest, to 9, for a message that goes to its `queue`; None if an exchange leads it elsewhere."""
+    """From 0, the lowest, to 9, if the message goes to its `queue`; None if an exchange routes it."""
     again: bool = False
-    """It may be a copy: `REPUBLISHED`."""
+    """Whether it may be a copy (`REPUBLISHED`)."""
     about: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
-    """The parsed `publication`, if this process has just made it: there is no need to parse it."""
+    """The parsed `publication`, if this process has just made it, which saves the parsing."""
     store: str | None = None
-    """The name of the store that has the row, if there are several."""
+    """The name of the store that has the row; None in an app with one store."""
     call: str | None = None
     """The name of the call that made the message, if another store may receive a copy."""
     tried: tuple[str, ...] = ()
     """The stores that may have a copy: they took the message and did not answer."""
     unconfirmed: bool = False
-    """Its publisher may not know of the row, and may have given a copy to another store."""
+    """Whether its publisher may not know of the row and may have given a copy to another store."""
     unique_key: str | None = None
     replaces: str | None = None
-    """The task id of the message whose unique key this one takes, if no run of it has begun."""
+    """The task id of the message whose unique key this message takes over, if no run of it has begun."""
     admission: Admission | None = None
     slot: int | None = None
     """The shard of its capacity pool in which it has its slots, once it was admitted."""
@@ -146,7 +148,7 @@ class Message:
 
     @classmethod
     def of_row(cls, row: Any) -> Message:
-        """Make the message of a row that is to be published again."""
+        """Make the message from a row that is published again."""
         return cls(
             row.task_id, row.task, row.queue, row.publication, bytes(row.body), row.generation,
             expires_at=row.expires_at, again=True,
@@ -154,7 +156,7 @@ class Message:
 
 
 DELAYED = "w"
-"""Begins the name of a call whose message first waits in the store: its publisher is done long before that ends."""
+"""The first letter in the name of a call whose message waits in the store first; its publisher is long done by then."""
 
 
 def header_of(message: Message) -> dict[str, Any]:
@@ -202,7 +204,7 @@ def headers_of(publication: str) -> Mapping[str, Any]:
 
 
 def why_no_header(header: object) -> str | None:
-    """Say why the header of a durable task's message is invalid, or return None; newer formats may hold anything."""
+    """Say why the header of a durable task's message is invalid, or return None; newer formats are not checked."""
     if not isinstance(header, Mapping):
         return "it is no mapping"
     if not is_number(header.get("v", HEADER_FORMAT)):
@@ -226,8 +228,7 @@ def is_newer(header: object) -> bool:
 def key_of(task_id: str, header: Any) -> Key | None:
     """Return the key of a delivery's row.
 
-    None if its publisher did not have this package or had a newer version of it, and for a header that this package
-    never writes.
+    None if its publisher had no or a newer version of this package, or if this package never writes such a header.
     """
     if header is None or why_no_header(header) is not None or is_newer(header):
         return None

@@ -6,17 +6,17 @@ Bad input is refused before anything is written.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 MOST_OF_GROUP = 255
-"""Characters in the name of a failure group."""
+"""The most characters in the name of a failure group."""
 
 
 @dataclass(frozen=True, slots=True)
 class FullPort:
-    """A port that has `used` up its `limit`, so that there is no room for what a writer `needs`."""
+    """A port with too little room for a write: it has `used` up its `limit`, and the writer `needs` more."""
 
     id: int
     job_id: int
@@ -40,7 +40,7 @@ class JobNotFoundError(SideJobError, LookupError):
 
 
 def job_not_found(which: object) -> JobNotFoundError:
-    """Return the error for a job that does not exist, of which the caller has the id or an alias."""
+    """Return the error for a job that does not exist, given its id or alias."""
     return JobNotFoundError(f"There is no job {which!r}: it was deleted, or never committed.")
 
 
@@ -53,11 +53,11 @@ class UnknownTaskError(SideJobError, LookupError):
 
 
 class IllegalMoveError(SideJobError):
-    """The job's status, or the place of the call, does not allow it."""
+    """The job's status does not allow this call, or the call is not allowed where it is made, as in a run."""
 
 
 class PortNotFoundError(SideJobError, LookupError):
-    """The job has no port of this name and direction, and its task does not allow other ports with ``"*"``."""
+    """The job has no port of this name and direction, and its task does not allow further ports with ``"*"``."""
 
 
 class InvalidPortError(SideJobError, ValueError):
@@ -65,10 +65,10 @@ class InvalidPortError(SideJobError, ValueError):
 
 
 class PortFullError(SideJobError):
-    """A port with a limit has no room for what was written: `port` of `job_id`, with its `limit` and what is `used`.
+    """A port with a limit has no room for these packets: `port` of `job_id`, with its `limit` and its `used` room.
 
-    A run that writes there waits for room. It only gets this error if no room could ever be enough, or if nobody but
-    the job itself would make room.
+    A run that writes there waits for room. It only gets this error if the port could never have enough room, or if only
+    the job itself could make room.
     """
 
     def __init__(self, message: str, full: tuple[FullPort, ...] = (), *, may_pass: bool = True) -> None:
@@ -90,7 +90,11 @@ class InvalidAliasError(SideJobError, ValueError):
 
 
 class InvalidValueError(SideJobError, ValueError):
-    """A value is not JSON, or it is too large. The message holds the path to the offending part."""
+    """A value is not JSON, or it is too large. The message contains the path to the offending part."""
+
+
+class ResultTooLargeError(SideJobError):
+    """A task has ended, but its result takes more bytes than the result backend keeps. `get()` raises it."""
 
 
 class AliasTakenError(SideJobError):
@@ -98,9 +102,9 @@ class AliasTakenError(SideJobError):
 
 
 class DuplicateError(SideJobError):
-    """An open job or durable task has the unique key that was given.
+    """An open job or durable task already has this unique key.
 
-    `job_id` and `job`, its handle, are a job's, and `task_id` is a durable task's; the others are None.
+    If it is a job, `job_id` and `job` (its handle) are set; if it is a durable task, `task_id` is. The others are None.
     """
 
     def __init__(self, message: str, job_id: int | None = None, task_id: str | None = None) -> None:
@@ -118,7 +122,7 @@ class Overloaded(SideJobError):
     """A capacity pool is full, and nothing was written.
 
     `pool` is its name, `limit` its slots, and `used` how many of them are taken. `retry_after` is the number of seconds
-    after which a slot is likely to be free, by how many were freed lately.
+    after which a slot is likely to be free, estimated from the slots that were freed lately.
     """
 
     def __init__(
@@ -140,7 +144,7 @@ class HasParentError(SideJobError):
 
 
 class NotAChildError(SideJobError, LookupError):
-    """The job to be disowned is not a child of this one."""
+    """The job to be disowned is not a child of this job."""
 
 
 class CycleError(SideJobError):
@@ -148,7 +152,7 @@ class CycleError(SideJobError):
 
 
 class HasDependentsError(SideJobError):
-    """Jobs that are not to be cancelled depend on some that are: `dependents`, {job id: ids of those that wait}."""
+    """Jobs outside the cancelled set depend on jobs in it: `dependents` is {job id: ids of the jobs that wait}."""
 
     def __init__(self, message: str, dependents: Mapping[int, tuple[int, ...]]) -> None:
         super().__init__(message, dependents)
@@ -159,26 +163,61 @@ class HasDependentsError(SideJobError):
 
 
 class DependencyFailedError(SideJobError):
-    """A job on which this one depended with ``on_failure="fail"`` has failed or was terminated.
+    """A job on which this job depended with ``on_failure="fail"`` has failed or was terminated.
 
     The body was not called.
     """
 
 
 class BatchClosedError(SideJobError):
-    """The batch takes nothing more."""
+    """The batch is closed and takes no more members."""
 
 
 class BatchNotFoundError(SideJobError, LookupError):
     """No batch has this name."""
 
 
+def batch_not_found(name: str) -> BatchNotFoundError:
+    """Return the error for a batch that does not exist."""
+    return BatchNotFoundError(f"There is no batch {name!r}: it was never opened, or was deleted.")
+
+
+class StepNameError(SideJobError, ValueError):
+    """A step's name breaks the rules, or the step of this name is of another kind."""
+
+
+class StepFailedError(SideJobError):
+    """A step has failed, with an error that cannot be made again from its class and arguments; `error` is the class.
+
+    It is raised each time the body comes to the step. In the run in which it was raised first, `__cause__` is the
+    error itself.
+    """
+
+    def __init__(self, message: str, error: str = "") -> None:
+        super().__init__(message, error)
+        self.error = error
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class ChildFailedError(SideJobError):
+    """Children called by a step have failed or were terminated; `children` has their ids."""
+
+    def __init__(self, message: str, children: Sequence[int] = ()) -> None:
+        super().__init__(message, list(children))
+        self.children = list(children)
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class LeaseLostError(SideJobError):
-    """This run is no longer the current one, and nothing of this unit was applied. The body should end at once."""
+    """This run is no longer the job's current run; nothing of this unit was applied. The body should end at once."""
 
 
 class UnitNotCommittedError(SideJobError):
-    """The body went on without committing the unit's transaction. What the unit has read is on its ports again."""
+    """The body went on without committing the unit's transaction. The packets that it read are on their ports again."""
 
 
 class TaskRevokedError(SideJobError):
@@ -186,9 +225,9 @@ class TaskRevokedError(SideJobError):
 
 
 class JobFailed(SideJobError):
-    """A body raises it to fail, and to name the group of its failure: `JobFailed("no stock", "Shelf 7 is empty.")`.
+    """Raised by a body to fail, and to name the group of its failure: `JobFailed("no stock", "Shelf 7 is empty.")`.
 
-    Entries of the dead set are found and retried by their group. Any other exception is in the group of its class.
+    Entries of the dead set are found and retried by their group. For any other exception the group is its class.
     """
 
     def __init__(self, group: str, message: str = "") -> None:

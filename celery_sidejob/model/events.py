@@ -1,6 +1,6 @@
-"""Events for observers: an event is a value, told once, after the commit that made it true.
+"""Events for observers: an event is a value, reported once, after the commit that made it true.
 
-If the process dies between the two, the event is not told. Facts that must not be missed are rows.
+If the process dies between the two, the event is not reported. Facts that must not be missed are rows.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from .statistics import Measure
+from .status import RunEnd
 
 
 class Counted:
-    """What is counted of the events of a class."""
+    """How the events of a class are counted."""
 
     __slots__ = ()
 
     total: ClassVar[str | None]
-    """The name of the total that counts these events, in `stats` and the metrics; None: they are not counted."""
+    """The name of the total that counts these events, in `stats` and the metrics; None if they are not counted."""
     meaning: ClassVar[str]
     """The total's meaning in one sentence, for `stats` and the metrics."""
     counted_by: ClassVar[str | None] = None
@@ -38,8 +39,8 @@ class JobEvent(Counted):
 class JobMoved(JobEvent):
     """A job moved from one status to another; `before` is None for a new job.
 
-    Of two moves of a job the later one has the greater `change`, whichever process made it. If a run moved it, `run_no`
-    is that run's, and `task_id` its asking's.
+    A later move of the same job has a greater `change`, in whatever process. If a run moved the job, `run_no` is the
+    run's number, and `task_id` the task id of its asking.
     """
 
     total = "status_changes"
@@ -67,7 +68,7 @@ class JobBuried(JobEvent):
 
 @dataclass(frozen=True, slots=True)
 class JobParked(JobEvent):
-    """No worker of a job's queue knows its task: its run waits until one does."""
+    """No worker of a job's queue knows its task: its run waits until a worker does."""
 
     total = "jobs_parked"
     meaning = "Jobs parked because no worker of their queue knew their task."
@@ -102,7 +103,7 @@ class RunRescued(RunEvent):
 
 
 class RunReturned(RunEvent):
-    """A run that a worker had claimed came back: the worker is gone, and whether the body was called is not known."""
+    """A claimed run came back from a worker that is gone; whether the body was called is not known."""
 
     total = None
 
@@ -155,7 +156,7 @@ class TaskBuried(TaskEvent):
 
 @dataclass(frozen=True, slots=True)
 class TaskParked(TaskEvent):
-    """No worker of a durable task's queue knows it: it waits until one does."""
+    """No worker of a durable task's queue knows the task: it waits until a worker does."""
 
     total = "tasks_parked"
     meaning = "Durable tasks parked because no worker of their queue knew them."
@@ -182,13 +183,13 @@ class TaskRescued(TaskEvent):
 
 
 class TaskReturned(TaskEvent):
-    """A durable task came back from a worker that is gone, which had fetched it: whether its body ran is not known."""
+    """A fetched durable task came back from a worker that is gone; whether its body ran is not known."""
 
     total = None
 
 
 class TaskEndedWell(TaskEvent):
-    """A durable task that had been called lost has ended well."""
+    """A durable task that had been declared lost has ended well."""
 
     total = "tasks_recovered"
     meaning = "Durable tasks that were declared lost and ended well after all."
@@ -196,24 +197,46 @@ class TaskEndedWell(TaskEvent):
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """The sweeper has finished a turn: its increase of each total."""
+    """The sweeper has finished a turn; contains the increase of each total."""
 
     totals: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a run adds to the statistics of its task in its queue."""
+    """What one run, or one of its steps, adds to the statistics of its task and queue."""
 
     queue: str
     task: str
     measure: Measure
     seconds: float | None = None
+    step: str = ""
+    """The name of the step; empty for the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepEnded(RunEvent):
+    """A run has done a step, or failed to: reported after the commit of its record, or as its error is raised.
+
+    The end of a sleep is no event: the run passes it, and commits nothing.
+    """
+
+    total = None
+
+    name: str
+    number: int
+    """The number of this call among the calls of the same name, from 1."""
+    kind: str
+    seconds: float
+    """The duration of the last try, or of the wait."""
+    tries: int
+    outcome: RunEnd
+    """Completed, failed or retried."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskFinished:
-    """A run of a durable task has finished it: what `sidejob_task_history` keeps."""
+    """A run of a durable task has finished it; recorded with `sidejob_task_history`."""
 
     task_id: str
     task: str

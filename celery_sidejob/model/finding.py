@@ -32,15 +32,15 @@ def well(check: str, found: str) -> Finding:
 
 
 def warning(check: str, found: str, *, meaning: str, remedy: str) -> Finding:
-    """Return a finding that somebody should look at, although work goes on."""
+    """Return a finding that a person should look into, although work goes on."""
     return Finding(check, Level.WARNING, found, meaning, remedy)
 
 
 def error(check: str, found: str, *, meaning: str, remedy: str) -> Finding:
-    """Return a finding that keeps jobs from being run, or promises from being kept."""
+    """Return a finding that stops jobs from running, or breaks a promise."""
     return Finding(check, Level.ERROR, found, meaning, remedy)
 
 
 def graded(value: float, bounds: tuple[float, float]) -> Callable[..., Finding]:
-    """Return the kind of finding for a value above the first bound: an error from the second bound on."""
+    """Return `warning` or `error` for a value above the first bound: `error` from the second bound on."""
     return error if value > bounds[1] else warning

@@ -1,4 +1,4 @@
-"""Whether psycopg can be imported. It needs libpq, whose absence pip does not see, as it is no Python package."""
+"""Whether psycopg can be imported. It needs libpq, which is no Python package, so pip does not miss it."""
 
 from __future__ import annotations
 

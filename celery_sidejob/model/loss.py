@@ -1,4 +1,4 @@
-"""Why a run was lost: what became of its process or its worker, as far as those who noticed it can tell."""
+"""Why a run was lost: what happened to its process or its worker, as far as the observer could tell."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any
 from .checks import shown
 
 MOST_OF_CAUSE = 200
-"""Characters of an error's text that a loss keeps."""
+"""The most characters of an error's text in a loss."""
 OUT_OF_MEMORY = {True: ", out of memory", False: ", not because memory ran out", None: ""}
 
 
 class LossKind(StrEnum):
-    """What was noticed of a lost run. Each kind has its sentence in `SENTENCES`."""
+    """What was noticed of a lost run. Each kind has a sentence in `SENTENCES`."""
 
     KILLED = "killed"
-    """A signal ended its process; the worker itself goes on."""
+    """A signal ended its process; the worker lives on."""
     EXITED = "exited"
     """Its process ended by itself in the middle of the run."""
     ENDED = "ended"
@@ -32,16 +32,18 @@ class LossKind(StrEnum):
     OVERDUE = "overdue"
     """It did not renew its own lease. Its process is killed, unless it is the worker's own."""
     DROPPED = "dropped"
-    """Its worker held it and did not execute it."""
+    """Its worker held the run and did not execute it."""
     LEFT = "left"
     """Its body raised an exception that ends processes."""
     STOPPED = "stopped"
-    """Its worker stopped as planned. It does not count as a loss, but a task that must not be repeated is not begun
+    """Its worker stopped as planned. It does not count as a loss, but a task that must not be repeated does not begin
     again."""
     STORE = "store"
     """It could not reach Postgres."""
+    REFUSED = "refused"
+    """Its body ended well, and Postgres refuses that end."""
     UNKNOWN = "unknown"
-    """Nothing but the loss was noticed."""
+    """Only the loss itself was noticed."""
 
 
 SENTENCES = {
@@ -59,24 +61,25 @@ SENTENCES = {
     LossKind.LEFT: "body ended with {cause}, which ends a process (worker {worker})",
     LossKind.STOPPED: "worker stopped before the run ended (worker {worker})",
     LossKind.STORE: "Postgres out of reach of the run: {cause}",
+    LossKind.REFUSED: "end refused by Postgres: {cause}",
     LossKind.UNKNOWN: "worker died",
 }
-"""The sentence of each kind begins with the fact: lists show only the beginning."""
+"""The sentence of each kind. It begins with the fact, because lists show only the beginning."""
 
 
 FORMS: Mapping[str, type | tuple[type, ...]] = {
     "worker": str, "process": int, "exit_code": int, "signal": str, "out_of_memory": bool, "silent_s": (int, float),
     "cause": str,
 }  # fmt: skip
-"""The facts of a loss beside its kind, as they are kept; a fact in another form is of another version."""
+"""The other facts of a loss, and their types; a fact of another type comes from another version."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
     """One loss. A fact that is None is not known.
 
-    `worker` is the worker as `workers` shows it, "host:process:random". `out_of_memory`: whether the kernel has killed
-    a process for want of memory, in the worker's control group, in the seconds before; None where it does not tell.
+    `worker` is the worker's name in the list of `workers`, "host:process:random". `out_of_memory`: whether, in the
+    seconds before, the kernel has killed a process of the worker's control group for want of memory; None if unknown.
     """
 
     kind: LossKind = LossKind.UNKNOWN
@@ -90,7 +93,7 @@ class Loss:
 
     @classmethod
     def of_process(cls, worker: str, process: int, status: int | None, *, out_of_memory: bool | None) -> Loss:
-        """Return the loss with a process: `status` is its exit code, or the negative number of a signal, or None."""
+        """Return the loss of a run whose process ended: `status` is its exit code, or minus its signal, or None."""
         if status is None:
             return cls(LossKind.ENDED, worker, process)
         if status >= 0:
@@ -103,7 +106,7 @@ class Loss:
 
     @classmethod
     def of_body(cls, worker: str | None, error: BaseException) -> Loss:
-        """Return the loss of a run whose body has left its process with `error`, whatever its `repr()` does."""
+        """Return the loss of a run whose body ended its process with `error`, even if `repr(error)` raises."""
         text = shown(error, most=MOST_OF_CAUSE).replace("\x00", "\\x00")  # Postgres cannot store NUL
         return cls(LossKind.LEFT, worker, cause=text)
 
@@ -114,7 +117,7 @@ class Loss:
 
     @classmethod
     def of_facts(cls, kept: object) -> Loss:
-        """Return the loss with these facts; facts that only a newer version knows are left out."""
+        """Return the loss with these facts; facts that only a newer version knows are dropped."""
         if not isinstance(kept, dict):
             return cls()
         known = {name: kept[name] for name, form in FORMS.items() if isinstance(kept.get(name), form)}
@@ -127,7 +130,7 @@ class Loss:
 
     @property
     def counts(self) -> bool:
-        """Whether it is one of the losses that are counted, and told of."""
+        """Whether it is counted and reported as a loss."""
         return self.kind != LossKind.STOPPED
 
     @property
@@ -138,7 +141,7 @@ class Loss:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """`why` and `host`, and all facts that are known."""
+        """`why` and `host`, and all known facts."""
         known = {name: value for name, value in asdict(self).items() if value is not None}
         host = {} if self.worker is None else {"host": self.worker.split(":")[0]}
         return {"why": self.why, **known, "kind": str(self.kind), **host}

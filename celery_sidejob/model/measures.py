@@ -19,7 +19,8 @@ BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 """The upper bounds of a duration's buckets, in seconds; longer durations go into one more bucket, without a bound."""
 
 LONGEST_NAMES = 600
-"""Characters of a queue's name and a task's together: four bytes each fit into a row of an index."""
+"""The most characters of the names of a queue, a task and a step together: at four bytes each they fit into a row of an
+index."""
 
 BUCKET, SUM = "bucket", "sum"
 
@@ -33,11 +34,11 @@ NOTHING: Mapping[Tally, Amount] = MappingProxyType({})
 
 
 class Taken(NamedTuple):
-    """What a process has counted since the last time."""
+    """The counts since the last call of `take`."""
 
     totals: dict[Total, float]
     tallies: dict[Tally, Amount]
-    """Of runs, by queue and task."""
+    """Tallies of runs and steps, keyed by queue and task."""
     finished: Sequence[TaskFinished]
     """The durable tasks that have ended, the oldest first."""
 
@@ -57,7 +58,7 @@ class Measures:
         self.begun = False
         """Whether counting has begun."""
         self.task_history = task_history
-        """How many durable tasks that have ended are kept: here, and in the store."""
+        """How many ended durable tasks are kept, here and in the store."""
         self._start_anew()
 
     def begin(self) -> None:
@@ -79,13 +80,13 @@ class Measures:
             place = bisect_left(BOUNDS_S, seconds)
             self._add({(f"{operation}_{BUCKET}", str(place)): 1.0, (f"{operation}_{SUM}", ""): seconds})
 
-    def tally(self, queue: str, task: str, measure: Measure, seconds: float | None = None) -> None:
-        """Add what one run of a task has taken, or that it failed, is tried again or was lost.
+    def tally(self, queue: str, task: str, measure: Measure, seconds: float | None = None, step: str = "") -> None:
+        """Add the wait or the duration of a run or step, or count that it failed, is tried again or was lost.
 
-        Names too long to be stored are left out: with them nothing that this process has counted could be stored.
+        Names that are too long are ignored: they would keep all counts of this process from being stored.
         """
-        if self.begun and len(queue) + len(task) <= LONGEST_NAMES:
-            tally, amount = tally_of(queue, task, measure, seconds)
+        if self.begun and len(queue) + len(task) + len(step) <= LONGEST_NAMES:
+            tally, amount = tally_of(queue, task, measure, seconds, step)
             self._add({}, {tally: amount})
 
     def finish(self, ended: TaskFinished) -> None:
@@ -105,7 +106,7 @@ class Measures:
         return taken
 
     def give_back(self, taken: Taken) -> None:
-        """Add counts that could not be stored again: they are stored with the next ones."""
+        """Take back counts that could not be stored: they are stored with the next counts."""
         self._add(*taken)
 
     @property
@@ -115,7 +116,7 @@ class Measures:
 
     @property
     def quiet_s(self) -> float:
-        """Seconds since anything was last counted."""
+        """Seconds since something was last counted."""
         return time.monotonic() - self._added_at
 
     def _add(
@@ -145,7 +146,7 @@ class Measures:
 
 
 COUNTED = {event.total: event.meaning for event in events.COUNTED if event.counted_by is None and event.total}
-"""The totals of events, and what each means. The sweeper's duties declare their own totals."""
+"""The totals of events, and the meaning of each. The sweeper's duties declare their own totals."""
 
 COUNTED_BY = {
     event.total: (LABELS.get(event.counted_by, event.counted_by), event.meaning)
@@ -164,7 +165,7 @@ TIMED = {
 
 
 def counts(totals: Mapping[Total, float], counted: Iterable[str]) -> dict[str, Any]:
-    """Return the totals of `counted`, {name: number}, and for those with a label {name: {label: number}}."""
+    """Return the totals of `counted`, {name: number}; a total with labels is {name: {label: number}}."""
     by_label = {
         name: {label: int(value) for (found, label), value in sorted(totals.items()) if found == name}
         for name in COUNTED_BY

@@ -18,11 +18,11 @@ FORMAT = 1
 
 
 GONE = -1
-"""Stands for the number of messages in a queue that does not exist."""
+"""Stands for the number of messages of a queue that does not exist."""
 
 
 def is_readable(document: Mapping[str, Any]) -> bool:
-    """Tell whether this version understands a message or a row: a newer one is left to newer workers."""
+    """Tell whether this version understands a message or a row; a newer format is for newer workers."""
     return int(document.get("v", 1)) <= FORMAT
 
 
@@ -44,7 +44,7 @@ CONTINUATION = "continuation:"
 
 @dataclass(frozen=True, slots=True)
 class Doorbell:
-    """ "Go and look at this job": run `for_run` of it is owed. Harmless when late, doubled or stale."""
+    """Says "go and look at this job": its run `for_run` is owed. Harmless when late, doubled or stale."""
 
     job_id: int
     for_run: int
@@ -75,7 +75,7 @@ class Doorbell:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """A whole publication that follows an asking's end: a callback, or the rest of a chain."""
+    """A whole publication that follows the end of an asking: a callback, or the rest of a chain."""
 
     task_id: str
     queue: str
@@ -83,12 +83,12 @@ class Continuation:
 
     @property
     def key(self) -> str:
-        """The key of its row. It is not the task id, which the message of the resulting job may need."""
+        """The key of its row. It differs from the task id, which the message of the resulting job may need."""
         return CONTINUATION + self.task_id
 
     @property
     def task(self) -> str:
-        """The name of the task that it calls, if that can be read."""
+        """The name of the task that it calls, if it can be read."""
         try:
             return str(json.loads(self.publication)["signature"]["task"])
         except (ValueError, TypeError, LookupError):
@@ -96,7 +96,7 @@ class Continuation:
 
     @classmethod
     def of_row(cls, key: str, queue: str, publication: str) -> Continuation | None:
-        """Make the continuation of a row; None if a newer version wrote it. InvalidValueError if it is unreadable."""
+        """Make the continuation from a row; None if a newer version wrote it. InvalidValueError if it is unreadable."""
         try:
             if not is_readable(json.loads(publication)):
                 return None
@@ -118,3 +118,5 @@ class Outcome:
     options: Mapping[str, Any] | None
     args: str
     kwargs: str
+    is_told: bool = False
+    """Whether its end has written the result and counted the chord's part, so that only errbacks are to be called."""

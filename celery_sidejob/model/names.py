@@ -1,6 +1,6 @@
 """The names users give to jobs: aliases, unique everywhere, and a child's name, unique under its parent.
 
-Postgres must be able to store and index every name, channels' names too.
+Postgres must be able to store and index every name, including those of channels.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from uuid import UUID
 from .errors import AliasTakenError, ChildNameTakenError, CycleError, InvalidAliasError, InvalidValueError
 
 MAX_LENGTH = 255
-"""Characters in an alias or a child's name."""
+"""The most characters in an alias or a child's name."""
 MOST_NAMES = 10_000
-"""Tags, aliases, channels, ports or keys of the state in one call. Each is a row, and all are one statement."""
+"""The most tags, aliases, channels, ports or state keys in one call. Each is a row, and one statement writes them all.
+"""
 SHOWN_OF_CIRCLE = 10
-"""Jobs of a circle that its error names."""
+"""The most jobs that the error about a circle names."""
 
 
 def check_alias(name: str) -> str:
@@ -49,7 +50,7 @@ def child_name_taken(*children: tuple[int | None, str | None]) -> ChildNameTaken
 
 
 def circle(child_id: int, above: Sequence[int]) -> CycleError:
-    """Return the error for a child that is among the jobs `above`: its parent to be first, the root last."""
+    """Return the error for a child that is among the jobs `above`: from its new parent up to the root."""
     line = [str(job_id) for job_id in reversed(above[: above.index(child_id) + 1])]
     if len(line) > SHOWN_OF_CIRCLE:
         line[SHOWN_OF_CIRCLE // 2 : -SHOWN_OF_CIRCLE // 2] = ["…"]
@@ -65,7 +66,7 @@ def alias_taken(name: str, owner_id: int) -> AliasTakenError:
 
 
 def at_most(names: Iterable[Any], what: str) -> tuple[Any, ...]:
-    """Return the names that one call has; raise InvalidValueError if they are more than `MOST_NAMES`."""
+    """Return the names of one call; raise InvalidValueError if they are more than `MOST_NAMES`."""
     given = tuple(islice(names, MOST_NAMES + 1))
     if len(given) > MOST_NAMES:
         raise InvalidValueError(f"One call takes at most {MOST_NAMES} {what}: give them in several calls.")
@@ -73,7 +74,7 @@ def at_most(names: Iterable[Any], what: str) -> tuple[Any, ...]:
 
 
 def check_key(key: Any) -> str:
-    """Refuse state keys that are not strings, or that the store could not keep."""
+    """Refuse a state key that is not a string, or that the store could not keep."""
     if not isinstance(key, str):
         raise InvalidValueError(f"A key of a job's state is a string, not a {type(key).__name__}.")
     problem = why_not_storable(key)
@@ -83,7 +84,7 @@ def check_key(key: Any) -> str:
 
 
 def check_tags(names: Any, *, where: str) -> tuple[str, ...]:
-    """Return tags, each once, in their order; `where` names the argument that has them."""
+    """Return tags, each once, in their order; `where` names the argument that contains them."""
     if isinstance(names, str) or not isinstance(names, Iterable):
         raise InvalidValueError(f"{where} takes a list of tags, not {ascii(names)[:100]}.")
     given = at_most(names, "tags")
@@ -107,12 +108,12 @@ def why_not_storable(name: str, *, max_length: int = MAX_LENGTH) -> str | None:
 
 
 def storable(text: str) -> str:
-    """Return a text of somebody else's as the store can keep it: NUL is replaced, and lone surrogates are escaped."""
+    """Return a text from outside so that the store can keep it: NUL is replaced, and lone surrogates are escaped."""
     return text.replace("\x00", "\ufffd").encode("utf-8", "backslashreplace").decode()
 
 
 def why_not_name(name: object) -> str | None:
-    """Return why a task id or the name of a queue cannot be kept and sent, or None; AMQP counts bytes."""
+    """Return why a task id or a queue's name cannot be kept and sent, or None; AMQP counts bytes."""
     if not isinstance(name, str):
         return f"it is a string, not a {type(name).__name__}"
     if not name:

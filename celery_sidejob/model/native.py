@@ -31,7 +31,7 @@ def is_eventlet() -> bool:
 
 
 def lock() -> Any:
-    """Return a lock to be held only briefly; its holder may take it again, as a signal handler may."""
+    """Return a lock to be held only briefly; its holder may acquire it again, as a signal handler may."""
     return _original("_thread", "RLock")()
 
 
@@ -41,7 +41,7 @@ def poll() -> Any:
 
 
 class Bell:
-    """A signal that a real thread may wait for again and again; each ring wakes it once."""
+    """A signal for which a real thread can wait again and again; each ring wakes it once."""
 
     def __init__(self) -> None:
         self._gate = _original("_thread", "allocate_lock")()

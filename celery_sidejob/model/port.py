@@ -14,7 +14,7 @@ from .errors import FullPort, InvalidChannelError, InvalidPortError, InvalidValu
 from .names import at_most
 
 MAX_LENGTH = 255
-"""Characters in a port's name."""
+"""The most characters in a port's name."""
 
 MOST_PACKETS = 2**31 - 1
 """The highest limit of a port."""
@@ -44,7 +44,7 @@ NO_DATA: Final = NoData()
 
 @dataclass(frozen=True)
 class PortOptions:
-    """The options of a new port. `default` is the value that readers get; None as `limit` is no limit."""
+    """The options of a new port. `default` is the value that readers get; `limit=None` means no limit."""
 
     default: Any = NO_DATA
     channels: tuple[str, ...] = ()
@@ -78,15 +78,15 @@ def port_not_found(job_id: int, direction: str, name: str, ports: Iterable[tuple
 
 
 def value_of(packet: Any, port: PortKey) -> Any:
-    """Return the value of a packet's row; raises InvalidValueError, which names it, if nobody here can read it.
+    """Return the value of a packet's row; if this version cannot read it, raises InvalidValueError, which names it.
 
-    A newer version of this package may have written it, or somebody else than this package.
+    A newer version of this package may have written it, or another program.
     """
     try:
         if packet.context is not None:
             values.decode(packet.context)
         return values.decode(packet.value)
-    except Exception as error:  # what a forged text does to the classes that it names
+    except Exception as error:  # a forged text makes the classes that it names raise anything
         job_id, direction, name = port
         raise InvalidValueError(
             f"Packet {packet.id} of {direction}put port {name!r} of job {job_id} cannot be decoded, so it stays there: "
@@ -96,7 +96,7 @@ def value_of(packet: Any, port: PortKey) -> Any:
 
 
 def port_full(full: Sequence[FullPort]) -> PortFullError:
-    """Return the error for ports that have no room for what was written to them."""
+    """Return the error for ports that have no room for the packets written to them."""
     port = full[0]
     text = f"{port.direction}put port {port.name!r} of job {port.job_id} has a limit of {port.limit} packets"
     if port.needs > port.limit:
@@ -110,7 +110,7 @@ def port_full(full: Sequence[FullPort]) -> PortFullError:
 
 
 def facing_ports(full: Sequence[FullPort], job_id: int, other: Any) -> PortFullError:
-    """Return the error for a job that would wait for itself: `other` waits, and only this job could make its room."""
+    """Return the error for a job that would wait for itself: `other` waits for room that only this job could make."""
     port = full[0]
     own = f"The {port.direction}put port {port.name!r} of job {port.job_id} is full, with {port.limit} packets"
     if other.job_id == job_id:
@@ -156,7 +156,7 @@ def parse_ports(spec: Any, *, where: str) -> dict[str, PortOptions]:
 
 
 def ports_as_json(ports: Mapping[str, PortOptions]) -> dict[str, dict[str, Any]]:
-    """Return JSON values of which `parse_ports` makes these ports again."""
+    """Return the ports as JSON values, which `parse_ports` turns back into these ports."""
     return {
         name: {"channels": list(port.channels)}
         | ({} if port.default is NO_DATA else {"default": port.default})
@@ -188,7 +188,7 @@ def _parse_options(name: str, options: Any, where: str) -> PortOptions:
 def _parse_default(default: Any, where: str) -> Any:
     if default is NO_DATA:
         return NO_DATA
-    # A copy as every reader will get it, which the caller can no longer change.
+    # A copy as every reader will get it; the caller can no longer change it.
     return values.decode(values.encode(default, what=f"{where}: default"))
 
 

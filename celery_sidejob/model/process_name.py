@@ -1,4 +1,4 @@
-"""The name of this process where workers and consumers are named: people find one process by it everywhere."""
+"""The name of this process, by which workers and consumers are named everywhere."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from functools import cache
 
 
 def new_name() -> str:
-    """Return a name that nobody else has or had: host:process:random, and from the second name on a number behind."""
+    """Return a name that no process has or had: host:process:random, and from the second name on a number."""
     number = next(_numbers(os.getpid()))
     return f"{_of_process(os.getpid())}{f'.{number}' if number > 1 else ''}"
 

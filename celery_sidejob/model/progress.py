@@ -1,4 +1,4 @@
-"""How far a run has come, as its body says."""
+"""How far a run has come, as its body reports it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LONGEST_NOTE = 1000
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a run has said last of how far it is: `done` of `total`, and a `note`; `told_at` by the store's clock."""
+    """The last progress that a run reported: `done` of `total`, and a `note`; `told_at` by the store's clock."""
 
     done: float | None
     total: float | None
@@ -25,7 +25,7 @@ class Progress:
 
     @property
     def fraction(self) -> float | None:
-        """Which part is done, from 0.0 to 1.0; None without both numbers."""
+        """The share that is done, from 0.0 to 1.0; None unless both numbers are known."""
         if self.done is None or not self.total:
             return None
         return min(1.0, self.done / self.total)
@@ -36,7 +36,7 @@ class Progress:
 
 
 def check(done: Any, total: Any, note: Any) -> None:
-    """Raise InvalidValueError for what is no progress."""
+    """Raise InvalidValueError unless these values are a valid progress."""
     for name, value in (("done", done), ("total", total)):
         if value is not None and not (
             isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0

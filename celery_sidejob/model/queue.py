@@ -1,4 +1,4 @@
-"""What can be set of a managed queue: exact order, limits and a rate."""
+"""The settings of a managed queue: exact order, limits and a rate."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class _Unchanged:
 
 
 UNCHANGED: Any = _Unchanged()
-"""Stands for a setting that is not to change."""
+"""Stands for a setting that does not change."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueSettings:
-    """The settings of a managed queue; None where nothing limits it."""
+    """The settings of a managed queue; None means no limit."""
 
     ordered: bool = False
     limit: int | None = None
@@ -36,7 +36,7 @@ class QueueSettings:
     rate: Rate | None = None
 
     def with_(self, where: str, changes: Mapping[str, Any]) -> QueueSettings:
-        """Return the settings with these changes; InvalidValueError if one has a value that cannot be."""
+        """Return the settings with these changes; InvalidValueError if a value is not allowed."""
         unknown = next((key for key in changes if key not in KEYS), None)
         if unknown is not None:
             raise InvalidValueError(
@@ -61,12 +61,12 @@ class QueueSettings:
 
 
 def without_pool(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a declaration sets of its queue itself; its capacity pool is asked by the calls."""
+    """Return a declaration without its capacity pool, which calls use directly."""
     return {name: value for name, value in settings.items() if name != "pool"}
 
 
 def is_declaration(declared: Any) -> bool:
-    """Tell whether a value can be `sidejob_queues`: names of queues, each with settings that can be."""
+    """Tell whether a value can be `sidejob_queues`: queue names, each with valid settings."""
     if not isinstance(declared, Mapping):
         return False
     for name, settings in declared.items():

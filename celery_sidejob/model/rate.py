@@ -29,7 +29,7 @@ class Rate:
 
 
 def parse_rate(given: Any) -> Rate | None:
-    """Read a rate: "600/m" is 600 runs at once, and then ten more in each second. None if it is not one.
+    """Read a rate: "600/m" is 600 runs at once, and then ten more in each second. None if it is not a rate.
 
     As for Celery's `rate_limit`, a number alone is runs per second.
     """

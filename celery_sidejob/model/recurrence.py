@@ -1,11 +1,11 @@
-"""The nominal times of a schedule: which come next, which are due, and which of those an outage leaves to be made.
+"""The nominal times of a schedule: which come next, which are due, and which due times still count after an outage.
 
 All times are in UTC. The clock that decides what is due is the store's; nothing here asks the host for the time.
 
 Daylight saving, as in Debian's cron: an expression whose minute or hour begins with a star comes at each minute whose
 time of day, on the clocks of the zone, matches it. Every other expression comes at the minutes in which a matching time
-of day passes for the first time: what a change skips passes right after the change. `cronsim` walks the calendar alone,
-for its own ways over a change leave out and double times where the change is at midnight, or of half an hour.
+of day passes for the first time: times that a change skips pass right after the change. `cronsim` only walks the
+calendar, because across a change at midnight, or of half an hour, it leaves times out and doubles others.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from cronsim import CronSim, CronSimError
 
 TICK = timedelta(microseconds=1)
 FIELDS = 5
-"""Fields of a cron expression; cronsim also takes one of seconds, without cron's rules for daylight saving."""
+"""The fields of a cron expression; cronsim also accepts a field of seconds, but then without cron's daylight-saving
+rules."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
     """How a schedule's times follow each other: at an interval counted from `anchor`, or by a cron expression.
 
-    `ahead`: the expression's times come so much earlier than its calendar says, because a test has moved the clock.
+    `ahead`: how much earlier than the calendar the expression's times come, because a test has moved the clock.
     """
 
     every: timedelta | None = None
@@ -40,14 +41,14 @@ class Timing:
     ahead: timedelta = timedelta()
 
     def after(self, moment: datetime) -> Iterator[datetime]:
-        """Yield the times later than a moment, in order; it ends where the calendar, or the expression, does."""
+        """Yield the times later than a moment, in order; ends where the calendar, or the expression, ends."""
         try:
             yield from self._by_interval(moment) if self.cron is None else self._by_cron(moment)
         except OverflowError:
             return
 
     def last(self, count: int, *, after: datetime, until: datetime) -> list[datetime]:
-        """Return the last so many times later than `after` and not later than `until`, in order."""
+        """Return the last `count` times later than `after` and not later than `until`, in order."""
         if self.every is not None and self.anchor is not None:
             begin = max(after, self.anchor + ((until - self.anchor) // self.every - count) * self.every)
             return list(takewhile(lambda time: time <= until, self.after(begin)))
@@ -60,7 +61,7 @@ class Timing:
             span *= 4
 
     def moved_back(self, by: timedelta) -> Timing:
-        """Return the timing all of whose times come so much earlier."""
+        """Return the timing with all times earlier by `by`."""
         if self.cron is not None:
             return replace(self, ahead=self.ahead + by)
         return replace(self, anchor=None if self.anchor is None else self.anchor - by)
@@ -115,12 +116,12 @@ def _by_calendar(calendar: Iterable[datetime], zone: ZoneInfo) -> Iterator[datet
 
 
 def _at(time: datetime, zone: ZoneInfo, *, fold: int = 0) -> datetime:
-    """Return the moment at which clocks show a time: if they do twice, the first or second; if never, out of order."""
+    """Return the moment at which clocks show a time: the first or second of two; if they never do, out of order."""
     return time.replace(tzinfo=zone, fold=fold).astimezone(UTC)
 
 
 def why_no_cron(expression: str) -> str | None:
-    """Say why a text is no cron expression that ever comes true; None if it is one."""
+    """Say why a text is no cron expression with a possible time; None if it is one."""
     if len(expression.split()) != FIELDS:
         return "it has five fields: minute, hour, day of the month, month, day of the week"
     try:
@@ -133,19 +134,19 @@ def why_no_cron(expression: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The time for which a timing holds: later than `after`, and not later than `until`."""
+    """The period in which a timing applies: later than `after`, and not later than `until`."""
 
     timing: Timing
     after: datetime
     until: datetime | None = None
 
     def times(self, after: datetime) -> Iterator[datetime]:
-        """Yield the window's times later than `after`, too."""
+        """Yield the window's times that are also later than `after`."""
         times, until = self.timing.after(max(after, self.after)), self.until
         return times if until is None else takewhile(lambda time: time <= until, times)
 
     def moved_back(self, by: timedelta) -> Window:
-        """Return the window so much earlier, with its times."""
+        """Return the window earlier by `by`, with its times."""
         until = None if self.until is None else self.until - by
         return Window(self.timing.moved_back(by), self.after - by, until)
 
@@ -161,7 +162,7 @@ class Window:
 
     @classmethod
     def of_json(cls, found: dict[str, Any]) -> Window:
-        """Return the window of such values."""
+        """Return the window from such JSON values."""
         timing = Timing(
             every=None if found["every"] is None else found["every"] * TICK, anchor=_time(found["anchor"]),
             cron=found["cron"], timezone=found["timezone"], ahead=found.get("ahead", 0) * TICK,
@@ -173,10 +174,10 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is still to come of a schedule: its windows, in order.
+    """The times of a schedule that are still to come: its windows, in order.
 
-    Usually there is one. A change of the timing, and a pause, close the window; it stays for as long as any of its
-    times is due. `jitter_s`: each time is made so much later, at most; how much depends on the schedule and the time.
+    Usually there is one window. A change of the timing, and a pause, close the window; it stays for as long as any of
+    its times is due. `jitter_s`: the largest delay of a time; the delay depends on the schedule and the time.
     """
 
     name: str
@@ -184,23 +185,23 @@ class Plan:
     jitter_s: float = 0.0
 
     def upcoming(self, after: datetime | None = None) -> Iterator[datetime]:
-        """Yield all times that are to come, in order; with `after` those later than that."""
+        """Yield all times to come, in order; with `after` only the later ones."""
         return chain.from_iterable(window.times(window.after if after is None else after) for window in self.windows)
 
     @property
     def next(self) -> datetime | None:
-        """The first of them."""
+        """The first time to come."""
         return next(self.upcoming(), None)
 
     def made_at(self, nominal: datetime) -> datetime:
-        """Return when a time is made."""
+        """Return the moment at which the work of a time is made."""
         if not self.jitter_s:
             return nominal
         digest = hashlib.sha256(f"{self.name} {nominal.isoformat()}".encode()).digest()
         return nominal + timedelta(seconds=self.jitter_s) * (int.from_bytes(digest[:6], "big") / 2**48)
 
     def until(self, now: datetime) -> datetime:
-        """Return a moment such that exactly the times not later than it are due: jitter never changes their order."""
+        """Return a moment up to which all times are due and after which none is: jitter never changes their order."""
         if self.jitter_s:
             for time in takewhile(lambda time: time <= now, self.upcoming(now - timedelta(seconds=self.jitter_s))):
                 if self.made_at(time) > now:
@@ -208,7 +209,7 @@ class Plan:
         return now
 
     def due(self, now: datetime, *, keep: int | None, most: int) -> list[datetime]:
-        """Return the first so many of the times that are due; of those only the last `keep` count, if that is given."""
+        """Return the first `most` due times; with `keep`, of the last `keep` due times only."""
         until = self.until(now)
         if keep is None:
             return list(islice(takewhile(lambda time: time <= until, self.upcoming()), most))
@@ -220,7 +221,7 @@ class Plan:
         return kept[:most]
 
     def past(self, moment: datetime) -> Plan:
-        """Return what is left once everything up to a moment was made or passed over."""
+        """Return the plan without the times up to a moment, which were made or passed over."""
         left = [
             replace(window, after=max(window.after, moment))
             for window in self.windows if window.until is None or window.until > moment
@@ -230,7 +231,7 @@ class Plan:
         return replace(self, windows=tuple(left))
 
     def closed(self, now: datetime) -> Plan:
-        """Return what is left if nothing later than now is to come: what is due already."""
+        """Return the plan without the times after now: only the due times remain."""
         cut = [
             replace(window, until=now if window.until is None else min(window.until, now))
             for window in self.windows if window.after < now
@@ -242,7 +243,7 @@ class Plan:
         return replace(self, windows=(*self.windows, window))
 
     def moved_back(self, by: timedelta) -> Plan:
-        """Return the plan with all its times so much earlier."""
+        """Return the plan with all times earlier by `by`."""
         return replace(self, windows=tuple(window.moved_back(by) for window in self.windows))
 
     def as_json(self) -> Sequence[dict[str, Any]]:

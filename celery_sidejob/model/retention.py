@@ -12,14 +12,14 @@ from .checks import SECONDS, in_seconds, is_number, is_seconds
 FORM = f"a timedelta or {SECONDS}, or a dict with such an 'older_than', a number 'keep' (not negative), or both"
 """The values that a retention may have, in words."""
 FORM_BY_TASK = f"{FORM}; the dict may have 'tasks' as well, which gives names of tasks such values, or None"
-"""The same where single tasks may have another one."""
+"""The same form for a setting in which single tasks may have a retention of their own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """What may go: what is older than this, and what is not among the newest `keep`; None sets no such bound.
+    """The bounds beyond which rows may be deleted: older than this, or not among the newest `keep`; None sets no bound.
 
-    `tasks`: the retention of single tasks, which replaces this one.
+    `tasks`: the retention of single tasks, which replaces this retention.
     """
 
     older_than: timedelta | None = None
@@ -28,7 +28,7 @@ class Retention:
 
     @classmethod
     def of(cls, value: Any) -> Retention:
-        """Return the retention that a checked value means."""
+        """Return the retention for a checked value."""
         given = value if isinstance(value, Mapping) else {"older_than": value}
         age_s = in_seconds(given.get("older_than"))
         tasks = {task: cls() if own is None else cls.of(own) for task, own in given.get("tasks", {}).items()}
@@ -64,7 +64,7 @@ def is_retention_by_task(value: Any) -> bool:
 
 
 def from_text(text: str) -> Any:
-    """Return the value that a text of the environment means: ``86400``, or ``older_than=86400,keep=1000``."""
+    """Return the value of a text from the environment: ``86400``, or ``older_than=86400,keep=1000``."""
     if "=" not in text:
         return float(text)
     given: dict[str, Any] = {}

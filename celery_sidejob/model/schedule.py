@@ -1,4 +1,4 @@
-"""What a schedule is made of: its task, its times, and what becomes of times that were missed, or that overlap."""
+"""A schedule's parts: its task, its times, and the rules for times that were missed or that overlap."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LONGEST_JITTER_S = 86400.0
 TIMING = ("every", "cron", "timezone", "start", "end")
 RULES = ("catch_up", "overlap", "jitter")
 KEYS = ("task", "args", "kwargs", *TIMING, *RULES)
-"""What a declaration has, beside the options of `enqueue`."""
+"""The keys of a declaration, beside the options of `enqueue`."""
 
 REFUSED = {
     "eta": "the schedule says when",
@@ -43,7 +43,7 @@ REFUSED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """What somebody has declared of a schedule; times without an offset were given one. Arguments are JSON text."""
+    """A schedule's declaration; times without an offset were given one. Arguments are JSON text."""
 
     task: str
     args: str = "[]"
@@ -60,16 +60,16 @@ class Spec:
 
     @property
     def timing(self) -> tuple[Any, ...]:
-        """What decides the times."""
+        """The values that determine the times."""
         return self.every_s, self.cron, self.timezone, self.start_at, self.end_at
 
     @property
     def origin(self) -> tuple[Any, ...]:
-        """What decides from which moment intervals are counted."""
+        """The values that determine from which moment intervals are counted."""
         return self.every_s, self.start_at
 
     def window(self, *, anchor: datetime, after: datetime) -> Window:
-        """Return the window in which these times hold, from a moment on, or from the start if that is later."""
+        """Return the window of these times, from a moment on, or from the start if that is later."""
         every = None if self.every_s is None else timedelta(seconds=self.every_s)
         timing = Timing(every=every, anchor=None if every is None else anchor, cron=self.cron, timezone=self.timezone)
         return Window(timing, after if self.start_at is None else max(after, self.start_at - TICK), self.end_at)
@@ -91,10 +91,10 @@ class Spec:
 
 
 def parse(name: Any, given: Mapping[str, Any], *, timezone: str | None, limit: int | None = None) -> Spec:
-    """Check what was given of a schedule; whether its task takes the arguments and options is not looked at.
+    """Check a declaration; whether the task accepts the arguments and options is not checked.
 
-    `timezone` is the name of the app's, if it has one; `limit` is for the arguments. Raises InvalidValueError, which
-    names the schedule.
+    `timezone` is the name of the app's time zone, if it has one; `limit` bounds the arguments. Raises
+    InvalidValueError, which names the schedule.
     """
     where = f"schedule {shown(name)}"
     if not isinstance(name, str) or not name:
@@ -146,7 +146,7 @@ def is_declaration(declared: Any) -> bool:
 
 
 def _opened(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Put what a signature of one task holds into its place, as a call of the signature would."""
+    """Put the parts of a signature where they belong in a declaration, as a call of the signature would."""
     task, args, kwargs = given.get("task"), given.get("args") or (), given.get("kwargs") or {}
     if not isinstance(task, Mapping) or task.get("subtask_type") is not None or not isinstance(args, list | tuple):
         return given
@@ -159,7 +159,7 @@ def _opened(given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _check_spelling(where: str, options: Mapping[Any, Any]) -> None:
-    """Refuse what was meant to be one of our own keys; other unknown ones are refused as calls refuse them."""
+    """Refuse a misspelt key of ours; other unknown keys are refused as calls refuse them."""
     for key in options:
         if not isinstance(key, str):
             raise InvalidValueError(f"{shown(key)} is no option of {where}: it is not a text.")

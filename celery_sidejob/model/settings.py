@@ -1,8 +1,8 @@
 """Every ``sidejob_*`` setting: declared once, read once, checked and frozen.
 
 The configuration goes before the environment, the environment before the default. A misspelt key in the configuration
-is an error. A variable of the environment is one only if it is close to a setting's name, because other programs use
-the prefix too (Kubernetes sets ``SIDEJOB_SERVICE_HOST``).
+is an error. A variable of the environment counts as misspelt only if it is close to a setting's name, because other
+programs use the prefix too (Kubernetes sets ``SIDEJOB_SERVICE_HOST``).
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from .schedule import is_declaration as is_schedules
 
 @dataclass(frozen=True)
 class Kind:
-    """The values that a setting may have, as the configuration gives them: `convert` makes the setting's value of one.
+    """A kind of setting: `convert` makes the setting's value from a value of the configuration.
 
-    `from_text` turns the text of an environment variable into a value that the configuration could hold, or raises
-    ValueError. `secret` values are never shown.
+    `from_text` turns the text of an environment variable into a value as in the configuration, or raises ValueError.
+    `secret` values are never shown.
     """
 
     expected: str
@@ -59,7 +59,7 @@ class Setting:
         return self.key.upper()
 
 
-# --- Kinds of values. They stand first because the class body below uses them. ---------------------------------------
+# --- Kinds of settings. They stand first because the class body below uses them. -------------------------------------
 
 
 def _is_text(pattern: str = ".+") -> Callable[[Any], bool]:
@@ -146,6 +146,14 @@ _SCHEDULES = Kind(
     is_schedules,
     lambda given: {name: dict(schedule) for name, schedule in given.items()},
 )
+_USER = re.compile("(read|operate):scrypt:[0-9a-f]{32}:[0-9a-f]{64}")
+_WEB_USERS = Kind(
+    "a mapping of names to what `celery -A <app> sidejob web user NAME` prints, in the environment NAME=…,NAME=…",
+    lambda users: isinstance(users, Mapping)
+    and all(_is_text()(name) and isinstance(entry, str) and _USER.fullmatch(entry) for name, entry in users.items()),
+    dict, lambda text: dict(user.partition("=")[::2] for user in _list_from(text)), secret=True,
+)  # fmt: skip
+_SECRET = Kind("a text of at least 32 characters", _is_text(".{32,}"), secret=True)
 _STORE_DOWN = Kind('"error" or "publish"', lambda value: value in ("error", "publish"))
 _CALLABLE = Kind("a callable, set in the configuration (the environment cannot hold one)", callable)
 
@@ -192,6 +200,9 @@ class Settings:
     poll_interval: float = _setting(30.0, _POSITIVE_SECONDS, "how often the beat entry `celery-sidejob-poll` sweeps")
     poll_queue: str | None = _setting(None, _or_none(_QUEUE), "the queue of that entry; None is `task_default_queue`")
     worker_services: bool = _setting(True, _BOOLEAN, "whether workers sweep; one at a time does for each schema")
+    sync_threads: int = _setting(
+        10, _COUNT, "how many bodies that are no `async def` run at once in a worker with the pool `asyncio`"
+    )
     on_store_down: str = _setting(
         "error", _STORE_DOWN,
         "what a call of a durable task does if no store answers: `error` raises, `publish` sends it without a row",
@@ -215,7 +226,9 @@ class Settings:
         "how many of the durable tasks that ended last are kept for `sidejob tasks --finished`; 0 keeps none",
     )
     stats_history: int = _setting(
-        30, _NUMBER, "for how many days the statistics of runs are kept, by queue and task; 0 keeps none"
+        30,
+        _NUMBER,
+        "for how many days the statistics of runs and steps are kept, by queue, task and step; 0 keeps none",
     )
     queues: dict[str, dict[str, Any]] | None = _setting(  # noqa: RUF009 - as above
         None, _or_none(_QUEUES), "the settings of managed queues, applied when they differ from the last declaration"
@@ -235,6 +248,18 @@ class Settings:
     redact: Callable[[Any], Any] | None = _setting(  # noqa: RUF009 - the default is None, shared by all harmlessly
         None, _or_none(_CALLABLE), "applied to arguments, state and tracebacks wherever they are shown or logged"
     )
+    web_users: dict[str, str] | None = _setting(  # noqa: RUF009 - as above
+        None, _or_none(_WEB_USERS),
+        "who may log in on the web page: names, with role and password as `sidejob web user` prints them",
+    )  # fmt: skip
+    web_secret: str | None = _setting(
+        None, _or_none(_SECRET), "signs the sessions of the web page; None is a new secret in each process"
+    )
+
+    @property
+    def store_may_be_broker(self) -> bool:
+        """Whether the store may be the broker too: there is one store."""
+        return self.database_url is not None and not self.failover_urls
 
     def require_database_url(self) -> str:
         """Return the store's URL, or say how to set it."""
@@ -260,9 +285,9 @@ SETTINGS: tuple[Setting, ...] = tuple(
 
 
 def read_settings(lookup: Mapping[str, Any], environ: Mapping[str, str], *, namespace: str | None = None) -> Settings:
-    """Read the settings from the configuration and the environment; SettingsError says what is wrong with one.
+    """Read the settings from the configuration and the environment; SettingsError names a wrong setting and the reason.
 
-    `lookup` holds all keys of the configuration as the user spelled them; `namespace` is the app's, as in Celery.
+    `lookup` has all keys of the configuration as the user spelled them; `namespace` is the app's, as in Celery.
     """
     found = _find_in_configuration(lookup, namespace)
     _check_environment(environ)
@@ -272,7 +297,7 @@ def read_settings(lookup: Mapping[str, Any], environ: Mapping[str, str], *, name
         text = environ.get(setting.variable, "").strip()
         if setting.name in found:
             given[setting.name], spelled[setting.name] = _parse_spellings(setting, found[setting.name])
-        elif text:  # an empty variable is one that is not set, as in compose files
+        elif text:  # an empty variable counts as unset, as in compose files
             spelled[setting.name] = f"{setting.variable} (environment)"
             given[setting.name] = _parse(setting, spelled[setting.name], text, setting.kind.from_text)
     settings = Settings(**given)

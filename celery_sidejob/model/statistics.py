@@ -1,8 +1,8 @@
-"""What the runs of a task in a queue have taken: how long each waited, and how long it ran.
+"""How long the runs of a task in a queue waited, and how long they ran.
 
-A duration is kept as a whole number of microseconds, and of many are kept their number, their sum and the sum of their
-squares, for each bucket of a histogram. Such numbers are added up exactly, in any order, whichever processes and days
-they come from.
+A duration is a whole number of microseconds. For each bucket of a histogram the number of durations, their sum and the
+sum of their squares are kept. Such numbers are added up exactly, in any order, whichever processes and days they come
+from.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BOUNDS_S = (
 
 
 def day_of(given: Any) -> date | None:
-    """Return the day that is meant by a date, a text such as 2026-11-26, or the words today and yesterday (in UTC)."""
+    """Return the day of a date, of a text such as 2026-11-26, or of the words today and yesterday (in UTC)."""
     if isinstance(given, datetime) or not isinstance(given, date | str | None):
         raise _no_day(given)
     if not isinstance(given, str):
@@ -48,10 +48,10 @@ def _no_day(given: Any) -> InvalidValueError:
 
 
 class Measure(StrEnum):
-    """What is counted of runs."""
+    """What is measured of runs."""
 
     WAIT = "wait"
-    """From the moment at which a run was due to its beginning."""
+    """From the moment a run was due to its beginning."""
     RUN = "run"
     """From its beginning to its end, however it ended; a run that was taken from its worker has none."""
     FAILURE = "failure"
@@ -60,17 +60,19 @@ class Measure(StrEnum):
 
 
 class Tally(NamedTuple):
-    """What is counted together."""
+    """The key under which runs are counted together."""
 
     queue: str
     task: str
     measure: Measure
     bucket: int
-    """The place of its bucket in `BOUNDS_S`; 0 for what has no duration."""
+    """The index of its bucket in `BOUNDS_S`; 0 for a measure without durations."""
+    step: str = ""
+    """The name of a step whose executions are counted; empty for runs."""
 
 
 class Amount(NamedTuple):
-    """How often, and the sum and the sum of the squares of the durations, in microseconds."""
+    """The number of runs, and the sum and the sum of squares of their durations, in microseconds."""
 
     number: int = 0
     total_us: int = 0
@@ -81,13 +83,13 @@ class Amount(NamedTuple):
         return Amount(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
 
 
-def tally_of(queue: str, task: str, measure: Measure, seconds: float | None) -> tuple[Tally, Amount]:
-    """Return what one more of these adds to which tally; `seconds` is None for what has no duration."""
+def tally_of(queue: str, task: str, measure: Measure, seconds: float | None, step: str = "") -> tuple[Tally, Amount]:
+    """Return the tally of one run or step, and the amount to add; `seconds` is None for a measure without durations."""
     if seconds is None:
-        return Tally(queue, task, measure, 0), Amount(1)
+        return Tally(queue, task, measure, 0, step), Amount(1)
     microseconds = max(0, round(seconds * 1e6))
     return (
-        Tally(queue, task, measure, bisect_left(BOUNDS_S, microseconds / 1e6)),
+        Tally(queue, task, measure, bisect_left(BOUNDS_S, microseconds / 1e6), step),
         Amount(1, microseconds, microseconds * microseconds),
     )
 
@@ -101,9 +103,9 @@ class Durations:
     mean: float
     """In seconds; 0 without any duration."""
     std: float
-    """Their standard deviation, as that of a sample, in seconds; 0 for less than two durations."""
+    """Their standard deviation in seconds, as of a sample; 0 for less than two durations."""
     histogram: tuple[tuple[float, int], ...]
-    """For each bucket its upper bound in seconds, and how many durations are in it: above the bound before it, and not
+    """For each bucket its upper bound in seconds, and the number of durations in it: above the previous bound, and not
     above its own. The last bound is infinite."""
 
     def as_document(self) -> dict[str, Any]:
@@ -114,24 +116,29 @@ class Durations:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """What the runs of a task in a queue have taken; None for the queue or the task means all of them."""
+    """How long the runs of a task in a queue waited and ran; None for the queue or the task means all of them.
+
+    With a step it tells the same of the executions of that step, which have no waits and no losses.
+    """
 
     queue: str | None
     task: str | None
     day: date | None
-    """The day, in UTC; None means all days that are kept."""
+    """The day, in UTC; None for all days that are kept."""
     waits: Durations
-    """From the moment at which a run was due to its beginning."""
+    """From the moment a run was due to its beginning."""
     runs: Durations
     """From the beginning of a run to its end, however it ended. Runs that were lost are not among them."""
     failures: int
-    """Runs with which their job or task failed: it was not tried again."""
+    """Runs after which their job or task failed, because it was not tried again."""
     retries: int
     """Runs that are tried again."""
     losses: int
     """Runs that were lost with their worker, or because it could not reach the store."""
     failed_now: int = 0
-    """Entries of the dead set at this moment, whatever the day; up to 10,000, the newest, are counted."""
+    """The present entries of the dead set, whatever the day; the newest 10,000 are counted. 0 for a step."""
+    step: str | None = None
+    """The name of the step whose executions are counted; None for runs."""
 
     def as_document(self) -> dict[str, Any]:
         """Return the same as JSON values; the bound of the last bucket is None."""
@@ -145,9 +152,9 @@ class Statistics:
 
 def statistics_of(
     amounts: Iterable[tuple[Tally, Amount]], *, queue: str | None, task: str | None, day: date | None = None,
-    failed_now: int = 0,
+    failed_now: int = 0, step: str | None = None,
 ) -> Statistics:  # fmt: skip
-    """Return the statistics of tallies, of any queues and tasks, added up."""
+    """Return the sum of tallies, of any queues and tasks, as statistics."""
     found: dict[Measure, dict[int, Amount]] = {measure: {} for measure in Measure}
     for tally, amount in amounts:
         buckets = found[tally.measure]
@@ -161,6 +168,7 @@ def statistics_of(
         retries=numbers[Measure.RETRY],
         losses=numbers[Measure.LOSS],
         failed_now=failed_now,
+        step=step,
     )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ def statuses_of(names: str | Iterable[str]) -> set[Status]:
     for name in [names] if isinstance(names, str) else names:
         try:
             found.add(Status(name))
-        except (ValueError, RecursionError):  # Python shows what it was given
+        except (ValueError, RecursionError):  # Python's error shows the value itself
             raise InvalidValueError(f"{shown(name)} is no status; there are {', '.join(Status)}.") from None
     return found
 
@@ -51,8 +51,8 @@ _TG, _TD = Status.TERMINATING, Status.TERMINATED
 MOVES: dict[Status | None, frozenset[Status]] = {
     None: frozenset({_Q}),  # a new job
     # queued -> suspended, completed, failed: asked for again during the run, which now ends; announced, then queued.
-    # The row stays queued, unless this was one lost run too many: then it is failed. Or the last timer is cancelled,
-    # and no run was owed but for it.
+    # The row stays queued, unless this was one lost run too many: then it is failed. Or the last timer was cancelled,
+    # and only that timer owed a run.
     _Q: frozenset({_R, _TG, _S, _C, _F}),
     _R: frozenset({_Q, _S, _C, _F, _TG}),
     _S: frozenset({_Q, _TG}),
@@ -69,13 +69,13 @@ docs/lifecycle.md is drawn from it.
 
 
 class RunEnd(StrEnum):
-    """How a run ended, whoever ended it."""
+    """How a run ended, whatever process ended it."""
 
     COMPLETED = "completed"
     SUSPENDED = "suspended"
     FAILED = "failed"
     RETRIED = "retried"
-    """It raised, and will be tried again."""
+    """It raised an error, and will be tried again."""
     TERMINATED = "terminated"
     """It was the shutdown of its job."""
     LOST = "lost"

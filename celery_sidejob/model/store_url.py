@@ -1,4 +1,4 @@
-"""The URLs of the store and of the broker: whether they are read as they were meant, and where the store's leads."""
+"""The URLs of the store and of the broker: whether they are read as they were meant, and the store's address."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ ESCAPED = (
     "in a name or a password `/`, `#`, `?`, `@`, `[`, `]`, `%` and a blank are written as "
     "%2F, %23, %3F, %40, %5B, %5D, %25 and %20"
 )
-"""The remedy for a URL that is not clear."""
+"""The remedy for an ambiguous URL."""
 
 _HOST = r"(\[[^\]/?#@]*\]|[^][:,/?#@]*)(:\d*)?"
 _PARAMETER = r"([a-z_]*password=[^&]*|[a-z_]+=[^&#]*)"
@@ -18,7 +18,7 @@ _CLEAR = re.compile(
     rf"(\?(?P<query>({_PARAMETER}(&{_PARAMETER})*)?))?"
 )
 _READ_BY_KOMBU = re.compile(r"(sidejob(s|-sentinel)?|rediss?|sentinel|amqps?|pyamqp|librabbitmq)(\+\w+)?")
-"""The schemes of brokers whose URLs kombu takes apart; other transports have forms of their own."""
+"""The schemes of brokers whose URLs kombu parses; other transports have URL formats of their own."""
 _CLEAR_TO_KOMBU = re.compile(
     r"([^][@/?#\s]*@)?(\[[^]/?#@]*\]|[^][:/?#@]*)(:\d*)?(/[^?#@]*)?(\?(\w+=[^#@&]*(&\w+=[^#@&]*)*)?)?"
 )

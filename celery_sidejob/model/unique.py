@@ -1,4 +1,4 @@
-"""Keys that hold while a job is open: no two open jobs of a store have the same."""
+"""Unique keys: no two open jobs of a store have the same."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from .checks import check_label, shown
 from .errors import InvalidValueError
 
 FOLLOWERS = ("link", "link_error", "chain", "chord")
-"""Options with the signatures of what follows a call."""
+"""Options whose signatures follow a call."""
 WAITED_FOR = (*FOLLOWERS, "group_id")
-"""Options by which something follows a call, or waits for its task id."""
+"""Options by which other calls follow a call, or wait for its task id."""
 COMPOSED = ("chain", "group", "chord")
-"""Kinds of signatures that contain others."""
+"""Signatures that contain others."""
 
 OnDuplicate = Literal["return", "refuse", "replace"]
 
 
 @dataclass(frozen=True, slots=True)
 class Unique:
-    """The key that a new job is to have, and what happens if an open job has it."""
+    """The unique key of a new job, and what happens if an open job already has it."""
 
     key: str
     on_duplicate: OnDuplicate = "return"
@@ -30,8 +30,8 @@ class Unique:
     def take(cls, options: dict[str, Any]) -> Unique | None:
         """Take `unique` and `on_duplicate` out of the options of a call, and check them; None if no key is given.
 
-        What follows the call, or waits for its task id, would be lost if an open job or task were used instead. And it
-        can have no key itself: a worker calls it, and nobody would be told that an open one has the key.
+        A call with followers is refused: they would be lost if an open job or task were used instead. A follower can
+        have no key itself: a worker calls it, and no caller would learn that an open job has the key.
         """
         for name in FOLLOWERS:
             if (given := options.get(name)) and (keyed := next(_with_keys(given), None)) is not None:
@@ -59,7 +59,7 @@ class Unique:
 
 
 def _with_keys(signatures: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the signatures that have a unique key, of one or several, and of all that follows or is part of them."""
+    """Yield the signatures that have a unique key, from one or several signatures, their followers and their parts."""
     for one in signatures if isinstance(signatures, list | tuple) else [signatures]:
         if not isinstance(one, Mapping):
             continue

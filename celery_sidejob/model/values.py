@@ -1,4 +1,4 @@
-"""Our JSON codec: what a packet, a state value or an argument may be, and how it comes back equal.
+"""Our JSON codec: the values that a packet, a state key or an argument may have, and how they come back equal.
 
 kombu's own codec is nearly this, but it fails on user data that looks like its envelopes, and it accepts values that
 cannot come back (NaN, integer keys, lone surrogates). This codec uses kombu's envelopes, with three differences:
@@ -25,15 +25,16 @@ from uuid import UUID
 from .errors import InvalidValueError
 
 MAX_DEPTH = 500
-"""Levels of nesting in the text. Fixed, because a reader may have much less stack left than the writer had."""
+"""Levels of nesting in the text. Fixed, because a reader may have much less free stack than the writer had."""
 
 _WRITTEN_ALIKE = (str, int, bool, bytes, type(None))
-"""Types whose equal values are written alike."""
+"""Types whose equal values are always written alike."""
 _SHOWN_ALIKE = (float, datetime)
-"""Types whose values are written alike if Python shows them alike: 0.0 equals -0.0, and noon is 13:00 elsewhere."""
+"""Types whose equal values are written alike only if Python shows them alike: 0.0 == -0.0, and noon is 13:00 elsewhere.
+"""
 
 MAX_DIGITS = sys.int_info.default_max_str_digits
-"""Digits of an integer. Python's default, even if this process allows more: other processes must read it."""
+"""The most digits of an integer. Python's default, even if this process allows more: other processes must read it."""
 
 
 def encode(value: Any, *, limit: int | None = None, what: str = "value") -> str:
@@ -123,7 +124,7 @@ _INSTEAD: tuple[tuple[type | tuple[type, ...], str], ...] = (
 
 
 class _Room:
-    """What is left of a limit, by the least that values take as JSON: a character one byte, an item two."""
+    """The remaining part of a limit, by the least that values take as JSON: a character one byte, an item two."""
 
     __slots__ = ("left", "limit")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,8 +11,9 @@ from ..model.changes import NewJob
 from ..model.channel import LOG, ancestors
 from ..model.errors import StoreUnavailableError
 from ..model.events import Event, JobMoved
+from ..model.logger import logger
 from ..model.messages import Continuation, Doorbell, Outcome
-from ..model.protocols import Publication, Refused
+from ..model.protocols import Publication, Refused, Rider
 from ..model.status import Status
 from ..store import askings
 from ..store.outbox import references
@@ -24,10 +24,13 @@ from ..store.outbox.publishing import mark_published
 from ..store.write_behind import WriteBehind
 from .runtime import Runtime
 
-logger = logging.getLogger("celery_sidejob")
-
 MARK_S = FIRST_CHECK_S / 2
-"""Seconds for which the mark of a published message may wait: the sweeper checks a fresh row only later than that."""
+"""Seconds for which marking a published message may be delayed: the sweeper checks a fresh row only later."""
+
+
+def result_of(riders: Sequence[Rider]) -> Any | None:
+    """Return the result that the statement of an end keeps, if riders would write only that; else None."""
+    return riders[0].alone if len(riders) == 1 else None
 
 
 LOG_AND_ABOVE = frozenset(ancestors(LOG))
@@ -38,30 +41,32 @@ class AfterCommit:
     """The work that follows a commit, collected while the transaction is open.
 
     If the process dies before the work is done, only the events are lost. Doorbells, continuations, outcomes, noted
-    asks, publications and places in large trees are rows, which the sweeper finds.
+    asks, publications and the unfinished parts of large trees are rows, which the sweeper finds.
     """
 
     events: list[Event] = field(default_factory=list)
     doorbells: list[Doorbell] = field(default_factory=list)
     continuations: list[Continuation] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
+    riders: list[Rider] = field(default_factory=list)
+    """Results that the commit wrote."""
     noted: list[int] = field(default_factory=list)
     looks: set[int] = field(default_factory=set)
-    """Jobs of which it is to be looked at whether they still wait for others."""
+    """Jobs for which to check whether they still wait for other jobs."""
     trees: set[int] = field(default_factory=set)
     """Roots of large trees that are to be terminated, a page in each transaction."""
     published: dict[str, int] = field(default_factory=dict)
     """How many ports take the messages of each channel."""
     undelivered: set[str] = field(default_factory=set)
-    """The channels whose messages are kept, and delivered next."""
+    """The channels whose messages are kept and must be delivered next."""
     announcements: list[tuple[str, str]] = field(default_factory=list)
     """Published messages: (channel, JSON text)."""
     pools: set[str] = field(default_factory=set)
-    """The capacity pools of which jobs that are to run may have got slots."""
+    """The capacity pools in which waiting jobs may have got slots."""
     tracking_changed: bool = False
-    """Whether a job is tracked from now on, or no more."""
+    """Whether a job has become tracked or untracked."""
     log_kept: bool = False
-    """Whether a port was made that subscribes to the log."""
+    """Whether a port that subscribes to the log was made."""
 
     def created(self, new: NewJob, row: Any) -> None:
         """Note a new job: its event, and its doorbell unless the first run is due later."""
@@ -69,22 +74,22 @@ class AfterCommit:
         self._ring(new, row, new.options)
 
     def silence(self, job_id: int) -> None:
-        """Have no doorbell rung of a job whose message waits after all."""
+        """Drop the doorbell of a job whose message waits after all."""
         self.doorbells = [bell for bell in self.doorbells if bell.job_id != job_id]
 
     def ports_changed(self, ports: Iterable[Any]) -> None:
-        """Note whether one of these ports keeps the log: this process then asks anew who listens."""
+        """Note whether one of these ports keeps the log: then this process asks for listeners again."""
         self.log_kept = self.log_kept or any(not LOG_AND_ABOVE.isdisjoint(port.channels) for port in ports)
 
     def moved(
         self, job: Any, before: str, after: str, change: int, run_no: int | None = None, task_id: str | None = None
     ) -> None:
-        """Note the event of a job's move, if it moved; `change`: the job's `changes`, as the move has left it."""
+        """Note the event of a job's move, if it moved; `change` is the job's `changes` after the move."""
         if before != after:
             self.events.append(JobMoved(job.id, job.task, before, after, change, run_no, task_id))
 
     def ring(self, job: Any, armed: Any) -> None:
-        """Have the doorbell rung of a job's message that was just armed: (task_id, for_run, options).
+        """Have the doorbell rung for a job's message that was just armed: (task_id, for_run, options).
 
         If its run is not due (these are None), the job may wait for a slot of its pool.
         """
@@ -103,7 +108,7 @@ def follow(runtime: Runtime, after_commit: AfterCommit) -> None:
     def carry_out() -> None:
         if after_commit.tracking_changed:
             runtime.tracking.has_changed()
-        # Moves come first: a receiver hears of the failure before it hears of the burial.
+        # Moves come first: a receiver learns of the failure before it learns of the burial.
         for event in sorted(after_commit.events, key=lambda event: not isinstance(event, JobMoved)):
             runtime.observer.tell(event)
         if after_commit.log_kept or after_commit.announcements:
@@ -112,6 +117,8 @@ def follow(runtime: Runtime, after_commit: AfterCommit) -> None:
             runtime, after_commit.doorbells, after_commit.continuations, armed_now=True,
             marks_later=runtime.connections.may_write_behind,
         )  # fmt: skip
+        for rider in after_commit.riders:
+            rider.committed()
         if after_commit.outcomes:
             settle(runtime, after_commit.outcomes)
 
@@ -119,13 +126,13 @@ def follow(runtime: Runtime, after_commit: AfterCommit) -> None:
 
 
 def tell(runtime: Runtime, *events: Event) -> None:
-    """Tell committed events where nothing else follows the commit."""
+    """Report committed events, when no other work follows the commit."""
     if events:
         follow(runtime, AfterCommit(events=list(events)))
 
 
 def announce(runtime: Runtime, after_commit: AfterCommit) -> None:
-    """Announce the messages that were published, to those who listen now."""
+    """Announce the published messages to the present listeners."""
     if after_commit.log_kept:
         runtime.audience.has_changed()
     for channel, text in after_commit.announcements:
@@ -136,12 +143,12 @@ def dispatch(
     runtime: Runtime, doorbells: Iterable[Doorbell], continuations: Iterable[Continuation] = (), *,
     refused: Refused | None = None, marks_later: bool = False, armed_now: bool = False,
 ) -> int:  # fmt: skip
-    """Publish, mark the messages that the broker has, and return their number.
+    """Publish messages, mark those that the broker has, and return their number.
 
     Messages that no queue takes are added to `refused`. If the process dies before the mark, the sweeper publishes once
-    more, and the claim drops the copy. With `marks_later` one statement marks the doorbells of a second; most of their
-    runs have begun by then. `armed_now`: the transaction that this follows has armed the rows. Where the store is the
-    broker, they are sent with that.
+    more, and the claim drops the copy. With `marks_later` one statement marks all doorbells of one second; most of
+    their runs have begun by then. `armed_now`: the preceding transaction has armed the rows. If the store is the
+    broker, that transaction has also sent them.
     """
     bells, in_store = list(doorbells), 0
     if bells and runtime.connections.is_broker:
@@ -168,13 +175,13 @@ def mark(
 ) -> None:
     """Mark the rows of messages that the broker has; if that fails, the sweeper publishes the messages once more.
 
-    `later`: one statement writes the marks of a second, and most rows are gone by then. `again`: see `mark_published`.
+    `later`: one statement writes all marks of one second; most rows are gone by then. `again`: see `mark_published`.
     """
 
     def write(keys: Sequence[tuple[Any, int]]) -> None:
         runtime.connections.transact(
             "mark", lambda executor: mark_published(executor, kind, keys, again=again), single=True,
-            within_s=runtime.stores.wait_s,
+            within_s=runtime.wait_s,
         )  # fmt: skip
 
     if not published:
@@ -190,7 +197,7 @@ def mark(
 
 
 def settle(runtime: Runtime, outcomes: Iterable[Outcome]) -> int:
-    """Bring outcomes to the result backend, mark those that it has, and return their number."""
+    """Store outcomes in the result backend, mark the stored ones, and return their number."""
     stored = [outcome.task_id for outcome in outcomes if runtime.results.deliver(outcome)]
     if stored:
         try:
@@ -201,7 +208,7 @@ def settle(runtime: Runtime, outcomes: Iterable[Outcome]) -> int:
 
 
 def _send(runtime: Runtime, doorbells: Sequence[Doorbell]) -> int:
-    """Put the messages of jobs into the queues of the broker that is the store; return how many."""
+    """Put the messages of jobs into the queues of the store that is the broker; return how many."""
     runs = [(bell.job_id, bell.for_run) for bell in doorbells]
     return len(
         runtime.connections.transact("publish", lambda executor: references.send_jobs(executor, runs), single=True)

@@ -1,4 +1,4 @@
-"""A run's hold on its job, and its proof: a step is applied only if the run is still the job's current one.
+"""A run's hold on its job, and its proof: a step is applied only if the run is still the job's current run.
 
 Every step may be repeated after a lost answer, so a step that was applied already is recognised.
 """
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class BeginsAgainError(Exception):
-    """What a unit was based on is no more: the unit is refused, and its run must begin again."""
+    """A condition on which a unit was based no longer applies: the unit is refused, and its run must begin again."""
 
 
 @dataclass(slots=True)
@@ -36,9 +36,9 @@ class Hold:
     unit_no: int = 0
     started: bool = False
     row: Any = field(kw_only=True)
-    """The job and its asking as they were claimed."""
+    """The job and its asking at the time of the claim."""
     children: Sequence[Any] | None = None
-    """The job's children as the claim saw them; None if there are very many, and for a shutdown."""
+    """The job's children at the time of the claim; None if there are very many, and for a shutdown."""
     ports: KeptPorts = field(default_factory=dict)
     """Rows of ports that earlier units of the run have read; see `LockSet`."""
     slot_in: str | None = None
@@ -46,9 +46,9 @@ class Hold:
     began_at: float | None = None
     """When it began, by the monotonic clock of its own process; None in any other process."""
     in_page: bool = False
-    """Whether the worker has claimed it before its process began it: then the worker may also write its end."""
+    """Whether the worker claimed it before its process began it: then the worker may also write its end."""
     in_doubt: bool = False
-    """Whether a commit of this run may still continue behind a broken connection, also after a later try failed."""
+    """Whether a commit of this run may still continue behind a broken connection, even after a later try failed."""
 
     @property
     def key(self) -> tuple[int, int]:
@@ -60,7 +60,7 @@ def repeat_until_known(  # noqa: PLR0912 - an arm for each answer, and for none
     runtime: Runtime, hold: Hold, name: str, work: Callable[[Transaction], T], *, ends: bool = False,
     single: bool = False,
 ) -> T | None:  # fmt: skip
-    """Repeat a fenced transaction until it is known to be applied; None if it was, but its answer was lost.
+    """Repeat a fenced transaction until it is known to be applied; None if it was applied, but its answer was lost.
 
     With `single` the transaction is one statement.
     """
@@ -70,7 +70,7 @@ def repeat_until_known(  # noqa: PLR0912 - an arm for each answer, and for none
         try:
             return runtime.connections.timed(name, work, single=single)
         except LeaseLostError as error:
-            # The first commit may have continued behind the broken connection, and the fence may have found it now.
+            # The first commit may have continued behind the broken connection, and this may be its effect.
             if not hold.in_doubt:
                 raise
             refused = error
@@ -103,14 +103,14 @@ def _is_applied(hold: Hold, row: Any, *, ends: bool) -> bool:
 
 
 def check_fence(hold: Hold, row: Any, *, any_unit: bool = False) -> None:
-    """Raise LeaseLostError unless the hold still has the job's locked row; `any_unit`: whatever units it committed."""
+    """Raise LeaseLostError unless the hold still has the job's locked row; `any_unit`: after any number of units."""
     is_ours = row is not None and (row.run_no, row.worker_id) == (hold.run_no, hold.worker_id)
     if not is_ours or (row.unit_no != hold.unit_no and not any_unit):
         raise lease_lost(hold)
 
 
 def lease_lost(hold: Hold) -> LeaseLostError:
-    """Return the error for a run that is no longer its job's current one."""
+    """Return the error for a run that is no longer its job's current run."""
     return LeaseLostError(
         f"Run {hold.run_no} of job {hold.job_id} is no longer its current run: the worker was taken for dead and the "
         "job runs elsewhere, or the job was deleted. Nothing of this unit was applied."

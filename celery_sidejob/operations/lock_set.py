@@ -19,6 +19,7 @@ from ..model.changes import (
     Connect,
     Disown,
     JoinBatch,
+    MarkReceived,
     NewJob,
     PortKey,
     Publish,
@@ -34,17 +35,17 @@ from ..store.errors import Moved
 from ..store.statement import Transaction
 
 TOGETHER = 10_000
-"""Jobs that one transaction terminates or deletes, at most; a larger tree takes several."""
+"""The most jobs that one transaction terminates or deletes; a larger tree takes several."""
 
 KeptPorts = dict[int, list[Any]]
-"""Rows of ports with the parents of their jobs, by job id, as an earlier transaction has read them."""
+"""Rows of ports with the parents of their jobs, by job id, as read by an earlier transaction."""
 
 
 class LockSet:
     """The jobs that changes affect, with their parents and ports, as the transaction knows them.
 
-    Rows of ports that are among the `kept` are not read again; those that are read are added. The rows of a job whose
-    ports the changes change are removed.
+    Rows of ports among the `kept` are not read again; rows that are read are added to it. If a change changes a job's
+    ports, the job's rows are removed.
     """
 
     def __init__(self, executor: Transaction, changes: Sequence[Change], kept: KeptPorts | None = None) -> None:
@@ -53,10 +54,10 @@ class LockSet:
         self._kept = {} if kept is None else kept
         self.new = {change.id: change for change in changes if isinstance(change, NewJob)}
         self._looked_up: set[int] = set()
-        """Jobs that the changes mean but do not name by their ids."""
+        """Jobs that the changes affect but do not name by id."""
         self.rows: dict[int, Any] = {}
         self.statuses: dict[int, str] = {}
-        """By job id, as the changes applied so far leave them; new jobs included."""
+        """Statuses by job id, as the changes applied so far leave them; new jobs included."""
         self.parents: dict[int, int | None] = {}
         self.ports: dict[PortKey, Any] = {}
         self.large: set[int] = set()
@@ -71,19 +72,19 @@ class LockSet:
         return affected
 
     def add(self, rows: Mapping[int, Any]) -> None:
-        """Add jobs that were locked without waiting for them, {id: row}; those that it knows stay as they are."""
+        """Add jobs that were locked without waiting for them, {id: row}; jobs that it already knows are not changed."""
         for job_id, row in rows.items():
             if not self.knows(job_id):
                 self.rows[job_id] = row
                 self.statuses[job_id] = row.status
 
     def add_again(self, rows: Mapping[int, Any]) -> None:
-        """Record locked jobs as this transaction has changed them, {id: row}."""
+        """Record the rows of locked jobs after changes by this transaction, {id: row}."""
         self.rows |= rows
         self.statuses |= {job_id: row.status for job_id, row in rows.items()}
 
     def job(self, job_id: int) -> Any:
-        """Return the row of an affected job; for a new job, the values it is made of."""
+        """Return the row of an affected job; for a new job, its values."""
         return self.rows.get(job_id) or self.new[job_id]
 
     def knows(self, job_id: int) -> bool:
@@ -91,9 +92,9 @@ class LockSet:
         return job_id in self.rows or job_id in self.new
 
     def lock(self, also: Iterable[int] = (), *, parents: Mapping[int, int | None] | None = None) -> None:
-        """Find the jobs that the changes affect, and lock them all, and those of `also`, in one statement.
+        """Find the jobs that the changes affect, and lock them, with those of `also`, in one statement.
 
-        The `parents` of further jobs, as they were read before, are locked with them.
+        The `parents` of further jobs, which were read before, are locked with them.
         """
         everything, named = self._find(also, parents)
         if everything and any(isinstance(change, Adopt | Disown) for change in self._changes):
@@ -111,7 +112,7 @@ class LockSet:
     def look(self, locked: Iterable[int] = ()) -> None:
         """In a borrowed transaction: lock only the jobs of `locked`, and judge the others by rows read without locks.
 
-        Raises JobNotFoundError if a job is missing; `rows` then has those that are there.
+        Raises JobNotFoundError if a job is missing; `rows` then has the existing jobs.
         """
         self.rows = jobs.lock(self._executor, locked) if locked else {}
         ids, _ = self._find(locked)
@@ -137,7 +138,7 @@ class LockSet:
     def _find(
         self, also: Iterable[int] = (), parents: Mapping[int, int | None] | None = None
     ) -> tuple[set[int], list[int]]:
-        """Find, without locks, the affected jobs and those among them that the changes name; new jobs are left out."""
+        """Find, without locks, the affected jobs, and the jobs among them that the changes name; without new jobs."""
         known = parents or {}
         affected, upward, downward = self._affected()
         affected.update(also)
@@ -147,7 +148,7 @@ class LockSet:
         self.parents = {**known, **{change.id: change.parent_id for change in self.new.values()}}
         self._read_ports()
         self.parents.update({row.job_id: row.parent_id for row in self.ports.values() if row.job_id in upward})
-        adopts = any(isinstance(change, Adopt) for change in self._changes)  # the ancestors may move, too
+        adopts = any(isinstance(change, Adopt) for change in self._changes)  # the ancestors may get other parents too
         if adopts or not upward <= self.parents.keys():
             self.parents.update(jobs.parents(self._executor, named))
         upward |= known.keys()
@@ -163,7 +164,7 @@ class LockSet:
         return set() if self.large else found
 
     def _affected(self) -> tuple[set[int], set[int], set[int]]:  # noqa: PLR0912, PLR0915 - an arm for each kind of change
-        """Return the ids of jobs that are affected, of those whose parent is, and of those whose subtree is."""
+        """Return the ids of affected jobs, of jobs whose parent is affected, and of jobs whose subtree is."""
         affected: set[int] = set()
         upward: set[int] = set()
         downward: set[int] = set()
@@ -200,7 +201,7 @@ class LockSet:
     def _affected_by_family(self) -> set[int]:
         """Return children that are disowned by name, and the ancestors of adopting jobs.
 
-        These are locked too. Otherwise two adoptions could close a circle without seeing each other.
+        The ancestors are locked too; otherwise two adoptions could close a circle without seeing each other.
         """
         affected: set[int] = set()
         for change in self._changes:
@@ -218,7 +219,8 @@ class LockSet:
     def _read_ports(self) -> None:
         """Read the ports of the jobs whose ports are used, unless kept rows have those ports or their patterns.
 
-        Kept rows are older, and compared under the lock like others. A port that they lack may have been made since.
+        Kept rows are older, and are compared under the lock like others. A port that is missing there may have been
+        made since.
         """
         used: dict[int, set[tuple[str, str]]] = {}
         for change in self._changes:
@@ -241,7 +243,7 @@ class LockSet:
 def _ports_used(change: Change) -> Sequence[PortKey]:
     """Return the ports that a change reads, writes to or changes one by one."""
     match change:
-        case Write() | SetDefault() | SetChannels():
+        case Write() | SetDefault() | SetChannels() | MarkReceived():
             return [(change.job_id, change.direction, change.port)]
         case Connect(source=source, targets=targets):
             return [source, *targets]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import traceback
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -12,11 +11,10 @@ from typing import Any
 from ..model import values
 from ..model.changes import Announce, Publish
 from ..model.channel import LOG
+from ..model.logger import logger
 from ..model.names import storable
+from .changes.unit_of_work import carry_out
 from .runtime import Runtime
-from .unit_of_work import carry_out
-
-logger = logging.getLogger("celery_sidejob")
 
 UNLOGGED = '{"log": false}'
 """The options of a packet that makes no entry when it is read."""
@@ -25,17 +23,17 @@ OF_LOG = '{"log": false, "of_log": true}'
 
 
 def is_heard(runtime: Runtime, *, ask: bool = True) -> bool:
-    """Tell whether anybody would receive an entry; without `ask` the store is not asked."""
+    """Tell whether an entry would have a receiver; without `ask` the store is not asked."""
     return runtime.audience.keeps_log(ask=ask) or runtime.announcer.may_be_heard(LOG, ask=ask)
 
 
 def change_for(runtime: Runtime, text: str, context: str | None, *, ask: bool = True) -> Publish | Announce:
-    """Return the change that makes an entry: without a port that keeps it, it is only announced."""
+    """Return the change that makes an entry; if no port keeps the log, the entry is only announced."""
     return published(text, context) if runtime.audience.keeps_log(ask=ask) else Announce(LOG, text)
 
 
 def announced(runtime: Runtime, change: Publish | Announce) -> bool:
-    """Make an entry that is only announced, and needs no commit; False if it must be applied."""
+    """Make an entry that is only announced and needs no commit; False if the change must be applied."""
     if isinstance(change, Announce):
         runtime.announcer.announce(change.channel, change.value)
         return True
@@ -43,12 +41,12 @@ def announced(runtime: Runtime, change: Publish | Announce) -> bool:
 
 
 def published(text: str, context: str | None) -> Publish:
-    """Return the change that makes an entry for the ports that keep the log and for those who listen."""
+    """Return the change that makes an entry for the ports that keep the log and for its listeners."""
     return Publish(LOG, text, context, OF_LOG)
 
 
 def timestamp() -> str:
-    """Return the time of an entry that is made now."""
+    """Return the present time in the form of an entry's timestamp."""
     return datetime.now(UTC).isoformat()
 
 
@@ -58,9 +56,9 @@ def error_fields(runtime: Runtime, error: BaseException) -> dict[str, Any]:
 
 
 def log_error(runtime: Runtime, context: Mapping[str, Any], error: str, backtrace: str | None) -> None:
-    """Make an entry for the error of a run, outside of any unit, if anybody would receive it; never raises.
+    """Make an entry for the error of a run, outside of any unit, if it would have a receiver; never raises.
 
-    The run is over, and its unit discarded: what it tells must not depend on either.
+    The run is over and its unit discarded; the entry must not depend on either.
     """
     try:
         change = error_entry(runtime, context, error, backtrace)
@@ -73,7 +71,7 @@ def log_error(runtime: Runtime, context: Mapping[str, Any], error: str, backtrac
 def error_entry(
     runtime: Runtime, context: Mapping[str, Any], error: str, backtrace: str | None
 ) -> Publish | Announce | None:
-    """Return the change that makes an entry for an error of a run; None if nobody would receive it. Never raises."""
+    """Return the change that makes an entry for an error of a run; None without a receiver. Never raises."""
     try:
         if not is_heard(runtime):
             return None

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
-from dataclasses import replace
 
 from ..model.durable import Key, Message
 from ..model.errors import StoreUnavailableError
+from ..model.logger import logger
 from ..model.protocols import Refused
 from ..store.outbox import references
 from ..store.outbox.kinds import TASKS
+from . import deduplication
 from .after_commit import mark
 from .runtime import Runtime
 
-logger = logging.getLogger("celery_sidejob")
-
 
 def publish_kept(runtime: Runtime, messages: Sequence[Message]) -> int:
-    """Publish kept messages; returns how many the broker has. A broker that is down costs some time.
+    """Publish kept messages; returns how many the broker took. A broker that is down costs some time.
 
     The sweeper checks such rows only after `FIRST_CHECK_S`, and skips those that a run has begun by then. The mark of
-    publication may therefore wait: one statement writes the marks of a second, and most rows are gone by then. A death
-    before the mark costs one more copy, as a publisher does that is later than the sweeper.
+    publication may therefore wait: one statement writes all marks of one second, and most rows are gone by then. A
+    death before the mark costs one more copy, and so does a publisher that is slower than the sweeper.
 
-    Where the store is the broker, the rows were kept with references, and workers are only woken.
+    If the store is the broker, the rows were kept together with references, and workers are only woken.
     """
     queues: dict[str, None] = {}
     unsent: list[Message] = []
@@ -36,7 +34,7 @@ def publish_kept(runtime: Runtime, messages: Sequence[Message]) -> int:
     if queues:
         runtime.publisher.ring_queues(list(queues))
     if not unsent:
-        return len(messages)  # all, or none: as after most runs
+        return len(messages)  # all or none, as after most runs
     published = _give_to_broker(runtime, unsent)
     mark(runtime, TASKS, published, later=True, again=False)
     return len(messages) - len(unsent) + len(published)
@@ -48,9 +46,9 @@ def sends(runtime: Runtime, message: Message) -> bool:
 
 
 def publish_and_mark(runtime: Runtime, messages: Sequence[Message], *, refused: Refused | None = None) -> int:
-    """Publish messages that are due, mark at once those that the broker has, and return their number.
+    """Publish due messages, mark at once those that the broker took, and return their number.
 
-    Where the store is the broker, they are given references there instead.
+    If the store is the broker, they get references there instead.
     """
     referred = _refer(runtime, messages) if runtime.connections.is_broker and messages else set()
     messages = [message for message in messages if (message.task_id, message.generation) not in referred]
@@ -60,9 +58,9 @@ def publish_and_mark(runtime: Runtime, messages: Sequence[Message], *, refused: 
 
 
 def _refer(runtime: Runtime, messages: Sequence[Message]) -> set[Key]:
-    """Put references to messages into their queues, where the store is the broker; return the keys of those messages.
+    """Put references to messages into their queues in the store that is the broker; return the keys of those messages.
 
-    The others, of which an exchange leads some and nobody can read some, are left to the publisher.
+    The publisher handles the others: an exchange routes them, or they are unreadable.
     """
     own = runtime.publisher.to_own_queue(messages)
     try:
@@ -77,19 +75,11 @@ def _refer(runtime: Runtime, messages: Sequence[Message]) -> set[Key]:
 
 
 def _give_to_broker(runtime: Runtime, messages: Sequence[Message], *, refused: Refused | None = None) -> list[Key]:
-    """Give messages to the broker in order; return the keys of those that it has."""
+    """Give messages to the broker in order; return the keys of the messages that it took."""
     try:
-        messages = _addressed(runtime, messages)
+        messages = deduplication.addressed(runtime, messages)
     except StoreUnavailableError as error:
         logger.warning("The sweeper will publish messages kept in a store that does not answer: %s", error)
         return []
     sent = runtime.publisher.publish(messages, refused=refused)
     return [(message.task_id, message.generation) for message in sent if isinstance(message, Message)]
-
-
-def _addressed(runtime: Runtime, messages: Sequence[Message]) -> Sequence[Message]:
-    """Return the messages with the name of their rows' store in them, if there are several stores."""
-    if not runtime.stores.several or not messages:
-        return messages
-    name = runtime.stores.name_of(runtime.store)
-    return [replace(message, store=name) for message in messages]

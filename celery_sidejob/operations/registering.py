@@ -10,15 +10,15 @@ from ..model import channel
 from ..model.changes import Change, Publish
 from ..model.errors import InvalidChannelError
 from ..store import registry
+from .changes.unit_of_work import carry_out
 from .log import UNLOGGED
 from .runtime import Runtime
-from .unit_of_work import carry_out
 
 
 def register(runtime: Runtime, served: Sequence[Mapping[str, str]]) -> None:
-    """Record the tasks, and publish the registry of each queue that this has changed.
+    """Record the tasks, and publish the changed registry of each queue.
 
-    If the process dies before that, the change is not published.
+    If the process dies before the publication, the change is not published.
     """
     connections = runtime.connections
     changed = connections.transact("register", lambda executor: registry.serve(executor, map(dict, served)))
@@ -27,7 +27,7 @@ def register(runtime: Runtime, served: Sequence[Mapping[str, str]]) -> None:
         tasks: dict[str, Any] = {task: json.loads(text) for task, text in registry.of_queue(connections, queue).items()}
         try:
             name = channel.check(channel.workers(queue))
-        except InvalidChannelError:  # a queue's name may be what no channel's may
+        except InvalidChannelError:  # some names of queues are not allowed for channels
             continue
         published.append(Publish(name, json.dumps(tasks), options=UNLOGGED))
     if published:

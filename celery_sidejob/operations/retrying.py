@@ -1,4 +1,4 @@
-"""How long a run's process waits for a store, and how often it tries again."""
+"""How often a run's process tries again to reach a store."""
 
 from __future__ import annotations
 
@@ -15,15 +15,10 @@ PAUSE_S = 0.2
 """Seconds between two tries to reach an unavailable store."""
 
 
-def patience_s(runtime: Runtime) -> float | None:
-    """Return how long a run's statements wait for an answer: without another store, as long as this one answers."""
-    return runtime.settings.lease if runtime.stores.several else None
-
-
 def patiently(runtime: Runtime, once: Callable[[], T]) -> T:
-    """Repeat `once`, for a lease, while the store is unavailable: a short outage must not make it fail.
+    """Repeat `once`, for a lease, while the store is unavailable: a short outage must not make a run fail.
 
-    So also while a table or a right is missing, as during an upgrade by hand or a restore.
+    It also repeats while a table or a right is missing, as during an upgrade by hand or a restore.
     """
     deadline = time.monotonic() + runtime.settings.lease
     while True:

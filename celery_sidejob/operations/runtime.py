@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from ..model.protocols import Announcer, Broker, Observer, Publisher, ResultRules, Results, Tasks
 from ..model.settings import Settings
 from ..store.connection.connections import Connections
-from .audience import Audience
+from ..store.statement import Transaction
+from .audience import Audience, Tracking
 from .stores import Store, Stores
-from .tracking import Tracking
+
+T = TypeVar("T")
 
 
 class LocalRuntime(Protocol):
-    """The part of a runtime that is given to code in an open transaction: nothing of it waits for a network."""
+    """The part of a runtime for code in an open transaction: none of it waits for a network."""
 
     @property
     def settings(self) -> Settings:
@@ -24,7 +26,7 @@ class LocalRuntime(Protocol):
 
     @property
     def results(self) -> ResultRules:
-        """What follows an asking's end."""
+        """The rules for what follows the end of an asking."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class Runtime:
     audience: Audience
     tracking: Tracking
     after_commit: Callable[[Callable[[], None]], None] = operator.call
-    """Does the work after a commit: at once, or in another thread if this one may use only the store."""
+    """Does the work after a commit: at once, or in another thread if this thread may use only the store."""
 
     settings: Settings = field(init=False)
     """The app's settings, with the store's own URLs."""
@@ -55,9 +57,53 @@ class Runtime:
         object.__setattr__(self, "connections", self.store.connections)
 
     def at(self, store: Store) -> Runtime:
-        """Return the same environment for another store."""
+        """Return the same environment with another store."""
         return replace(self, store=store)
 
+    def at_place(self, place: int) -> Runtime:
+        """Return the same environment for the store at a position; 0 is the primary."""
+        return self.at(self.stores[place])
+
     def in_each_store(self) -> list[Runtime]:
-        """Return the same environment for each store, the primary first."""
+        """Return the same environment with each store, the primary first."""
         return [self.at(store) for store in self.stores]
+
+    def of_row(self, store: str | None) -> list[Runtime]:
+        """Return the same environment for the stores that may have a row: the store named by its message, or each."""
+        return self.in_each_store() if store is None else [self.at(self.stores.named(store))]
+
+    def inspect_others(self, work: Callable[[Transaction], T]) -> Iterator[T]:
+        """Yield the answer of each other store to a question of a command or a monitor."""
+        for store in self.stores.others(self.store):
+            yield store.connections.transact("inspect", work, within_s=self.stores.look_s(store))
+
+    # -- this store among the others -----------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """The name of this store, which is read only once; StoreUnavailableError if the store does not answer."""
+        return self.stores.name_of(self.store)
+
+    @property
+    def label(self) -> str | None:
+        """The name of this store for people; None for the primary."""
+        return self.stores.label_of(self.store)
+
+    def may_have(self, row_of: str | None) -> bool:
+        """Tell whether this store may have the row of a message; with several stores the message names one."""
+        return not self.stores.several or row_of in (None, self.name)
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds that a caller waits for this store."""
+        return self.stores.wait_s
+
+    @property
+    def look_s(self) -> float:
+        """Seconds that a command or a monitor waits for the data of this store."""
+        return self.stores.look_s(self.store)
+
+    @property
+    def patience_s(self) -> float | None:
+        """Seconds that a run's statements wait for an answer: without another store None, while this one answers."""
+        return self.settings.lease if self.stores.several else None

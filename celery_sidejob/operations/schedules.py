@@ -1,7 +1,7 @@
 """Schedules: declares, pauses and deletes them, and makes their jobs, once for each time.
 
 The transaction that makes jobs or messages has locked the schedule's row and moves it on. If the process dies before
-the commit, nothing was made, and another sweeper makes it; after the commit, no other finds it due.
+the commit, nothing was made, and another sweeper makes the jobs; after the commit, no sweeper finds them due.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .works import Works, Written, follow_works, write
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledWorks(Works):
-    """What a schedule makes in one transaction; the last has `task_id`."""
+    """The works that a schedule makes in one transaction; `task_id` is that of the last."""
 
     count: int
     last_at: datetime
@@ -33,10 +33,10 @@ class ScheduledWorks(Works):
 
 
 def make(runtime: Runtime, row: Row, plan: Plan, works: ScheduledWorks, *, wait: bool = False) -> int | None:
-    """Make works of a schedule, unless it has changed since its `row` was read; `plan` is what is then still to come.
+    """Make works of a schedule, unless it has changed since its `row` was read; `plan` has the times that remain.
 
-    Returns the id of the last job, 0 for messages; None if nothing was made. With `wait` it waits for whoever has
-    locked the row.
+    Returns the id of the last job, 0 for messages; None if nothing was made. With `wait` it waits for a transaction
+    that has locked the row.
     """
 
     def work(executor: Transaction) -> Written | None:
@@ -57,7 +57,7 @@ def make(runtime: Runtime, row: Row, plan: Plan, works: ScheduledWorks, *, wait:
 
 
 def pass_over(runtime: Runtime, row: Row, plan: Plan) -> bool:
-    """Make nothing of what is due; False if the schedule has changed since its `row` was read, or is locked."""
+    """Pass over the due times; False if the schedule has changed since its `row` was read, or is locked."""
 
     def work(executor: Transaction) -> bool:
         if schedules.lock_at(executor, row.name, row.revision) is None:
@@ -72,7 +72,7 @@ def declare(runtime: Runtime, name: str, spec: Spec, *, declared: Mapping[str, A
     """Make a schedule, or change it to this; returns whether that changed anything.
 
     `declared`: its declaration in the configuration, which is applied if it differs from the last one. Times until now
-    follow the old timing, and what is due of them is still made. Later ones follow the new timing.
+    follow the old timing, and due ones still get their jobs. Later times follow the new timing.
     """
 
     def work(executor: Transaction) -> bool:
@@ -102,7 +102,7 @@ def declare(runtime: Runtime, name: str, spec: Spec, *, declared: Mapping[str, A
 
 
 def read(runtime: Runtime, names: Iterable[str] | None = None) -> dict[str, Row]:
-    """Read schedules by their names: those that are named, or all."""
+    """Read schedules by their names: the named schedules, or all."""
     return schedules.read(runtime.connections, names)
 
 
@@ -115,12 +115,12 @@ def get(runtime: Runtime, name: str) -> Row:
 
 
 def not_found(name: str) -> ScheduleNotFoundError:
-    """Return the error for a schedule that is not there."""
+    """Return the error for a schedule that does not exist."""
     return ScheduleNotFoundError(f"There is no schedule {name!r}: it was never made, or was deleted.")
 
 
 def pause(runtime: Runtime, name: str, reason: str | None) -> None:
-    """Make nothing more of a schedule. Times that pass during the pause are never made; what is due already waits."""
+    """Stop making a schedule's jobs. Times that pass during the pause never get one; due jobs wait for its end."""
 
     def work(executor: Transaction) -> None:
         row = _locked(executor, name)
@@ -131,7 +131,7 @@ def pause(runtime: Runtime, name: str, reason: str | None) -> None:
 
 
 def resume(runtime: Runtime, name: str) -> bool:
-    """Go on with a schedule, from now; returns whether it was paused."""
+    """Continue a schedule, from now; returns whether it was paused."""
 
     def work(executor: Transaction) -> bool:
         row = _locked(executor, name)
@@ -145,12 +145,12 @@ def resume(runtime: Runtime, name: str) -> bool:
 
 
 def delete(runtime: Runtime, name: str) -> bool:
-    """Delete a schedule, with what is due of it; what it has made stays. Returns whether it was there."""
+    """Delete a schedule, with its due times; the jobs that it has made stay. Returns whether it existed."""
     return runtime.connections.transact("delete-schedule", partial(schedules.delete, name=name), single=True)
 
 
 def delete_declared(runtime: Runtime, *, but: Iterable[str]) -> Sequence[str]:
-    """Delete the schedules that the configuration declared once, but for these."""
+    """Delete the schedules that the configuration once declared, except these."""
     names = list(but)
     return runtime.connections.transact(
         "delete-schedule", lambda executor: schedules.delete_declared(executor, but=names), single=True
@@ -158,7 +158,7 @@ def delete_declared(runtime: Runtime, *, but: Iterable[str]) -> Sequence[str]:
 
 
 def _later_than(row: Row, now: datetime) -> datetime:
-    """Return after which moment new times begin: the store's clock may have been put back behind those already made."""
+    """Return the moment after which new times begin: the store's clock may have been put back behind earlier times."""
     return now if row.last_at is None else max(now, row.last_at)
 
 

@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from ..model import native
 from ..model.errors import SchemaError, SettingsError, StoreUnavailableError
+from ..model.logger import logger
 from ..model.settings import Settings
 from ..store import registry
 from ..store.connection.connections import Connections
+from ..store.connection.parameters import connection_parameters
 from ..store.errors import StoreDown
-
-logger = logging.getLogger("celery_sidejob")
 
 NAME_LENGTH = 8
 WAIT_S = 3.0
-"""Seconds that a caller waits for a store if there is another one to go to."""
+"""Seconds that a caller waits for a store if there is another store to use."""
 LONGEST_WAIT_S = 10.0
-"""Seconds if there is no other: as long as it takes to find out that a connection is cut off."""
+"""Seconds that it waits if there is no other: as long as it takes to notice that a connection is cut off."""
 PAUSE_S = (5.0, 15.0)
-"""After a failure, this process leaves the store alone for a random number of seconds between these two."""
+"""After a failure, this process does not use the store for a random number of seconds between these two."""
 SLOW_S = 1.0
-"""A store that fails sooner than this, and has no other after it, is tried by each call."""
+"""If the last store fails sooner than this, each call still tries it."""
 
 
 class Store:
-    """A database with our rows, as this process knows it: how to reach it, and whether it answered a moment ago."""
+    """A database with our rows, as this process knows it: how to reach it, and whether it answered lately."""
 
     def __init__(self, settings: Settings, connections: Connections, *, place: int = 0) -> None:
         self.settings = settings
@@ -38,31 +38,31 @@ class Store:
         self.place = place
         """The store's position among the app's stores; 0 is the primary."""
         self.name: str | None = None
-        """None until the store was asked for its name."""
+        """Its name; None until the store was asked for it."""
         self._left_alone_until = float("-inf")
 
     @property
     def where(self) -> str:
-        """The setting that the store comes from: its description until its name is known."""
+        """The setting that contains the store's URL: its description until its name is known."""
         return f"Store {self.place} of sidejob_failover_urls" if self.place else "The store of sidejob_database_url"
 
     def direct_url(self) -> tuple[str, str]:
-        """Return the URL that bypasses a proxy which does not keep a session's locks, and the name of its setting."""
+        """Return the URL that bypasses a proxy which does not keep a session's locks, and the name of that setting."""
         if self.settings.direct_url is not None:
             return self.settings.direct_url, "sidejob_direct_url"
         return self.settings.require_database_url(), self.connections.setting
 
     def called(self, service: str) -> str:
-        """Return the name of a service of this store, in logs and among threads."""
+        """Return the name of one of this store's services, for logs and threads."""
         return f"{service}-{self.place}" if self.place else service
 
     @property
     def is_left_alone(self) -> bool:
-        """Whether the pause after its last failure is still running."""
+        """Whether the pause after its last failure is still in progress."""
         return time.monotonic() < self._left_alone_until
 
     def leave_alone(self, pause_s: float) -> None:
-        """Begin such a pause."""
+        """Begin a pause after a failure."""
         self._left_alone_until = time.monotonic() + pause_s
 
     def answered(self) -> None:
@@ -94,13 +94,13 @@ class Stores:
         return len(self._all)
 
     def others(self, store: Store) -> Iterator[Store]:
-        """Return all stores except this one."""
+        """Yield all stores except this store."""
         return (other for other in self._all if other is not store)
 
     # -- names ---------------------------------------------------------------------------------------------------
 
     def name_of(self, store: Store) -> str:
-        """Return the name of a store, which is asked only once; StoreUnavailableError if it does not answer."""
+        """Return the name of a store, which is read only once; StoreUnavailableError if the store does not answer."""
         if store.name is None:
             identity = store.connections.read(registry.identity, within_s=self.wait_s)
             if identity is None:
@@ -146,7 +146,7 @@ class Stores:
                     "copy, remove the row 'identity' of its table meta and run `celery -A <app> sidejob db upgrade`."
                 )
 
-    # -- which of them answer ------------------------------------------------------------------------------------
+    # -- availability --------------------------------------------------------------------------------------------
 
     @property
     def wait_s(self) -> float:
@@ -159,12 +159,12 @@ class Stores:
 
     @property
     def any_left_alone(self) -> bool:
-        """Whether some store did not answer a moment ago."""
+        """Whether some store did not answer lately."""
         return any(store.is_left_alone for store in self._all)
 
     @contextmanager
     def trying(self, store: Store) -> Iterator[None]:
-        """If a store proves to be unavailable, leave it alone for a while; one with a locked row has answered."""
+        """If a store proves to be unavailable, pause its use; a store with a locked row has answered."""
         began = time.monotonic()
         try:
             yield
@@ -173,7 +173,7 @@ class Stores:
             raise
 
     def failed(self, store: Store, error: Exception, *, after_s: float = SLOW_S) -> None:
-        """Leave a store alone for a while: it has just failed, `after_s` seconds after it was asked."""
+        """Pause the use of a store that has just failed, `after_s` seconds after it was asked."""
         self._failure = str(error)
         if not self.several and after_s < SLOW_S:
             return
@@ -182,5 +182,16 @@ class Stores:
         logger.warning("%s is left alone for %.0f s: %s", store.where, pause_s, error)
 
     def all_left_alone(self) -> StoreDown:
-        """Return the error for a caller for whom no store was tried."""
+        """Return the error for a caller for which no store was tried."""
         return StoreDown(f"No store has answered a moment ago, and none is asked just now: {self._failure}")
+
+
+def stores_of(settings: Settings, connections: Connections, *, longest_pause_s: float) -> Stores:
+    """Return an app's stores: the primary, which has these connections, and those of `sidejob_failover_urls`."""
+    found = [Store(settings, connections)]
+    for place, url in enumerate(settings.failover_urls, 1):
+        connection_parameters(url, setting="sidejob_failover_urls")  # raises SettingsError for a bad URL
+        own = replace(settings, database_url=url, direct_url=None, failover_urls=())
+        further = Connections(url, settings.schema, longest_pause_s=longest_pause_s, setting="sidejob_failover_urls")
+        found.append(Store(own, further, place=place))
+    return Stores(found)

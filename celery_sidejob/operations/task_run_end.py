@@ -1,4 +1,4 @@
-"""The one place where runs of ordinary durable tasks end, whether the run, its worker or the sweeper ends them.
+"""The only code that ends runs of durable tasks, called by the run, its worker or the sweeper.
 
 Code that belongs to every end goes into `end_task_runs`. It is a separate function from `end_job_run`. A job's run ends
 under the job's lock, in a transaction of many statements, and the job's new status decides what follows. A single

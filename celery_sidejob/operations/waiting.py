@@ -5,23 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from ..model.checks import shown
+from ..model.errors import InvalidValueError
 from ..store import served, waiting, workers
 from ..store.statement import Transaction
 from .runtime import LocalRuntime, Runtime
 
 NO_WORKER = "no worker"
 REASONS = ("dependencies", "timer", "retry", "pause", "limit", "rate", "pool", "room", NO_WORKER)
-"""Why a job's next run may not begin, in the order in which they are told."""
+"""The reasons why a job's next run may not begin, in the order in which they are reported."""
+
+
+def check_reason(reason: Any) -> None:
+    """Raise InvalidValueError if this is no reason."""
+    if reason not in REASONS:
+        raise InvalidValueError(f"waiting_for is one of {', '.join(REASONS)}; not {shown(reason)}.")
 
 
 def waiting_for(runtime: Runtime, job_id: int) -> list[str] | None:
     """Return the reasons why a job's next run does not begin; none if it may, is in progress, or is not owed.
 
-    Each is `dependencies`, `timer`, `retry`, `pause`, `limit`, `rate`, `pool`, `room` or `no worker`. Dependencies:
+    A reason is `dependencies`, `timer`, `retry`, `pause`, `limit`, `rate`, `pool`, `room` or `no worker`. Dependencies:
     other jobs have not completed. Pool: it has no slot of its capacity pool. Room: the last run has written to a full
     port, and a run is owed when its reader has made room. No worker: the job is parked, or its run is due and no live
-    worker of its queue knows the task; while a worker starts that has not said yet what it serves, it counts as one
-    that does. Returns None if there is no such job.
+    worker of its queue knows the task; a starting worker that has not recorded its tasks yet counts as knowing the
+    task. Returns None if there is no such job.
     """
     return runtime.connections.transact("inspect", lambda executor: reasons(executor, runtime, [job_id])).get(job_id)
 
@@ -32,7 +40,7 @@ def is_parked(runtime: Runtime, job_id: int) -> bool:
 
 
 def reasons(executor: Transaction, runtime: LocalRuntime, job_ids: Iterable[int]) -> dict[int, list[str]]:
-    """Return what `waiting_for` does for each job, as the transaction sees it; a job that is gone is missing."""
+    """Return the result of `waiting_for` for each job, as the transaction sees it; a job that is gone is missing."""
     rows = waiting.conditions(executor, job_ids)
     due = {(row.task, row.queue) for row in rows if row.is_due}
     served = {one: _is_served(executor, runtime, *one) for one in due}

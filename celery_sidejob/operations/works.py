@@ -1,4 +1,4 @@
-"""Jobs and messages that the sweeper makes, as part of one of its transactions."""
+"""Jobs and messages that the sweeper makes in one of its transactions."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ..model.durable import Message
 from ..store import batches, jobs
 from ..store.statement import Transaction
 from .after_commit import AfterCommit
-from .follow_up import follow_up
-from .keeping import keep_in
+from .changes.follow_up import follow_up
+from .changes.unit_of_work import Applied
+from .ledger.keeping import keep_in
 from .publishing import publish_kept
 from .runtime import LocalRuntime, Runtime
-from .unit_of_work import Applied
 
 
 def _nothing() -> None:
@@ -29,12 +29,12 @@ class Works:
     jobs: Sequence[NewJob] = ()
     messages: Sequence[Message] = ()
     tell: Callable[[], None] = field(default=_nothing)
-    """Tells of the messages, once they are kept."""
+    """Reports the messages once they are kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What was written, and what follows its commit. `last_id` is that of the last job, 0 without one."""
+    """Written works, and the work that follows the commit. `last_id` is the last job's, 0 if there is none."""
 
     last_id: int
     after_commit: AfterCommit
@@ -54,7 +54,7 @@ def write(runtime: LocalRuntime, executor: Transaction, works: Works) -> Written
 
 
 def follow_works(runtime: Runtime, works: Works, written: Written) -> None:
-    """Do what follows the commit of works."""
+    """Do the work that follows the commit of works."""
     follow_up(runtime, written.after_commit)
     if written.to_send:
         publish_kept(runtime, written.to_send)
@@ -62,9 +62,9 @@ def follow_works(runtime: Runtime, works: Works, written: Written) -> None:
 
 
 def end_batch(runtime: Runtime, batch_id: int, prepare: Callable[[Any], list[Works]]) -> bool:
-    """Make what follows a batch whose members have all ended; `prepare` makes that ready. False if it goes on.
+    """Make the calls that follow a batch whose members have all ended; `prepare` prepares them. False if it goes on.
 
-    If the process dies before the commit, nothing was made, and another sweeper does it.
+    If the process dies before the commit, nothing was made, and another sweeper makes the calls.
     """
 
     def work(executor: Transaction) -> list[tuple[Works, Written]] | None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..model.logger import logger
 from ..store.errors import StoreDown
-
-logger = logging.getLogger("celery_sidejob")
 
 Report = Counter[str]
 """The numbers that duties counted: {name of a `Count`: number}."""
@@ -19,25 +17,25 @@ Report = Counter[str]
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """A number that duties count, declared once: `PollReport`, `poll`, `stats` and the metrics are made from it."""
+    """A number that duties count, declared once: `PollReport`, `poll`, `stats` and the metrics follow from it."""
 
     name: str
     meaning: str
-    """One sentence for people."""
+    """The meaning, in one sentence for people."""
     total: str | None = None
-    """The name of its total in `stats` and the metrics; None: no total is kept."""
+    """The name of its total in `stats` and the metrics; None if no total is kept."""
     kind: type[int] = int
-    """bool: a report says only whether it happened, not how often."""
+    """bool if a report says only whether it happened, not how often."""
     is_work: bool = True
-    """Whether it counts work done; a report in which no such count is set is false."""
+    """Whether it counts work; a report without any such count is false."""
 
 
 class Duty(ABC):
-    """One thing that a service does, in each turn or every `interval_s` seconds."""
+    """One duty of a service, in each turn or every `interval_s` seconds."""
 
     interval_s = 0.0
     counts: Sequence[Count] = ()
-    """The counts shown to people; a report may hold more, for tests."""
+    """The counts that are shown to people; a report may have more, for tests."""
 
     def __init__(self) -> None:
         self.due_at = float("-inf")
@@ -75,8 +73,8 @@ class Duties:
     def do(self, report: Report) -> None:
         """Do all duties that are due and count their work in `report`; raise the first error, log the others.
 
-        An unavailable store ends the turn, and its error is the one raised: each further duty might wait as long for
-        the store. But sometimes only one statement fails in this way. The duties behind it must still get their turn.
+        An unavailable store ends the turn, and its error is raised: each further duty might wait as long for
+        the store. But sometimes only one statement fails in this way, and the duties behind it must still be done.
         """
         failures: list[tuple[Duty, Exception]] = []
         count, first = len(self._duties), self._first

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -11,22 +10,20 @@ from typing import Any, Protocol
 
 from ..model import native
 from ..model.errors import StoreUnavailableError
+from ..model.logger import logger
 from ..store.connection.turns import take_turns
-
-logger = logging.getLogger("celery_sidejob")
-
 
 LONGEST_PAUSE_S = 2.0
 """Seconds between two tries of a service that fails."""
 
 
 class Service(Protocol):
-    """Work that is to be repeated."""
+    """Work that is repeated."""
 
     name: str
 
     def run_once(self) -> Any:
-        """Do the work that is due, and report it."""
+        """Do the due work, and report it."""
 
     def wait_s(self) -> float:
         """Return the seconds to wait before the next turn."""
@@ -36,9 +33,9 @@ class Service(Protocol):
 
 
 class Loop:
-    """Runs one service in a thread of its own; an error of the service is logged and does not end the loop.
+    """Runs one service in its own thread; an error of the service is logged and does not end the loop.
 
-    Where gevent has replaced threads, the thread is a greenlet beside those of the bodies. It may use what they use:
+    Where gevent has replaced threads, the thread is a greenlet beside those of the bodies. It may use the same things:
     connections to the broker and to the result backend, and users' receivers of our signals. Only an `unpatched` loop
     has a real thread there, for work that must go on while a body computes. Its service may use only the store.
     """
@@ -87,7 +84,7 @@ class Loop:
 
 # A process forked in the middle of a turn would inherit the locks that the turn holds (of an import, of a cached
 # property). The thread that holds them does not exist in the new process, which would wait for them for ever. A fork
-# therefore waits for the turns in progress. The wait is bounded: a turn that waits for a silent store must not hold up
+# therefore waits for the turns in progress. The wait is bounded: a turn that waits for a silent store must not delay
 # the pool.
 FORK_WAIT_S = 1.0
 
@@ -106,7 +103,7 @@ class Turn:
         self._lock.release()
 
     def is_over_within(self, timeout_s: float) -> bool:
-        """Wait for the turn's end, and let no other begin until `go_on`; False if it does not end in time."""
+        """Wait for the turn's end, and let no other turn begin until `go_on`; False if it does not end in time."""
         return bool(self._lock.acquire(timeout=timeout_s))
 
     def go_on(self) -> None:

@@ -1,4 +1,4 @@
-"""Stores the counts of a worker's process once it is quiet, and which queues and tasks the worker serves.
+"""Stores the counts of a worker's process once it is quiet, and the queues and tasks that the worker serves.
 
 A busy process stores its counts by itself, between two transactions (`store/measured.py`). The recorder stores the last
 counts before the process became idle, while its connection is still open. An idle process stores nothing.
@@ -6,45 +6,55 @@ counts before the process became idle, while its connection is still open. An id
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from ..operations import parking
+from ..model.logger import logger
+from ..operations.runs import parking
+from ..store import served as rows
 from ..store.measured import EVERY_S, MeasuredConnections
-
-logger = logging.getLogger("celery_sidejob")
 
 LOOK_S = 1.0
 QUIET_S = 2.0
-"""Shorter than an idle connection is kept, to avoid opening one for this."""
+"""Shorter than an idle connection is kept, so that no connection is opened for this."""
 BUSY_S = 1.5 * EVERY_S
 
 Served = tuple[int, Sequence[str], Sequence[str]]
+Stood = tuple[float, str]
+"""When an event loop stood still, by the clock `time.monotonic`, and where."""
 
 AGAIN_S = 600.0
-"""Seconds after which a worker repeats what it serves: its clock may have gone wrong since."""
+"""Seconds after which a worker records its queues and tasks again: its clock may have gone wrong since."""
 
 
 class Recorder:
-    """Records for one process of a worker. `served` returns (worker id, queues, tasks) of its parent, or None."""
+    """Records for one process of a worker.
+
+    `served` returns (worker id, queues, tasks) of its parent, or None; `stood` when its event loop last stood still.
+    """
 
     name = "recorder"
 
-    def __init__(self, connections: MeasuredConnections, served: Callable[[], Served | None] = lambda: None) -> None:
+    def __init__(
+        self, connections: MeasuredConnections, served: Callable[[], Served | None] = lambda: None,
+        stood: Callable[[], Stood | None] = lambda: None,
+    ) -> None:  # fmt: skip
         self._connections = connections
         self._served = served
+        self._stood = stood
+        self._told: Stood | None = None
         self._noted: Served | None = None
         self._noted_at = 0.0
         connections.measures.begin()
 
     def run_once(self) -> bool:
-        """Store the counts if nothing has been counted for a moment; tell whether anything was stored.
+        """Store the counts if nothing has been counted for a moment; returns whether anything was stored.
 
-        A process that is busy with durable tasks alone makes no transaction after which it would store them itself.
+        A process that runs only durable tasks makes no transaction after which it would store its counts itself.
         """
         self._note_what_is_served()
+        self._note_where_it_stood()
         measures = self._connections.measures
         if measures.quiet_s < QUIET_S and measures.age_s < BUSY_S:
             return False
@@ -55,11 +65,11 @@ class Recorder:
         return LOOK_S
 
     def close(self) -> None:
-        """Store the remaining counts: the process ends."""
+        """Store the remaining counts, because the process ends."""
         self._connections.record()
 
     def _note_what_is_served(self) -> None:
-        """Store which queues and tasks this worker serves, whenever they or its identity have changed."""
+        """Store the queues and tasks that this worker serves, whenever they or its identity have changed."""
         found = self._served()
         recent = time.monotonic() - self._noted_at < AGAIN_S
         if found is None or (found == self._noted and recent):
@@ -74,3 +84,14 @@ class Recorder:
         if runs:
             logger.info("%d runs go on that were parked: this worker knows their tasks", runs)
         self._noted, self._noted_at = found, time.monotonic()
+
+    def _note_where_it_stood(self) -> None:
+        """Store where the event loop of this worker last stood still, for `doctor`."""
+        found = self._stood()
+        if found is None or found == self._told or self._noted is None:
+            return
+        ago_s, worker_id = time.monotonic() - found[0], self._noted[0]
+        self._connections.transact(
+            "serve", lambda executor: rows.note_stand(executor, worker_id, where=found[1], ago_s=ago_s), single=True
+        )
+        self._told = found

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ..model.errors import StoreUnavailableError
-from ..model.row_errors import log_row_error
+from ..model.logger import log_row_error, logger
 from ..store.errors import RowsLocked
-
-logger = logging.getLogger("celery_sidejob")
 
 SET_ASIDE_S = 5.0
 
 
 class SetAside:
-    """The jobs and channels that are set aside just now, and the work that failed for each."""
+    """The jobs and channels that are set aside at present, and the work that failed for each."""
 
     def __init__(self) -> None:
         self._until: dict[tuple[str, int | str], float] = {}
 
     @contextmanager
     def by_itself(self, what: str, name: int | str, *, kind: str = "Job") -> Iterator[bool]:
-        """Do some work for one job; an error of the job's own is logged, and that work is set aside for a while.
+        """Do some work for one job; the job's own error is logged, and that work is set aside for a while.
 
-        So is work that needs a row which somebody's transaction holds. Yields whether the work is to be done now. An
+        Work that needs a row locked by another transaction is set aside too. Yields whether to do the work now. An
         unavailable store is not the job's own error: it ends the turn.
         """
         now = time.monotonic()
@@ -43,4 +40,4 @@ class SetAside:
             raise
         except Exception:
             self._until[what, name] = now + SET_ASIDE_S
-            log_row_error(logger, name, f"{kind} %s is set aside for %g s, its %s failed", name, SET_ASIDE_S, what)
+            log_row_error(name, f"{kind} %s is set aside for %g s, its %s failed", name, SET_ASIDE_S, what)

@@ -21,5 +21,5 @@ def announce() -> None:
 
 
 def worker_is_stopping() -> bool:
-    """Tell whether the worker has begun to stop; a spawned pool process cannot know and says no."""
+    """Tell whether the worker has begun to stop; False in a spawned pool process, which cannot know."""
     return _flag is not None and _flag[0] == 1

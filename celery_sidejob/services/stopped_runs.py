@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 
 from ..model.errors import LeaseLostError
+from ..model.logger import logger
 from ..model.status import RunEnd
-from ..operations import endings, runs
 from ..operations.hold import Hold
-from ..operations.job_run_end import Ending
+from ..operations.runs import endings, runs
+from ..operations.runs.job_run_end import Ending
+from ..operations.runs.run_pages import RunKey
 from ..operations.runtime import Runtime
 from ..store import claims
-from .heartbeat.deliveries import RunKey
-
-logger = logging.getLogger("celery_sidejob")
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Why a run is ended: the error that its asking fails with, and the reason in the dead set."""
+    """Why a run is ended: the error of its asking, and the reason in the dead set."""
 
     kind: str
     """The name of the error's class."""
@@ -30,8 +28,8 @@ class Stop:
 def end_from_outside(runtime: Runtime, key: RunKey, task: str | None, stop: Stop, *, worker_id: int) -> bool:
     """End, as failed, a run that this worker holds; a run not claimed yet is claimed first.
 
-    False if it ended by itself, runs elsewhere, or its job is of another `task` than the message says; None if no
-    message names the run. Units that it committed stay. Whatever its process still tries to commit is refused.
+    False if it ended by itself, runs elsewhere, or its job has another `task` than the message; `task` is None if no
+    message names the run. Its committed units stay. Later commits of its process are refused.
     """
     job_id, run_no = key
     if task is None:

@@ -2,4 +2,4 @@
 
 from ..model import libpq
 
-libpq.require()  # before any module in here imports psycopg, whose own error says what it tried, and not what to do
+libpq.require()  # before any module here imports psycopg: psycopg's own error does not say what to do

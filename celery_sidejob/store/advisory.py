@@ -1,4 +1,4 @@
-"""Advisory locks that a call waits for. Any role that may connect can hold one, so no wait is without bound."""
+"""Advisory locks that a call waits for. Any role that may connect can hold such a lock, so every wait is bounded."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from .errors import LockHeld
 from .statement import Reader, Statement, Transaction, first
 
 LONGEST_WAIT_S = 10.0
-"""Seconds that a call waits. A transaction with a lock_timeout, such as a service's, waits no longer than that."""
+"""The longest wait of a call. A transaction with a lock_timeout, such as a service's, waits no longer than that."""
 
 ONE = ""
-"""The key of the only lock of a class in a schema."""
+"""The key of a lock that is the only lock of its class in a schema."""
 
 _HASH = f"hashtext(coalesce(nullif(u.key, '{ONE}'), '{{meta}}'))"
 
@@ -29,7 +29,7 @@ SELECT set_config('lock_timeout', b.wait, true) FROM bound b WHERE (SELECT count
 
 
 def take(executor: Transaction, lock_class: int, keys: Iterable[str]) -> None:
-    """Wait until no other transaction holds one of these locks; from then on this one does, to its end.
+    """Wait until no other transaction holds any of these locks; this transaction then holds them to its end.
 
     Raises LockHeld if that takes too long.
     """
@@ -53,7 +53,7 @@ ORDER BY a.xact_start, a.pid LIMIT 1""")
 
 
 def holder(executor: Reader, lock_class: int, keys: Iterable[str]) -> str:
-    """Return who holds one of these locks, for an error's text."""
+    """Return the session that holds one of these locks, for an error's text."""
     row = first(executor.run(_HOLDERS, lock_class=lock_class, keys=list(keys)))
     if row is None:
         return "a session that has ended meanwhile"

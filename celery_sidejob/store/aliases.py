@@ -14,7 +14,7 @@ ON CONFLICT (name) DO UPDATE SET job_id = {aliases}.job_id RETURNING name, job_i
 
 
 def add(executor: Transaction, names: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """Add aliases and return each name's job: a name that was taken keeps its job."""
+    """Add aliases and return each name's job: a name that was already taken keeps its job."""
     rows = [{"name": name, "job_id": job_id} for name, job_id in names]
     return {row.name: row.job_id for row in executor.run(_ADD, rows=json.dumps(rows))}
 
@@ -23,7 +23,7 @@ _REMOVE = Statement("DELETE FROM {aliases} WHERE name = %(name)s AND job_id = %(
 
 
 def remove(executor: Transaction, name: str, job_id: int) -> bool:
-    """Remove an alias of the job; False if it has none of this name."""
+    """Remove an alias of the job; False if the job does not have it."""
     return bool(executor.run(_REMOVE, name=name, job_id=job_id))
 
 

@@ -10,18 +10,30 @@ from typing import Any
 
 from .statement import Reader, Statement, Transaction, first
 
-_OPEN = Statement("""
+
+def still_called(job_id: str) -> str:
+    """Return SQL for the options of a job's next asking: a step that has called the job needs its value again."""
+    return f"""(
+    SELECT json_build_object('called', true) FROM {{askings}} c
+    WHERE c.job_id = {job_id} AND c.options->>'called' = 'true' LIMIT 1)"""
+
+
+_OPEN = Statement(
+    """
 WITH spent AS (DELETE FROM {askings} WHERE job_id = %(id)s AND stored_at < now() - interval '1 hour')
-INSERT INTO {askings} (task_id, job_id, unique_key)
-SELECT gen_random_uuid()::text, %(id)s, (
+INSERT INTO {askings} (task_id, job_id, options, unique_key)
+SELECT gen_random_uuid()::text, %(id)s, """
+    + still_called("%(id)s")
+    + """, (
   SELECT a.unique_key FROM {askings} a WHERE a.job_id = %(id)s AND a.closed_at = now() AND a.outcome <> 'terminated')
-RETURNING task_id""")
+RETURNING task_id"""
+)
 
 
 def open_next(executor: Transaction, job_id: int) -> str:
     """Open the next asking of a job that has none open, and return its task id.
 
-    It has the unique key of the one that this transaction has closed: the job goes on before it has rested.
+    It gets the unique key of the asking that this transaction has closed, because the job has not rested in between.
     """
     return str(executor.run(_OPEN, id=job_id)[0].task_id)
 
@@ -36,8 +48,8 @@ RETURNING task_id""")
 def keep_key(executor: Transaction, job_id: int) -> str | None:
     """Open the next asking of a job whose run has ended and which waits for a timer, or for its shutdown.
 
-    Only for a job with a unique key: it has not rested, and keeps the key. Returns the task id; None without a key:
-    then an asking is opened when the timer is due, and a shutdown has none.
+    Only a job with a unique key needs this, to keep the key: it has not rested. Returns the task id; None for a job
+    without a key, whose next asking is opened when the timer is due, or never for a shutdown.
     """
     found = first(executor.run(_KEEP_KEY, id=job_id))
     return None if found is None else str(found.task_id)
@@ -49,7 +61,7 @@ WHERE a.task_id = r.task_id""")
 
 
 def mark_stored(executor: Transaction, task_ids: Iterable[str]) -> None:
-    """Note that the backend has the results."""
+    """Note that the result backend has the results."""
     executor.run(_STORED, task_ids=list(task_ids))
 
 
@@ -63,7 +75,7 @@ ORDER BY a.closed_at LIMIT %(limit)s""")
 
 
 def unsent(executor: Reader, *, older_than_s: float, limit: int, since: Any = None) -> Sequence[Any]:
-    """Read askings whose result the backend does not have yet, oldest first, optionally those closed `since` a time."""
+    """Read askings whose result the backend does not have yet, oldest first; optionally those closed `since` a time."""
     return executor.run(_UNSENT, older_than_s=older_than_s, limit=limit, since=since)
 
 

@@ -1,7 +1,6 @@
 """Asking a job to run or to terminate: the wake counter, the message, the timers.
 
-Every statement here expects the jobs to be locked already (`jobs.lock`), so its sub-selects see what was committed
-before.
+Every statement here expects the jobs to be locked already (`jobs.lock`), so its sub-selects see all earlier commits.
 """
 
 from __future__ import annotations
@@ -9,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ..model.gate import Gate
+from .askings import still_called
 from .dependencies import NOTED
-from .outbox.arming import NEVER, OPENS_AT, armed
+from .outbox.arming import OPENS_AT, armed
 from .outbox.references import withdrawn
 from .statement import Reader, Statement, Transaction, first
 
@@ -26,7 +27,11 @@ WITH asked AS (
 revived AS (
   DELETE FROM {dead} WHERE %(force)s AND job_id = ANY(%(ids)s::bigint[])),
 opened AS (
-  INSERT INTO {askings} (task_id, job_id) SELECT gen_random_uuid()::text, id FROM asked
+  INSERT INTO {askings} (task_id, job_id, options)
+  SELECT gen_random_uuid()::text, id, """
+    + still_called("asked.id")
+    + """
+  FROM asked
   WHERE status = 'queued' AND NOT EXISTS (
     SELECT FROM {askings} a WHERE a.job_id = asked.id AND a.closed_at IS NULL)
   RETURNING task_id, job_id),
@@ -62,7 +67,7 @@ def ask(
     return executor.run(_ASK, ids=list(ids), force=force, check_interval_s=check_interval_s, late_s=late_s)
 
 
-# `parked` reads `armed`, to change the rows that it has left alone after it: one statement changes a row only once.
+# `parked` reads `armed`, and then changes the rows that `armed` has not changed: one statement changes a row only once.
 _TERMINATE = Statement(
     """
 WITH asked AS (
@@ -84,14 +89,14 @@ settled AS (
         "asked j LEFT JOIN {askings} a ON a.job_id = j.id AND a.closed_at IS NULL",
         task_id="coalesce(a.task_id, gen_random_uuid()::text)",
         opens_at=None,
-        cut_short=f"m.due_at <> {NEVER}",
+        cut_short=f"m.gate <> {Gate.WORKER}",
         waits="false",
         blocked="false",
     )
     + f""",
 parked AS (
   UPDATE {{messages}} m SET declined_at = now() FROM asked
-  WHERE m.job_id = asked.id AND m.due_at = {NEVER} AND m.declined_at IS NULL AND (SELECT count(*) FROM armed) >= 0)
+  WHERE m.job_id = asked.id AND m.gate = {Gate.WORKER} AND m.declined_at IS NULL AND (SELECT count(*) FROM armed) >= 0)
 SELECT asked.id, asked.changes, armed.task_id, armed.for_run, x.options::text AS options
 FROM asked LEFT JOIN armed ON armed.job_id = asked.id LEFT JOIN {{askings}} x ON x.task_id = armed.task_id"""
 )
@@ -102,7 +107,7 @@ def terminate(
 ) -> Sequence[Any]:
     """Make jobs terminating: remove earlier wakes and timers (up to the id `timers_before`), cut a backoff short.
 
-    A job that is parked stays so, for `parked.SHUTDOWN_WAITS_S` at most: nobody could run its shutdown.
+    A parked job stays parked, for `parked.SHUTDOWN_WAITS_S` at most: no worker could run its shutdown.
     Returns a row for each job that was not terminated already; rows with a `task_id` are to be published.
     """
     return executor.run(
@@ -118,7 +123,7 @@ UPDATE {jobs} SET changes = changes + 1,
   losses = CASE WHEN status IN ('failed', 'terminated') THEN 0 ELSE losses END,
   timer_in_run = timer_in_run OR (unit_no IS NOT NULL AND %(ask)s <> 'timeout')
 WHERE id = %(id)s RETURNING status, changes"""
-"""Queues the job of a timer that was accepted, unless a run is in progress; a forced one leaves the dead set."""
+"""Queues the job of an accepted timer, unless a run is in progress; a forced run takes the job out of the dead set."""
 
 _SET_TIMER = Statement(
     """
@@ -132,8 +137,8 @@ WITH t AS (
 def set_timer(executor: Transaction, job_id: int, *, due_at: Any, wait_s: float | None, ask: str) -> Any:
     """Have the job asked at a time, by the database's clock; it is queued at once unless a run is in progress.
 
-    If it asks for ``force`` the job leaves the dead set now; if for ``timeout``, the run in progress ends as it would
-    without, and the next one removes the timer. Returns the job's `status` and `changes`.
+    With ``force`` the job leaves the dead set now. With ``timeout`` the run in progress ends as it would without the
+    timer, and the next run removes the timer. Returns the job's `status` and `changes`.
     """
     return executor.run(_SET_TIMER, id=job_id, due_at=due_at, wait_s=wait_s or 0.0, ask=ask)[0]
 
@@ -148,7 +153,7 @@ WITH t AS (
 
 
 def accept(executor: Transaction, job_id: int, timer: Any) -> Any:
-    """Make a noted timer that was just taken count as one that is set now, in its place in the order."""
+    """Make a noted timer that was just taken count as one that is set now; it keeps its position in the order."""
     return executor.run(_ACCEPT, id=job_id, timer_id=timer.id, due_at=timer.later, ask=timer.ask)[0]
 
 
@@ -177,16 +182,16 @@ def take_due(executor: Transaction, job_id: int) -> list[Any]:
     return sorted(executor.run(_TAKE_DUE, id=job_id), key=lambda row: row.id)
 
 
-_DROP_RUNS = Statement("DELETE FROM {timers} WHERE job_id = %(id)s AND ask = 'run'")
+_DROP_RUNS = Statement("DELETE FROM {timers} WHERE job_id = %(id)s AND ask IN ('run', 'look')")
 
 
 def drop_runs(executor: Transaction, job_id: int) -> None:
-    """Remove the timers that can ask nothing of a job that is now terminated: its termination was noted before them."""
+    """Remove the timers that cannot affect a job that is now terminated: its termination was noted before them."""
     executor.run(_DROP_RUNS, id=job_id)
 
 
 SOONEST = 1000
-"""Due timers, the soonest, among which jobs are looked for: after an outage a million may be due."""
+"""The number of soonest due timers that are searched for jobs: after an outage a million may be due."""
 
 _DUE_TIMERS = Statement(f"""
 SELECT t.job_id, bool_or(t.depends) AS depends FROM (
@@ -199,15 +204,15 @@ GROUP BY t.job_id ORDER BY min(t.due_at) LIMIT %(limit)s""")
 
 
 def due(executor: Reader, limit: int) -> Sequence[Any]:
-    """Read the ids of jobs with timers that are due or only noted, those that have waited longest first.
+    """Read the ids of jobs with timers that are due or only noted, the longest waiting first.
 
-    Also of jobs whose dependencies are to be looked at (`depends`).
+    Includes jobs whose dependencies must be checked (`depends`).
     """
     return executor.run(_DUE_TIMERS, limit=limit)
 
 
 IS_TIMER = "t.ask IN ('run', 'force', 'timeout') AND (t.accepted OR t.due_at > now())"
-"""Whether a row is for later, as SQL: others are asks that a transaction has noted, to be applied at once."""
+"""Whether a row is a timer, as SQL; other rows are asks that a transaction has noted, to be applied at once."""
 
 _PENDING = Statement(f"""
 SELECT t.id, t.due_at, t.ask FROM {{timers}} t WHERE t.job_id = %(id)s AND {IS_TIMER}
@@ -215,7 +220,7 @@ ORDER BY t.due_at, t.id LIMIT %(limit)s""")
 
 
 def pending_timers(executor: Reader, job_id: int, *, limit: int | None = None) -> Sequence[Any]:
-    """Read the job's timers that have not fired, soonest first; one that is due fires within a second or so."""
+    """Read the job's timers that have not fired, soonest first; a due timer fires within about a second."""
     return executor.run(_PENDING, id=job_id, limit=limit)
 
 
@@ -235,7 +240,7 @@ DELETE FROM {{timers}} t WHERE t.job_id = %(id)s AND t.id = %(timer_id)s AND {IS
 
 
 def cancel_timer(executor: Transaction, job_id: int, timer_id: int) -> bool:
-    """Remove a timer of a locked job; False if it is not there: it has fired, or a termination has removed it."""
+    """Remove a timer of a locked job; False if it does not exist: it has fired, or a termination has removed it."""
     return bool(executor.run(_CANCEL, id=job_id, timer_id=timer_id))
 
 
@@ -261,11 +266,11 @@ RETURNING rests.status, j.changes, rests.task_id, j.retries, j.has_dependents, j
 
 
 def rest(executor: Transaction, job_id: int) -> Any | None:
-    """Have a locked job rest as it did before, if it is queued for timers alone and the last of them is gone.
+    """Let a locked job rest as it did before, if it was queued only for timers and the last timer is gone.
 
     Returns the status in which it rested, with columns for the dead set; None if a run is owed, or in progress. A job
-    that never ran, or whose asking is open, is suspended. One that was terminated is left to the caller: it must be
-    terminated again. The end of a run closes the asking of that run; only a shutdown may end without one. An asking
-    that this end has opened (`askings.keep_key`) is removed: it was to begin with the timer.
+    that never ran, or whose asking is open, is suspended. If the job was terminated, the caller must terminate it
+    again. The end of a run closes the asking of that run; only a shutdown may end without one. An asking that this end
+    has opened (`askings.keep_key`) is removed: it was meant for the timer.
     """
     return first(executor.run(_REST, id=job_id))

@@ -1,6 +1,6 @@
-"""Who listens: ports that subscribe to the log, and clients that hear announcements by NOTIFY.
+"""Listeners: ports that subscribe to the log, and clients that hear announcements by NOTIFY.
 
-A client that listens holds an advisory lock, shared with all others, for the life of its session.
+A client that listens holds a shared advisory lock for the life of its session.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LOCK_CLASS = 0x53_4A_41_55 - 0x40_00_00_00
 _LOCK = f"{LOCK_CLASS}, hashtext(%(schema)s::text)"
 _OF_LOG = ", ".join(f"'{name}'" for name in ancestors(LOG))
 
-# Two that ask at the same moment see each other's lock, and take it for a listener: one announcement too many.
+# Two sessions that ask at the same moment take each other's lock for a listener: one announcement too many.
 WHO_LISTENS = f"""CASE WHEN %(schema)s::text IS NOT NULL
     THEN EXISTS (SELECT FROM {{subscriptions}} s WHERE s.channel IN ({_OF_LOG})) END AS keeps_log,
   CASE WHEN pg_try_advisory_lock({_LOCK}) THEN NOT pg_advisory_unlock({_LOCK}) ELSE true END AS listens"""
@@ -36,36 +36,36 @@ _ASK = Statement(f"SELECT {WHO_LISTENS}")
 
 
 def ask(executor: Transaction, schema: str) -> Any:
-    """Tell who listens: one row with the columns `WHO_LISTENS`."""
+    """Read whether there are listeners: one row with the columns `WHO_LISTENS`."""
     return executor.run(_ASK, schema=schema)[0]
 
 
 _LISTEN = Statement(f"SELECT pg_try_advisory_lock_shared({_LOCK}) AS taken")
 
-# A client that stands still takes nothing more off its socket, and would hold up what all others are notified of: the
-# server ends its session. Over a Unix socket there is no such limit; `notify` then stops before others are hurt.
+# A client that stands still no longer empties its socket, and would delay the notifications of all others: the server
+# ends its session. A Unix socket has no such limit; `notify` then stops before others suffer.
 _UNREAD = "SET tcp_user_timeout = {}"
 UNREAD_S = 10
 
 
 def listen(executor: OwnExecutor, schema: str, names: Sequence[str], hear: Callable[[str, str], None]) -> None:
-    """Have this session, which must be no proxy's, `hear(name, payload)` what is notified by these names from now on.
+    """Let this session, which must not lead through a proxy, `hear(name, payload)` of notifications under these names.
 
-    It hears at each statement, and in `take_in`.
+    `hear` is called at each statement, and in `take_in`.
     """
     executor.connection.add_notify_handler(lambda notify: hear(notify.channel, notify.payload))
     executor.connection.execute(_UNREAD.format(UNREAD_S * 1000))
     for name in names:
         executor.connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(name)))
     deadline = monotonic() + advisory.LONGEST_WAIT_S
-    while not executor.run(_LISTEN, schema=schema)[0].taken:  # whoever asks holds it a moment
+    while not executor.run(_LISTEN, schema=schema)[0].taken:  # a session that asks holds it for a moment
         if monotonic() > deadline:
             raise locked_out("subscribe", advisory.holder(executor, LOCK_CLASS, [schema]))
         sleep(0.02)
 
 
 def take_in(executor: OwnExecutor) -> None:
-    """Hear what has been notified since; raises the connection's error if the server has hung up."""
+    """Hear the notifications since the last call; raises the connection's error if the server has hung up."""
     pgconn = executor.connection.pgconn
     pgconn.consume_input()
     while (notify := pgconn.notifies()) is not None:
@@ -79,13 +79,13 @@ FROM (SELECT * FROM json_to_recordset(%(rows)s::json) AS r(n int, name text, pay
 WHERE (SELECT pg_notification_queue_usage()) < %(most)s::double precision""")
 
 FULLEST = 0.1
-"""The part of the server's queue of notifications above which nothing is announced: the queue is everybody's."""
+"""The share of the server's queue of notifications above which nothing is announced: all databases share the queue."""
 
 
 def notify(executor: Transaction, payloads: Sequence[tuple[str, str]]) -> bool:
-    """Notify those who listen, (name, payload), in this order; False if the server's queue is too full for that.
+    """Send notifications, (name, payload), in this order; False if the server's queue is too full for them.
 
-    To be a transaction of its own: one that notifies commits under a lock of the whole server.
+    Must be its own transaction, because a transaction that notifies commits under a lock of the whole server.
     """
     rows = [{"n": n, "name": name, "payload": payload} for n, (name, payload) in enumerate(payloads)]
     return bool(executor.run(_NOTIFY, rows=json.dumps(rows), most=FULLEST)[0].sent)

@@ -1,7 +1,8 @@
-"""Rows of `batches` and `batch_members`: named sets of jobs and durable tasks, and how each of them has ended.
+"""Rows of `batches` and `batch_members`: named sets of jobs and durable tasks, and how each member has ended.
 
-Nobody who ends a member knows of its batch: the sweeper looks, and notes the outcome. A batch takes members while it is
-not closed; whoever adds one holds a share of its row until the commit, and who closes it waits for that.
+The end of a member does not touch its batch: the sweeper finds it and notes the outcome. A batch takes members until it
+is closed. A transaction that adds a member holds a shared lock on the batch's row until its commit, and closing the
+batch waits for that lock.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ LOCK_CLASS = 0x53_4A_42_54 - 0x40_00_00_00
 
 
 def open_(executor: Transaction, name: str, calls: str) -> Any | None:
-    """Make a batch, in place of one of this name that has ended; None if there is one that has not."""
+    """Make a batch, replacing an ended batch of this name; None if there is an open batch of this name."""
     advisory.take(executor, LOCK_CLASS, [name])
     return first(executor.run(_OPEN, name=name, calls=calls))
 
@@ -56,7 +57,7 @@ ON CONFLICT DO NOTHING""")
 
 
 def join(executor: Transaction, batch_id: int, *, job_ids: Iterable[int] = (), task_ids: Iterable[str] = ()) -> bool:
-    """Add members to a batch; False if it is closed, or gone. One that is there already stays."""
+    """Add members to a batch; False if it is closed, or was deleted. A member that it already has stays as it is."""
     if not executor.run(_SHARE, id=batch_id):
         return False
     executor.run(_JOIN, id=batch_id, job_ids=list(job_ids), task_ids=list(task_ids))
@@ -76,7 +77,7 @@ _CLOSE = Statement("UPDATE {batches} SET closed_at = now() WHERE id = %(id)s AND
 
 
 def close(executor: Transaction, batch_id: int) -> None:
-    """Have a batch take no more members; waits for those who are adding some."""
+    """Close a batch to further members; waits for transactions that are adding some."""
     executor.run(_CLOSE, id=batch_id)
 
 
@@ -103,7 +104,7 @@ _UNENDED = Statement("SELECT b.id FROM {batches} b WHERE b.ended_at IS NULL AND 
 
 
 def next_unended(executor: Reader, *, after: int) -> int | None:
-    """Read the id of the first batch after this one that has not ended."""
+    """Read the id of the first batch that has not ended, after this batch."""
     row = first(executor.run(_UNENDED, after=after))
     return None if row is None else int(row.id)
 
@@ -120,7 +121,7 @@ SELECT (SELECT count(*) FROM page) AS looked_at, (SELECT count(*) FROM noted) AS
 
 
 def note_ends(executor: Transaction, batch_id: int) -> Any:
-    """Note how members have ended, among the first that have not: how many were (looked_at, noted)."""
+    """Note how members have ended, among the first that have not; returns how many were (looked_at, noted)."""
     return executor.run(_NOTE, id=batch_id)[0]
 
 
@@ -137,12 +138,12 @@ _END = Statement("UPDATE {batches} SET ended_at = now() WHERE id = %(id)s")
 
 
 def lock_if_done(executor: Transaction, batch_id: int) -> Any | None:
-    """Lock a closed batch all of whose members have ended; None if it is not so, or somebody else has locked it."""
+    """Lock a closed batch if all its members have ended; None if they have not, or if its row is locked."""
     return first(executor.run(_LOCK_DONE, id=batch_id))
 
 
 def end(executor: Transaction, batch_id: int) -> None:
-    """Note that a locked batch has ended, and what follows it was made."""
+    """Note that a locked batch has ended, and that the calls that follow it were made."""
     executor.run(_END, id=batch_id)
 
 
@@ -154,7 +155,7 @@ FROM (SELECT coalesce(m.outcome, {_OUTCOME}) AS outcome FROM {{batch_members}} m
 
 
 def counts(executor: Reader, batch_id: int) -> Any:
-    """Count the members of a batch as they are now: (total, completed, failed, terminated)."""
+    """Count the present members of a batch: (total, completed, failed, terminated)."""
     return executor.run(_COUNTS, id=batch_id)[0]
 
 
@@ -165,3 +166,51 @@ SELECT m.job_id FROM {batch_members} m WHERE m.batch_id = %(id)s AND m.job_id IS
 def job_ids(executor: Reader, batch_id: int) -> list[int]:
     """Read the ids of the jobs of a batch, in the order in which they were added."""
     return [row.job_id for row in executor.run(_JOBS, id=batch_id)]
+
+
+def _counting(which: str) -> Statement:
+    return Statement(f"""
+SELECT b.id, b.name, b.calls, b.created_at, b.closed_at, b.ended_at, n.* FROM (
+    SELECT {_COLUMNS} FROM {{batches}} b {which} ORDER BY b.id DESC LIMIT %(limit)s) b
+  CROSS JOIN LATERAL (
+    SELECT count(*) AS total, count(*) FILTER (WHERE m.outcome = 'completed') AS completed,
+      count(*) FILTER (WHERE m.outcome = 'failed') AS failed,
+      count(*) FILTER (WHERE m.outcome = 'terminated') AS terminated
+    FROM (
+      SELECT o.outcome FROM {{batch_members}} o WHERE o.batch_id = b.id
+      ORDER BY o.batch_id, o.job_id LIMIT %(most)s) m) n
+ORDER BY b.id DESC""")
+
+
+_PAGE = _counting("WHERE b.id < %(before)s::bigint")
+_COUNTED = _counting("WHERE b.name = %(name)s")
+_LAST = 2**63 - 1
+
+
+def page(executor: Reader, *, before: int | None, limit: int, most: int) -> Sequence[Any]:
+    """Read batches before an id, the newest first, each with the noted ends of at most so many members."""
+    return executor.run(_PAGE, before=_LAST if before is None else before, limit=limit, most=most)
+
+
+def counted(executor: Reader, name: str) -> Any | None:
+    """Read a batch with the noted ends of all its members."""
+    return first(executor.run(_COUNTED, name=name, limit=1, most=None))
+
+
+_MEMBERS = {
+    which: Statement(f"""
+SELECT m.job_id, m.task_id, m.outcome, j.task, j.status FROM (
+    SELECT o.id, o.job_id, o.task_id, o.outcome FROM {{batch_members}} o
+    WHERE o.batch_id = %(batch_id)s AND {condition} ORDER BY o.batch_id, o.id LIMIT %(limit)s) m
+  LEFT JOIN LATERAL (SELECT x.task, x.status FROM {{jobs}} x WHERE x.id = m.job_id OFFSET 0) j ON true
+ORDER BY m.job_id, m.id""")
+    for which, condition in (("open", "o.outcome IS NULL"), ("failed", "o.outcome <> 'completed'"))
+}
+
+
+def members(executor: Reader, batch_id: int, *, which: str, limit: int) -> Sequence[Any]:
+    """Read the first members of a batch that are "open", or "failed" or terminated.
+
+    Returns (job_id, task_id, outcome), and the task and status of a job that was not deleted.
+    """
+    return executor.run(_MEMBERS[which], batch_id=batch_id, limit=limit)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from .outbox.arming import IN_POOL, WITHOUT_SLOT
+from ..model.gate import Gate
 from .statement import Autocommit, Reader, Statement, Transaction, first
 
 AT_COMMIT = -1
@@ -65,9 +65,9 @@ def admit(executor: Transaction, name: str, *, weight: int, refuses: bool, first
     capacity, as the UPDATE judges the row that it has locked. A full pool is only read. `most` is the capacity of the
     largest shard.
     """
-    return first(executor.run(
-        _ADMIT, name=name, weight=weight, refuses=refuses, first=-first_shard % shards, shards=shards
-    ))  # fmt: skip
+    return first(
+        executor.run(_ADMIT, name=name, weight=weight, refuses=refuses, first=-first_shard % shards, shards=shards)
+    )
 
 
 _LOCK = Statement("""
@@ -93,8 +93,8 @@ def take(executor: Transaction, name: str, taken: Mapping[int, tuple[int, int]])
     )  # fmt: skip
 
 
-_READ = Statement(f"""
-SELECT p.capacity, p.declared, p.shards, p.covers, p.refused, c.used, c.admitted, c.freed, c.room, c.most,
+_COLUMNS = f"""
+SELECT p.name, p.capacity, p.declared, p.shards, p.covers, p.refused, c.used, c.admitted, c.freed, c.room, c.most,
   coalesce(s.admitted, 0) AS admitted_before, coalesce(s.freed, 0) AS freed_before,
   coalesce(s.refused, 0) AS refused_before,
   extract(epoch FROM now() - coalesce(s.taken_at, greatest(p.created_at, now() - interval '{WINDOW_S} s')))
@@ -106,8 +106,9 @@ CROSS JOIN LATERAL (
   FROM {{capacity_shards}} c WHERE c.pool = p.name) c
 LEFT JOIN LATERAL (
   SELECT s.* FROM {{capacity_samples}} s WHERE s.pool = p.name AND s.taken_at <= now() - interval '{WINDOW_S} s'
-  ORDER BY s.taken_at DESC LIMIT 1) s ON true
-WHERE p.name = %(name)s""")
+  ORDER BY s.taken_at DESC LIMIT 1) s ON true"""
+_READ = Statement(f"{_COLUMNS}\nWHERE p.name = %(name)s")
+_LIST = Statement(f"{_COLUMNS}\nORDER BY p.name LIMIT %(limit)s")
 
 
 def read(executor: Reader, name: str) -> Any | None:
@@ -116,6 +117,11 @@ def read(executor: Reader, name: str) -> Any | None:
     `room` is the number of free slots in the shard with the most of them, `most` the capacity of the largest shard.
     """
     return first(executor.run(_READ, name=name))
+
+
+def page(executor: Reader, *, limit: int) -> Sequence[Any]:
+    """Read the first pools by their names, each as `read` does, with its `name`."""
+    return executor.run(_LIST, limit=limit)
 
 
 _RESIZE = Statement("""
@@ -143,8 +149,7 @@ def fill(executor: Transaction, name: str) -> None:
 
 _WAITING = Statement(f"""
 SELECT p.name FROM {{capacity_pools}} p WHERE EXISTS (
-  SELECT FROM {{messages}} m WHERE m.pool = p.name AND m.pool_shard IS NULL AND {IN_POOL}
-    AND m.due_at <= now() + {WITHOUT_SLOT}) AND EXISTS (
+  SELECT FROM {{messages}} m WHERE m.pool = p.name AND m.gate = {Gate.POOL} AND m.due_at <= now()) AND EXISTS (
   SELECT FROM {{capacity_shards}} c WHERE c.pool = p.name AND (c.used < c.capacity OR c.used = 0))
 ORDER BY p.name""")
 
@@ -156,7 +161,7 @@ def fillable(executor: Reader) -> list[str]:
 
 _WAITING_WEIGHT = Statement(f"""
 SELECT coalesce(sum(w.pool_weight), 0::bigint) AS weight FROM (
-  SELECT m.pool_weight FROM {{messages}} m WHERE m.pool = %(name)s AND m.pool_shard IS NULL AND {IN_POOL}
+  SELECT m.pool_weight FROM {{messages}} m WHERE m.pool = %(name)s AND m.gate = {Gate.POOL}
   LIMIT %(most)s::bigint + 1) w""")
 
 

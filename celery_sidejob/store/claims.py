@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 from .audience import WHO_LISTENS
 from .history import ENDED
 from .jobs import HANDLE, ROW
-from .outbox.arming import MANAGED
+from .outbox.arming import DUE, MANAGED
 from .outbox.holds import HELD, LIVES
 from .packets import CONSUME, those
+from .results import GIVEN, LISTENED, TOLD, Ended, Kept, columns, given, kept, results_of, told
 from .statement import Reader, Statement, Transaction, first
 
 _RUN = f"""{ROW}, a.task_id, a.unique_key, j.started, j.terminate_tree, a.options::text AS options, j.failed_by,
@@ -77,7 +78,7 @@ held AS (
 past AS (
   DELETE FROM {{timers}} t USING claimed
   WHERE t.job_id = claimed.id AND claimed.status <> 'terminating' AND (t.ask = 'timeout'
-    OR t.due_at <= now() AND t.ask IN ('run', 'force') AND NOT EXISTS (
+    OR t.due_at <= now() AND t.ask IN ('run', 'look', 'force') AND NOT EXISTS (
       SELECT FROM {{timers}} e WHERE e.job_id = t.job_id AND e.id < t.id AND e.ask IN ('terminate', 'terminate_tree'))))
   {then},
 family AS MATERIALIZED (
@@ -117,7 +118,7 @@ _CLAIM = claiming(
     f"""j.task = %(task)s AND j.status IN ('queued', 'terminating') AND j.unit_no IS NULL
     AND j.run_no = %(for_run)s::bigint - 1
     AND EXISTS (
-      SELECT FROM {{messages}} m WHERE m.job_id = j.id AND m.for_run = %(for_run)s::bigint AND m.due_at <= now()
+      SELECT FROM {{messages}} m WHERE m.job_id = j.id AND m.for_run = %(for_run)s::bigint AND {DUE}
         AND (%(passes)s OR NOT EXISTS ({MANAGED})))
     AND (j.wakes = before.wakes OR %(leaves)s) AND j.blocked IS NOT TRUE
     AND {LIVES}""",
@@ -135,7 +136,7 @@ _CLAIM_PAGE = claiming(
     AND j.losses = 0 AND coalesce(j.max_losses, %(max_losses)s::int) > 1
     AND j.rate_interval_s IS NULL AND j.wakes = before.wakes AND j.blocked IS NOT TRUE
     AND EXISTS (
-      SELECT FROM {{messages}} m WHERE m.job_id = j.id AND m.for_run = before.for_run AND m.due_at <= now()
+      SELECT FROM {{messages}} m WHERE m.job_id = j.id AND m.for_run = before.for_run AND {DUE}
         AND m.losses = 0 AND m.pool IS NULL AND NOT EXISTS ({MANAGED}))
     AND {LIVES}""",
     before=_IN_PAGE,
@@ -167,7 +168,7 @@ def claim(
     which the next may begin.
 
     Every deciding column is in `jobs`: of two claims that waited for each other only one finds its row. The message's
-    row may be seen as of the statement's start, which is harmless: its `due_at` moves forward only with `run_no`, or
+    row may be seen as of the statement's start, which is harmless: it is put off only with `run_no`, or
     when the job is made to depend on others, which its own row says. The
     process's id is recorded for the worker's parent, which rescues the run if this process dies.
     """
@@ -246,41 +247,48 @@ Past = dict[str, Any]
 NO_PAST: Past = {"how": "", "kind": "run", "detail": None, "history": 0}
 
 
-_NAMED_RUN = "SELECT %(id)s::bigint AS job_id, %(run_no)s::bigint AS of_run"
-"""The run that is to end, as SQL."""
+_NAMED_RUN = f"""
+  SELECT %(id)s::bigint AS job_id, %(run_no)s::bigint AS of_run, %(result)s::json AS result, g.* FROM ({GIVEN}) g"""
+"""The run that is to end, with its result as the asking keeps it, and as Celery's, if the statement keeps that."""
 _RUNS_OF_PAGE = """
-  SELECT r.job_id, r.of_run FROM unnest(%(ids)s::bigint[], %(run_nos)s::bigint[]) AS r(job_id, of_run)
+  SELECT r.job_id, r.of_run, r.result::json AS result, r.key, r.state, r.body, r.expires_s
+  FROM unnest(%(ids)s::bigint[], %(run_nos)s::bigint[], %(results)s::text[], %(keys)s::text[], %(states)s::text[],
+    %(bodies)s::bytea[], %(lifetimes)s::double precision[])
+    AS r(job_id, of_run, result, key, state, body, expires_s)
   CROSS JOIN LATERAL (
     SELECT FROM {jobs} x WHERE x.id = r.job_id FOR NO KEY UPDATE OF x SKIP LOCKED) free"""
 """The runs of a page that are to end, and whose jobs no transaction has locked, as SQL."""
 
 
 def _end_of_run(
-    changes: str, condition: str, *, closes: str = "false", goes_on: str, runs: str = _NAMED_RUN
+    changes: str, condition: str, *, closes: str = "false", goes_on: str, in_page: bool = False
 ) -> Statement:
     """Return a statement that ends runs; the marker is cleared in this text and nowhere else.
 
-    It closes the asking if `closes` is true, and removes the message unless `goes_on` is: both judge the new status.
+    It closes the asking if `closes` is true, and removes the message unless `goes_on` is: both judge the new status. It
+    keeps the result, if any, of an asking that it closes.
     """
     return Statement(
         f"""
-WITH r AS MATERIALIZED ({runs}),
+WITH r AS MATERIALIZED ({_RUNS_OF_PAGE if in_page else _NAMED_RUN}),
 ended AS (
   UPDATE {{jobs}} j SET unit_no = NULL, worker_id = NULL, run_kind = NULL, timer_in_run = false, changes = changes + 2,
     {changes}
   FROM r
   WHERE j.id = r.job_id AND j.run_no = r.of_run AND j.worker_id = %(worker_id)s AND {condition}
   RETURNING id, run_no, status, changes, parent_id, has_dependents, {closes} AS closes, {goes_on} AS goes_on,
-    ran_at),{ENDED.format()},
+    ran_at, r.result, r.key, r.state, r.body, r.expires_s),{ENDED.format()},
 closed AS (
-  UPDATE {{askings}} a SET closed_at = now(), outcome = %(outcome)s, result = %(result)s::json,
+  UPDATE {{askings}} a SET closed_at = now(), outcome = %(outcome)s, result = ended.result,
     stored_at = CASE WHEN %(unwanted)s AND a.options IS NULL THEN now() END
   FROM ended WHERE a.job_id = ended.id AND a.closed_at IS NULL AND ended.closes
-  RETURNING a.job_id, a.task_id, a.options::text AS options),
+  RETURNING a.job_id, a.task_id, a.options::text AS options, ended.key, ended.state, ended.body, ended.expires_s),
+{kept("SELECT c.key, c.state, c.body, c.expires_s FROM closed c WHERE c.key IS NOT NULL")},
+{f"{told('closed g')}," if in_page else ""}
 disarmed AS (
   DELETE FROM {{messages}} m USING ended WHERE m.job_id = ended.id AND NOT ended.goes_on)
 SELECT ended.id, ended.status, ended.changes, ended.parent_id, ended.has_dependents, ended.closes, ended.goes_on,
-  closed.task_id, closed.options
+  closed.task_id, closed.options, {TOLD if in_page else LISTENED}
 FROM ended LEFT JOIN closed ON closed.job_id = ended.id""",
         frequent=True,
     )
@@ -309,19 +317,20 @@ _end = partial(
     closes="(%(outcome)s <> 'suspended' AND (NOT %(retry)s OR status = 'terminating'))",
     goes_on="(status = 'terminating' OR status = 'queued' AND (wakes > wakes_taken OR %(retry)s))",
 )
-_END, _END_PAGE = _end(), _end(runs=_RUNS_OF_PAGE)
+_END, _END_PAGE = _end(), _end(in_page=True)
 
 
 def end(
     executor: Transaction, job_id: int, *, run_no: int, unit_no: int | None, worker_id: int, outcome: str, result: str,
     unwanted: bool, applied: bool, retry: bool, error: str | None, then: bool = False, quiet: bool = False,
-    past: Past = NO_PAST,
+    past: Past = NO_PAST, keeps: Kept | None = None,
 ) -> Any | None:  # fmt: skip
     """End the run with the status its job now has; None if it is no longer the job's current run.
 
     Its asking is closed with `result`, unless it goes on; the message of a job that comes to rest is removed.
     `retry`: another run of the same asking is owed: this one is repeated, or (`then`) the job has a next stage.
-    `unwanted`: nobody waits for the result, unless the asking's options say so.
+    `unwanted`: nobody waits for the result, unless the asking's options say so. `keeps`: the result as
+    Celery's, which is kept if the asking is closed; then the row tells whether a process listens.
 
     Wakes, termination and timers that came since the claim win over `outcome`. With `unit_no=None` the worker makes the
     end, of a run whose process it stopped. The lock was an earlier statement: the sub-selects see every timer that was
@@ -332,22 +341,25 @@ def end(
     its asking and its message, and no sub-select can have a snapshot older than the lock.
     """
     return first(executor.run(
-        _END, id=job_id, run_no=run_no, unit_no=unit_no, worker_id=worker_id, outcome=outcome, result=result,
-        unwanted=unwanted, applied=applied, retry=retry, error=error, then=then, quiet=quiet, **past,
+        _END, id=job_id, run_no=run_no, unit_no=unit_no, worker_id=worker_id,
+        outcome=outcome, result=result, unwanted=unwanted, applied=applied, retry=retry, error=error, then=then,
+        quiet=quiet, **past, **given(keeps),
     ))  # fmt: skip
 
 
-def end_page(executor: Transaction, runs: Iterable[tuple[int, int]], *, worker_id: int, history: int) -> Sequence[Any]:
-    """End runs, (job id, run number), whose bodies have returned and that leave nothing else to be written.
+def end_page(executor: Transaction, runs: Iterable[Ended], *, worker_id: int, history: int) -> Sequence[Any]:
+    """End runs, (job id, run number, its asking's result as JSON text), that leave nothing else to be written.
 
     Returns the rows of those that have ended, as `end` does. The others are as they were: each end is `quiet`, and a
-    job that a transaction has locked is passed over. Nobody waits for their results, and no unit was committed.
+    job that a transaction has locked is passed over. No unit was committed.
     """
-    ids, run_nos = ([*column] for column in zip(*sorted(runs), strict=True))
+    over = sorted(runs, key=lambda one: one.run)
+    ids, run_nos, results = columns([one.run for one in over], 3)
     past = NO_PAST | {"how": "completed", "history": history}
     return executor.run(
-        _END_PAGE, ids=ids, run_nos=run_nos, worker_id=worker_id, unit_no=0, outcome="completed", result="null",
+        _END_PAGE, ids=ids, run_nos=run_nos, results=results, worker_id=worker_id, unit_no=0, outcome="completed",
         unwanted=True, applied=True, retry=False, error=None, then=False, quiet=True, **past,
+        **results_of([one.result for one in over]),
     )  # fmt: skip
 
 
@@ -397,5 +409,5 @@ def release(
     """
     return first(executor.run(
         _RELEASE if outcome is None else _GIVE_UP, id=job_id, run_no=run_no, worker_id=worker_id, own=own, loss=loss,
-        undone=undone, outcome=outcome, result=error, unwanted=unwanted, **past,
+        undone=undone, outcome=outcome, result=error, unwanted=unwanted, **past, **given(None),
     ))  # fmt: skip

@@ -9,6 +9,11 @@ from typing import Any
 from ..model.checks import MOST
 from ..model.retention import Retention
 from .statement import Reader, Statement, Transaction, first
+from .trees import SEEN_BY_PARENT
+
+Which = Mapping[str, str | None]
+"""Filters of entries: `failure_group`, `task`, `queue` and `reason`; None matches all entries."""
+ALL: Which = {"failure_group": None, "task": None, "queue": None, "reason": None}
 
 _BURY = Statement("""
 WITH before AS (DELETE FROM {dead} WHERE job_id = %(job_id)s)
@@ -43,18 +48,32 @@ _MATCHING = """(%(queue)s::text IS NULL OR queue = %(queue)s)
   AND (%(reason)s::text IS NULL OR reason = %(reason)s)"""
 _PAGE = Statement(f"""
 SELECT {_COLUMNS} FROM {{dead}} WHERE id > %(after)s AND {_MATCHING} ORDER BY id LIMIT %(limit)s""")
-# Not `task = ...`: the primary key is in that order too, and a task with few entries would be looked for among all.
+# Not `task = ...`: the primary key has that order too, and a task with few entries would be searched among all.
 _PAGE_OF_TASK = Statement(f"""
 SELECT {_COLUMNS} FROM {{dead}} WHERE task BETWEEN %(task)s AND %(task)s AND id > %(after)s AND {_MATCHING}
 ORDER BY task, id LIMIT %(limit)s""")
-# The same for groups, whose index gives both orders.
-_OF_GROUP = f"""
+_PAGE_OF_GROUP = Statement(f"""
 SELECT {_COLUMNS} FROM {{dead}} WHERE failure_group BETWEEN %(failure_group)s AND %(failure_group)s
-  AND (%(task)s::text IS NULL OR task = %(task)s) AND {_MATCHING}"""
-_PAGE_OF_GROUP = Statement(_OF_GROUP + """ AND id > %(after)s ORDER BY failure_group, id LIMIT %(limit)s""")
-_NEWEST_OF_GROUP = Statement(
-    _OF_GROUP + """ AND id < %(before)s ORDER BY failure_group DESC, id DESC LIMIT %(limit)s"""
-)
+  AND (%(task)s::text IS NULL OR task = %(task)s) AND {_MATCHING} AND id > %(after)s
+ORDER BY failure_group, id LIMIT %(limit)s""")
+LOOKED = 10_000
+"""How many entries `look` goes through at once."""
+_INDEXES = {
+    "all": ("true", "id DESC"),
+    "task": ("task BETWEEN %(task)s AND %(task)s", "task DESC, id DESC"),
+    "group": ("failure_group BETWEEN %(failure_group)s AND %(failure_group)s", "failure_group DESC, id DESC"),
+}
+_NEWEST = {
+    name: Statement(f"""
+SELECT {_COLUMNS} FROM {{dead}} WHERE {of} AND id < %(before)s AND id > %(after)s
+  AND (%(task)s::text IS NULL OR task = %(task)s) AND {_MATCHING} ORDER BY {order} LIMIT %(limit)s""")
+    for name, (of, order) in _INDEXES.items()
+}
+_REACH = {
+    name: Statement(f"""
+SELECT id FROM {{dead}} WHERE {of} AND id < %(before)s ORDER BY {order} OFFSET {LOOKED - 1} LIMIT 1""")
+    for name, (of, order) in _INDEXES.items()
+}
 _GROUPS = Statement("""
 SELECT failure_group AS "group", count(*) AS entries FROM {dead} GROUP BY 1 ORDER BY 2 DESC, 1""")
 _TASKS = Statement("""
@@ -64,7 +83,7 @@ WITH RECURSIVE t(task) AS (
   WHERE t.task IS NOT NULL)
 SELECT task FROM t WHERE task IS NOT NULL""")
 _LAST = Statement("SELECT coalesce(max(id), 0) AS last FROM {dead}")
-# CASE: Postgres would guess that nearly all entries are of the tasks to be left out, and sort the rest.
+# CASE: Postgres would guess that nearly all entries have the tasks to be skipped, and sort the rest.
 _BEFORE = Statement("""
 SELECT id FROM {dead} WHERE CASE WHEN task = ANY(%(but)s::text[]) THEN false ELSE true END
 ORDER BY id DESC OFFSET %(keep)s LIMIT 1""")
@@ -93,9 +112,9 @@ _THERE = Statement("SELECT id, task_id FROM {dead} WHERE id = ANY(%(ids)s::bigin
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What may go of the dead set: what is older than `age_s`, or whose id is not above `below`.
+    """The bounds of the dead set: an entry may be removed if it is older than `age_s`, or if its id is at most `below`.
 
-    `tasks` have bounds of their own instead, {task: (age_s, below)}.
+    `tasks` have their own bounds instead, {task: (age_s, below)}.
     """
 
     age_s: float | None
@@ -104,7 +123,7 @@ class Bounds:
 
     @classmethod
     def read(cls, executor: Reader, retention: Retention) -> Bounds:
-        """Read the bounds of a retention: the ids beyond the newest entries of which a number is kept."""
+        """Read the bounds of a retention: for a number of kept entries, the id just below the newest ones."""
 
         def below(statement: Statement, keep: int | None, **which: Any) -> int:
             found = [] if keep is None else executor.run(statement, keep=keep, **which)
@@ -122,12 +141,10 @@ class Bounds:
         return {"age_s": self.age_s, "below": self.below, "tasks": list(self.tasks), "ages": ages, "belows": belows}
 
 
-# Sub-selects and not EXISTS, which Postgres may answer from a hash of all packets and ports.
+# Sub-selects rather than EXISTS, which Postgres may compute from a hash of all packets and ports.
 _OLD_JOBS = Statement(f"""
 SELECT d.id, d.job_id IS NOT NULL AND {OLD}
-    AND (j.parent_id IS NULL OR (j.retention_s IS NOT NULL OR j.retention_keep IS NOT NULL) AND EXISTS (
-        SELECT FROM {{jobs}} p WHERE p.id = j.parent_id AND p.status IN ('suspended', 'completed', 'failed')
-          AND p.ran_at > j.ended_at)
+    AND (j.parent_id IS NULL OR (j.retention_s IS NOT NULL OR j.retention_keep IS NOT NULL) AND {SEEN_BY_PARENT}
       AND (SELECT k.id FROM {{ports}} o JOIN {{packets}} k ON k.port_id = o.id WHERE o.job_id = j.id LIMIT 1) IS NULL
     ) AS goes,
   d.job_id, {OLD} AS old
@@ -136,11 +153,11 @@ FROM (SELECT id, job_id, task, died_at FROM {{dead}} WHERE id > %(after)s ORDER 
 
 
 def old_jobs(executor: Reader, *, after: int, bounds: Bounds, limit: int) -> tuple[list[int], int | None]:
-    """Read the next `limit` entries; return the ids of the jobs of those that are beyond the bounds.
+    """Read the next `limit` entries; return the ids of the jobs whose entries are beyond the bounds.
 
-    A job with a parent is among them only if its task has a retention, the parent has run since and rests, and no
-    packet waits on the job's ports; others are kept by their ancestors. Also returns the entry to continue after: None
-    at the end. Without bounds of single tasks it is reached where no entry is old, because ids grow with time.
+    A job with a parent is among them only if its task has a retention, no packet waits on the job's ports, and
+    `SEEN_BY_PARENT`; others are kept by their ancestors. Also returns the entry to continue after: None at the end.
+    Without bounds of single tasks the end is the first entry that is not old, because ids grow with time.
     """
     page = executor.run(_OLD_JOBS, after=after, limit=limit, **bounds.parameters)
     found = [row.job_id for row in page if row.goes]
@@ -153,32 +170,35 @@ SELECT d.job_id FROM {{dead}} d {OWN} WHERE d.job_id = ANY(%(job_ids)s::bigint[]
 
 
 def expired(executor: Reader, job_ids: Iterable[int], *, bounds: Bounds) -> set[int]:
-    """Read which of these jobs have an entry that is beyond the bounds."""
+    """Read which of these jobs have an entry beyond the bounds."""
     return {row.job_id for row in executor.run(_EXPIRED, job_ids=list(job_ids), **bounds.parameters)}
 
 
-def page(
-    executor: Reader, *, after: int, limit: int, failure_group: str | None = None, task: str | None = None,
-    queue: str | None = None, reason: str | None = None,
-) -> Sequence[Any]:  # fmt: skip
-    """Read the next matching entries by id; looks through those of the group, the task, or else all."""
-    which = {"after": after, "limit": limit, "queue": queue, "reason": reason}
-    if failure_group is not None:
-        return executor.run(_PAGE_OF_GROUP, failure_group=failure_group, task=task, **which)
-    if task is not None:
-        return executor.run(_PAGE_OF_TASK, task=task, **which)
-    return executor.run(_PAGE, **which)
+def page(executor: Reader, *, after: int, limit: int, which: Which = ALL) -> Sequence[Any]:
+    """Read the next matching entries by id; searches those of the group, of the task, or else all."""
+    of_task = _PAGE if which["task"] is None else _PAGE_OF_TASK
+    statement = of_task if which["failure_group"] is None else _PAGE_OF_GROUP
+    return executor.run(statement, after=after, limit=limit, **which)
 
 
-def newest_of_group(
-    executor: Reader, *, before: int | None, limit: int, failure_group: str, task: str | None, queue: str | None,
-    reason: str | None,
-) -> Sequence[Any]:  # fmt: skip
-    """Read entries of a group, the newest first, those before an id; looks through the group until `limit` match."""
-    return executor.run(
-        _NEWEST_OF_GROUP, before=MOST if before is None else before, limit=limit, failure_group=failure_group,
-        task=task, queue=queue, reason=reason,
-    )  # fmt: skip
+def newest(executor: Reader, *, before: int | None, limit: int, which: Which, after: int = 0) -> Sequence[Any]:
+    """Read matching entries, the newest first; reads those of the group, the task, or else all, until enough match."""
+    before = MOST if before is None else before
+    return executor.run(_NEWEST[_index(which)], before=before, after=after, limit=limit, **which)
+
+
+def look(executor: Reader, *, before: int | None, limit: int, which: Which) -> tuple[Sequence[Any], int | None]:
+    """Read up to `limit` matching entries among the next `LOOKED`, the newest first.
+
+    Returns also the id before which to go on; None at the end.
+    """
+    reach = first(executor.run(_REACH[_index(which)], before=MOST if before is None else before, **which))
+    rows = newest(executor, before=before, after=0 if reach is None else reach.id - 1, limit=limit, which=which)
+    return rows, rows[-1].id if len(rows) == limit else None if reach is None else reach.id
+
+
+def _index(which: Which) -> str:
+    return "group" if which["failure_group"] is not None else "all" if which["task"] is None else "task"
 
 
 def groups(executor: Reader) -> dict[str, int]:
@@ -187,7 +207,7 @@ def groups(executor: Reader) -> dict[str, int]:
 
 
 def tasks(executor: Reader) -> list[str]:
-    """Read the tasks that have entries, one look into the index for each."""
+    """Read the tasks that have entries, by one search of the index for each."""
     return [row.task for row in executor.run(_TASKS)]
 
 
@@ -196,15 +216,13 @@ def last_id(executor: Reader) -> int:
     return int(executor.run(_LAST)[0].last)
 
 
-def old_page(
-    executor: Reader, *, after: int, last: int, bounds: Bounds, limit: int, **which: str | None
-) -> Sequence[Any]:  # fmt: skip
-    """Read the next entries up to `last` that match and are beyond the bounds."""
+def old_page(executor: Reader, *, after: int, last: int, bounds: Bounds, limit: int, which: Which) -> Sequence[Any]:
+    """Read the next matching entries up to `last` that are beyond the bounds."""
     return executor.run(_OLD_PAGE, after=after, last=last, limit=limit, **which, **bounds.parameters)
 
 
-def count_old(executor: Reader, *, last: int, bounds: Bounds, **which: str | None) -> Any:
-    """Count the entries that `old_page` reads, and those of jobs among them: (entries, jobs)."""
+def count_old(executor: Reader, *, last: int, bounds: Bounds, which: Which) -> Any:
+    """Count the entries that `old_page` reads, and the jobs among them: (entries, jobs)."""
     return executor.run(_COUNT_OLD, last=last, **which, **bounds.parameters)[0]
 
 
@@ -233,14 +251,11 @@ def count(executor: Reader) -> int:
     return int(executor.run(_COUNT)[0].entries)
 
 
-def count_matching(
-    executor: Reader, *, failure_group: str | None, task: str | None, queue: str | None, reason: str | None
-) -> int:
-    """Count the entries that match; reads all, a million in a second."""
-    which = {"failure_group": failure_group, "task": task, "queue": queue, "reason": reason}
+def count_matching(executor: Reader, *, which: Which) -> int:
+    """Count the entries that match; reads all entries, a million in a second."""
     return int(executor.run(_COUNT_MATCHING, **which)[0].entries)
 
 
 def there(executor: Reader, entry_ids: Iterable[int]) -> Sequence[Any]:
-    """Read (id, task_id) of those of the entries that exist."""
+    """Read (id, task_id) of the entries that exist."""
     return executor.run(_THERE, ids=list(entry_ids))

@@ -1,9 +1,9 @@
-"""Rows of `dependencies`: the jobs that a job waits for, each with what its failure does.
+"""Rows of `dependencies`: the jobs that a job waits for, each with the effect of its failure.
 
-An edge is `new` until a look at its job has confirmed it (`kept`). It is `over` once nobody need wait for it, and
-`failed` if its job is to fail for it. Whoever ends or deletes a dependency only marks the edges: a mark is the note
-that the job is to be looked at. Nothing but a look, or the end of its own job, takes an edge away. The model is
-`tests/protocol_model/dependencies.py`.
+An edge leads from a job to a dependency. It is `new` until a check of its job has confirmed it (`kept`). It is `over`
+once the job need not wait for it, and `failed` if the job must fail for it. The end or the deletion of a dependency
+only marks its edges; a mark means that the job must be checked. Only that check, or the end of its own job, removes an
+edge. The model is `tests/protocol_model/dependencies.py`.
 
 Statements that lock several edges do so in the order of (job, dependency).
 """
@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from ..model.gate import Gate
 from . import advisory
 from .jobs import HANDLE
-from .outbox.arming import BLOCKED, NEVER, OPENS_AT, armed
+from .outbox.arming import OPENS_AT, UNCHECKED, armed
 from .statement import Reader, Statement, Transaction, first
 
 LOCK_CLASS = 0x53_4A_44_50 - 0x40_00_00_00
@@ -23,7 +24,7 @@ LOCK_CLASS = 0x53_4A_44_50 - 0x40_00_00_00
 
 
 def take_turn(executor: Transaction) -> None:
-    """Wait until nobody else makes a job that exists depend on others: only that can close a circle."""
+    """Wait until no other transaction makes an existing job depend on others: only that can close a circle."""
     advisory.take(executor, LOCK_CLASS, [advisory.ONE])
 
 
@@ -31,9 +32,9 @@ _OPEN = Statement("SELECT id FROM {jobs} WHERE id = ANY(%(ids)s::bigint[]) AND s
 
 
 def open_of(executor: Reader, ids: Iterable[int]) -> set[int]:
-    """Return which of these jobs are there and have not completed.
+    """Return which of these jobs exist and have not completed.
 
-    Nothing is locked: what completes, or is deleted, meanwhile is found by the look at the new edge.
+    Nothing is locked: the check of the new edge finds a job that completes or is deleted meanwhile.
     """
     return {row.id for row in executor.run(_OPEN, ids=list(ids))}
 
@@ -47,7 +48,7 @@ ON CONFLICT (job_id, depends_on) DO UPDATE SET on_failure = excluded.on_failure,
 
 
 def add(executor: Transaction, edges: Iterable[tuple[int, int, str]]) -> None:
-    """Write new edges: (job, the job that it depends on, what a failure of that one does)."""
+    """Write new edges: (job, the job that it depends on, the effect of that job's failure)."""
     given = list(edges)
     executor.run(
         _ADD, jobs=[edge[0] for edge in given], depend_on=[edge[1] for edge in given],
@@ -57,15 +58,15 @@ def add(executor: Transaction, edges: Iterable[tuple[int, int, str]]) -> None:
 
 _BLOCK = Statement(f"""
 WITH held AS (UPDATE {{jobs}} SET blocked = true WHERE id = %(id)s)
-UPDATE {{messages}} SET due_at = {BLOCKED}, next_check_at = {NEVER}, published_at = NULL, suspected_at = now(),
+UPDATE {{messages}} SET gate = {Gate.JOBS}, next_check_at = {UNCHECKED}, published_at = NULL, suspected_at = now(),
   pool_shard = NULL
 WHERE job_id = %(id)s AND locked_by IS NULL""")
 
 
 def block(executor: Transaction, job_id: int) -> None:
-    """Have the first run of a locked job wait, also if its message is published: no claim takes it any more.
+    """Make the first run of a locked job wait, even if its message is published: no claim takes it any more.
 
-    It holds no slot of its pool meanwhile: a job for which it waits may need that.
+    It holds no slot of its pool meanwhile: its dependencies may need the slot.
     """
     executor.run(_BLOCK, id=job_id)
 
@@ -81,7 +82,7 @@ SELECT job_id, depends_on FROM reached""")
 
 
 def reached(executor: Reader, ids: Iterable[int]) -> Sequence[Any]:
-    """Read the open edges (job_id, depends_on) of these jobs, and of all that they lead to."""
+    """Read the open edges (job_id, depends_on) of these jobs, and of all jobs that they reach."""
     return executor.run(_REACHED, ids=list(ids))
 
 
@@ -99,9 +100,9 @@ WHERE d.job_id = these.job_id AND d.depends_on = these.depends_on""")
 def undepend(executor: Transaction, job_id: int, depend_on: Sequence[int] | None) -> None:
     """Mark edges of a locked job as over: those to these jobs, or all.
 
-    The job then does not fail for those that have failed. But the decision that its run fails removes all its edges, so
-    that nobody knows which jobs it would still wait for. Without `depend_on` it waits for no job, and the decision is
-    taken back.
+    The job then does not fail for failed jobs among them. But the decision that its run fails removes all its edges, so
+    it is unknown which jobs it would still wait for. Without `depend_on` it waits for no job, and the decision is taken
+    back.
     """
     executor.run(_UNDEPEND, id=job_id, all=depend_on is None, depend_on=list(depend_on or ()))
 
@@ -116,7 +117,7 @@ FROM these WHERE d.job_id = these.job_id AND d.depends_on = these.depends_on RET
 
 
 def ended(executor: Transaction, job_id: int, *, completed: bool) -> set[int]:
-    """Mark the edges of those that depend on a locked job which now rests; return whom they are of.
+    """Mark the edges to a locked job which now rests; return the jobs that depend on it.
 
     The job's row has said in this transaction that there are such edges, so the statement sees all that are confirmed.
     """
@@ -124,7 +125,7 @@ def ended(executor: Transaction, job_id: int, *, completed: bool) -> set[int]:
 
 
 TOGETHER = 500
-"""New edges that one look confirms."""
+"""The most new edges that one check confirms."""
 
 _UNCONFIRMED = Statement(f"""
 SELECT depends_on FROM {{dependencies}} WHERE job_id = %(id)s AND state = 'new'
@@ -132,7 +133,7 @@ ORDER BY depends_on LIMIT {TOGETHER}""")
 
 
 def unconfirmed(executor: Reader, job_id: int) -> list[int]:
-    """Read on which jobs the new edges of a job depend: `TOGETHER` at most."""
+    """Read the jobs to which the new edges of a job lead: `TOGETHER` at most."""
     return [row.depends_on for row in executor.run(_UNCONFIRMED, id=job_id)]
 
 
@@ -145,10 +146,10 @@ UNION ALL (
 
 
 def noted_edges(executor: Reader, job_id: int) -> Sequence[Any]:
-    """Read the edges of a job that are to be looked at, and one of those that are confirmed, if there is any.
+    """Read the edges of a job that must be checked, and one confirmed edge, if there is any.
 
     Returns (depends_on, on_failure, state, status); the status of a new edge is None if the job it leads to is gone.
-    Not all: a job that waits for thousands is looked at as often.
+    Confirmed edges are not all read: a job that waits for thousands of jobs is checked as often.
     """
     return executor.run(_NOTED_EDGES, id=job_id)
 
@@ -163,9 +164,9 @@ UPDATE {jobs} SET has_dependents = true WHERE id = ANY(%(confirmed)s::bigint[]) 
 
 
 def settle(executor: Transaction, job_id: int, *, over: Sequence[int], confirmed: Sequence[int]) -> None:
-    """Take away the edges to the jobs `over`, and confirm those to others, which are locked and learn of it.
+    """Remove the edges to the jobs `over`, and confirm the edges to the jobs `confirmed`, which are locked and note it.
 
-    Only what was read under the lock is named here: an edge that is marked since then is a note for the next look.
+    Only edges that were read under the lock are named here: an edge that was marked since then is for the next check.
     """
     executor.run(_SETTLE, id=job_id, over=list(over), confirmed=list(confirmed))
 
@@ -182,7 +183,7 @@ gone AS (DELETE FROM {dependencies} WHERE job_id = %(id)s AND %(failed_by)s::big
         "freed j JOIN {messages} held ON held.job_id = j.id",
         task_id="held.task_id",
         opens_at=OPENS_AT,
-        cut_short=f"m.due_at = {BLOCKED}",
+        cut_short=f"m.gate = {Gate.JOBS}",
         blocked="false",
     )
     + """
@@ -192,10 +193,10 @@ FROM freed LEFT JOIN armed ON armed.job_id = freed.id LEFT JOIN {askings} a ON a
 
 
 def free(executor: Transaction, job_id: int, *, check_interval_s: float, failed_by: int | None = None) -> Any | None:
-    """Have the first run of a locked job wait no longer for other jobs; None if it does not.
+    """Let the first run of a locked job no longer wait for other jobs; None if it does not wait.
 
-    A message that waits for nothing else is armed; a job with a timer has none yet. With `failed_by`, a job that the
-    run fails for, all edges go. If others were added since then, the run still fails for that job.
+    A message that waits for nothing else is armed; a job with a timer has none yet. With `failed_by`, the job for which
+    the run fails, all edges are removed. If other edges were added since then, the run still fails for that job.
     """
     return first(executor.run(_FREE, id=job_id, failed_by=failed_by, check_interval_s=check_interval_s))
 
@@ -218,6 +219,31 @@ def dependents_of(executor: Reader, job_id: int, *, limit: int | None = None) ->
     return executor.run(_BY, id=job_id, limit=limit)
 
 
+_AROUND = Statement("""
+WITH RECURSIVE up AS (
+  SELECT d.job_id, d.depends_on FROM unnest(%(ids)s::bigint[]) AS i(id) CROSS JOIN LATERAL (
+    SELECT e.job_id, e.depends_on FROM {dependencies} e WHERE e.job_id = i.id AND e.state IN ('new', 'kept') OFFSET 0) d
+  UNION SELECT d.job_id, d.depends_on FROM up CROSS JOIN LATERAL (
+    SELECT e.job_id, e.depends_on FROM {dependencies} e
+    WHERE e.job_id = up.depends_on AND e.state IN ('new', 'kept') OFFSET 0) d),
+down AS (
+  SELECT d.job_id, d.depends_on FROM unnest(%(ids)s::bigint[]) AS i(id) CROSS JOIN LATERAL (
+    SELECT e.job_id, e.depends_on FROM {dependencies} e
+    WHERE e.depends_on = i.id AND e.state IN ('new', 'kept') OFFSET 0) d
+  UNION SELECT d.job_id, d.depends_on FROM down CROSS JOIN LATERAL (
+    SELECT e.job_id, e.depends_on FROM {dependencies} e
+    WHERE e.depends_on = down.job_id AND e.state IN ('new', 'kept') OFFSET 0) d)
+(SELECT job_id, depends_on FROM up LIMIT %(limit)s) UNION (SELECT job_id, depends_on FROM down LIMIT %(limit)s)""")
+
+
+def around(executor: Reader, ids: Iterable[int], *, limit: int) -> Sequence[Any]:
+    """Read open edges (job_id, depends_on) of these jobs, and of all jobs that they wait for or that wait for them.
+
+    The nearest edges are found first; the search stops at `limit` edges in each direction.
+    """
+    return executor.run(_AROUND, ids=list(ids), limit=limit)
+
+
 _OUTSIDE = Statement("""
 SELECT d.depends_on, d.job_id FROM {dependencies} d
 WHERE d.depends_on = ANY(%(ids)s::bigint[]) AND d.state IN ('new', 'kept') AND NOT d.job_id = ANY(%(ids)s::bigint[])
@@ -225,7 +251,7 @@ ORDER BY d.depends_on, d.job_id""")
 
 
 def outside(executor: Reader, ids: Iterable[int]) -> Mapping[int, list[int]]:
-    """Read which other jobs wait for these: {the job that is waited for: those that wait}."""
+    """Read which other jobs wait for these: {job waited for: the jobs that wait for it}."""
     found: dict[int, list[int]] = {}
     for row in executor.run(_OUTSIDE, ids=list(ids)):
         found.setdefault(row.depends_on, []).append(row.job_id)
@@ -233,4 +259,4 @@ def outside(executor: Reader, ids: Iterable[int]) -> Mapping[int, list[int]]:
 
 
 NOTED = "SELECT d.job_id FROM {dependencies} d WHERE d.state <> 'kept'"
-"""The jobs that are to be looked at, as SQL; the index has them alone."""
+"""The jobs that must be checked, as SQL; the index contains only these."""

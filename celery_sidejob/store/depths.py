@@ -1,4 +1,4 @@
-"""How many messages each queue has, by what they wait for: counted, or estimated for long queues."""
+"""How many messages each queue has, by the reason for their wait: counted, or estimated for long queues."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+from ..model.gate import Gate
 from . import estimates
-from .outbox.arming import AT_GATE, NEVER
+from .outbox.arming import DUE, OWED
 from .outbox.checks import QUEUES
 from .statement import Reader, Statement
 
 COUNTED = 2000
-"""Messages of a queue that are counted one by one if there are too many to count all."""
+"""The most messages of a queue that are counted one by one if there are too many to count all."""
 
+_UNPUBLISHED = f"waits AND due_at <= now() AND gate = {Gate.OPEN} AND published_at IS NULL AND declined_at IS NULL"
 _COUNTS = f"""count(*) AS messages, count(*) FILTER (WHERE locked_by IS NOT NULL) AS running,
-  count(*) FILTER (WHERE waits AND due_at <= now()) AS depth,
-  count(*) FILTER (WHERE waits AND due_at > now() AND due_at < {AT_GATE} AND generation IS DISTINCT FROM 1) AS delayed,
-  count(*) FILTER (WHERE waits AND due_at > now() AND due_at < {AT_GATE} AND generation = 1) AS scheduled,
-  count(*) FILTER (WHERE waits AND due_at = {NEVER}) AS parked,
-  count(*) FILTER (WHERE waits AND due_at <= now() + make_interval(secs => %(horizon_s)s)) AS soon,
-  count(*) FILTER (WHERE waits AND due_at > now() + make_interval(secs => %(horizon_s)s) AND due_at < {AT_GATE}
+  count(*) FILTER (WHERE waits AND {DUE}) AS depth,
+  count(*) FILTER (WHERE waits AND due_at > now() AND {OWED} AND generation IS DISTINCT FROM 1) AS delayed,
+  count(*) FILTER (WHERE waits AND due_at > now() AND {OWED} AND generation = 1) AS scheduled,
+  count(*) FILTER (WHERE waits AND gate = {Gate.WORKER}) AS parked,
+  count(*) FILTER (WHERE waits AND due_at <= now() + make_interval(secs => %(horizon_s)s) AND {OWED}) AS soon,
+  count(*) FILTER (WHERE waits AND due_at > now() + make_interval(secs => %(horizon_s)s) AND {OWED}
     ) AS later,
-  min(due_at) FILTER (WHERE waits AND due_at > now() + make_interval(secs => %(horizon_s)s) AND due_at < {AT_GATE}
+  min(due_at) FILTER (WHERE waits AND due_at > now() + make_interval(secs => %(horizon_s)s) AND {OWED}
     ) AS later_from,
-  count(*) FILTER (WHERE waits AND due_at <= now() AND published_at IS NULL AND declined_at IS NULL
-    AND next_check_at < {AT_GATE}) AS unpublished,
-  extract(epoch FROM now() - min(due_at) FILTER (WHERE waits AND due_at <= now()))::double precision AS oldest_due_s,
-  extract(epoch FROM now() - min(due_at) FILTER (WHERE waits AND due_at <= now() AND published_at IS NULL
-    AND declined_at IS NULL AND next_check_at < {AT_GATE}))::double precision AS oldest_unpublished_s"""
+  count(*) FILTER (WHERE {_UNPUBLISHED}) AS unpublished,
+  extract(epoch FROM now() - min(due_at) FILTER (WHERE waits AND {DUE}))::double precision AS oldest_due_s,
+  extract(epoch FROM now() - min(due_at) FILTER (WHERE {_UNPUBLISHED}))::double precision AS oldest_unpublished_s"""
 
 _OF_A_SHARE = Statement(f"""
 SELECT queue, {_COUNTS}
@@ -49,9 +49,9 @@ _RUNNING = Statement("SELECT queue, count(*) AS running FROM {messages} WHERE lo
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """The numbers of a queue's messages: held by a run, due, waiting for a backoff or a rate, for their first time, or
-    parked. What waits at the gate of a managed queue, or to be sent again because a worker has declined it, is due, and
-    not `unpublished`.
+    """The numbers of a queue's messages: held by a run, due, waiting for a backoff or a rate, waiting for their first
+    time, or parked. A message that waits at the gate of a managed queue, or to be sent again because a worker has
+    declined it, is due, and not `unpublished`.
 
     `soon` counts messages due within the horizon, `later` the others, the first of which is due at `later_from`. If it
     `is_estimated`, all numbers except `running` are estimates.
@@ -93,7 +93,7 @@ def read(executor: Reader, *, horizon_s: float = 0.0) -> Sequence[Depth]:
 
 
 def _estimated(counted: Depth, sample: Mapping[str, Any], running: int, share: estimates.Share) -> Depth:
-    """Return a queue's numbers from the sample, but no less than was counted."""
+    """Return a queue's numbers from the sample; each is at least the number counted."""
     seen: dict[str, Any] = {name: max(getattr(counted, name), share.whole(sample.get(name, 0))) for name in NUMBERS}
     seen |= {
         name: max((age for age in (getattr(counted, name), sample.get(name)) if age is not None), default=None)
@@ -103,11 +103,23 @@ def _estimated(counted: Depth, sample: Mapping[str, Any], running: int, share: e
     return replace(counted, **seen, later_from=min(firsts, default=None), running=running, is_estimated=True)
 
 
-_IS_ANY_SOON = Statement("""
-SELECT EXISTS (SELECT FROM {messages} WHERE queue = %(queue)s AND locked_by IS NULL
+_IS_ANY_SOON = Statement(f"""
+SELECT EXISTS (SELECT FROM {{messages}} m WHERE queue = %(queue)s AND locked_by IS NULL AND {OWED}
   AND due_at <= now() + make_interval(secs => %(horizon_s)s)) AS found""")
 
 
 def is_any_soon(executor: Reader, queue: str, *, horizon_s: float) -> bool:
     """Tell whether a message of a queue is due within the horizon; reads the whole queue if none is."""
     return bool(executor.run(_IS_ANY_SOON, queue=queue, horizon_s=horizon_s)[0].found)
+
+
+SHORT = 10_000
+"""The most messages of a queue that are all read to find some of them."""
+_IS_SHORT = Statement(f"""
+SELECT count(*) <= {SHORT} AS short FROM (
+  SELECT FROM {{messages}} WHERE queue = %(queue)s ORDER BY queue, next_check_at LIMIT {SHORT} + 1) few""")
+
+
+def is_short(executor: Reader, queue: str) -> bool:
+    """Tell whether a queue has at most `SHORT` messages."""
+    return bool(executor.run(_IS_SHORT, queue=queue)[0].short)

@@ -1,8 +1,8 @@
 """Rows of `duplicates`: messages of which another store may have a copy, while the copy here is the one that counts.
 
 If an answer was lost, a publisher does not know whether a store has its message, and gives it to the next store too.
-Both copies have the same `call`. A copy is not run, and not called lost or expired, if another store has such a row for
-it.
+Both copies have the same `call`. A copy does not run, and is not declared lost or expired, if another store has such a
+row.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from .statement import Autocommit, Reader, Statement, Transaction
 
 KEPT_S = 7 * 86400.0
-"""Seconds after it is due for which a message is remembered whose copy may turn up in a store that comes back."""
+"""Seconds after its due time for which a message is remembered: a copy may appear in a store that comes back."""
 RECENT_S = 86400.0
-"""Seconds after its begin for which a message is remembered of which another store may yet receive a copy."""
+"""Seconds after its begin for which a message is remembered if another store may still receive a copy."""
 
 Copy = tuple[str, str]
 """(task id, call)"""
@@ -28,7 +28,7 @@ ON CONFLICT (task_id, call) DO NOTHING""")
 
 
 def note(executor: Transaction, copies: Iterable[Copy], *, tried: Sequence[str] = (), kept_s: float) -> None:
-    """Note that the copies here are the ones that count; `tried` are the stores that may have others."""
+    """Note that the copies here are the ones that count; `tried` are the stores that may have other copies."""
     pairs = list(copies)
     executor.run(
         _NOTE, task_ids=[task_id for task_id, _ in pairs], calls=[call for _, call in pairs], tried=list(tried),
@@ -52,9 +52,9 @@ UPDATE {duplicates} SET tried = ARRAY[]::text[] WHERE task_id = %(task_id)s AND 
 
 
 def settle(executor: Transaction, copy: Copy) -> bool:
-    """Settle that this store's copy runs, if it was noted as the one that counts: another copy gives way to it.
+    """Decide that this store's copy runs, if it was noted as the one that counts; other copies give way to it.
 
-    False if nothing was noted: there is no copy here, or it has given way itself.
+    False if there is no note: this store has no copy, or its copy has given way itself.
     """
     return bool(executor.run(_SETTLE, task_id=copy[0], call=copy[1]))
 
@@ -72,7 +72,7 @@ SELECT NOT EXISTS (SELECT FROM gone) AND (
 
 
 def take(executor: Transaction, copy: Copy) -> bool:
-    """Remove this store's copy and forget it, unless it is or was run or buried; True in that case."""
+    """Remove this store's copy and forget it, unless it has been run or buried; True in that case."""
     return bool(executor.run(_TAKE, task_id=copy[0], call=copy[1])[0].begun)
 
 
@@ -101,5 +101,5 @@ DELETE FROM {{duplicates}} WHERE ctid = ANY(ARRAY(
 
 
 def prune(connections: Autocommit) -> int:
-    """Remove a page of notes that were kept for long enough; returns their number."""
+    """Remove a page of notes that were kept long enough; returns their number."""
     return len(connections.run(_PRUNE))

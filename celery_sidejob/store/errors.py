@@ -12,7 +12,7 @@ from ..model.errors import SchemaError, SideJobError, StoreUnavailableError
 from .statement import Reader
 
 FAILURES = (psycopg.Error, SideJobError)
-"""What a transaction may raise because of the store; a time limit that strikes during it is neither."""
+"""Errors that a transaction may raise because of the store; a time limit that strikes during it is none of them."""
 
 UPGRADE = "Run `celery -A <app> sidejob db upgrade`."
 
@@ -22,7 +22,7 @@ class Overdue(psycopg.OperationalError):
 
 
 class StoreDown(StoreUnavailableError):
-    """The store does not answer, or takes no writes. Other causes, such as a locked row, are answers of the store."""
+    """The store does not answer, or accepts no writes. Other causes, such as a locked row, are answers of the store."""
 
 
 class OutcomeUnknown(StoreDown):
@@ -42,7 +42,7 @@ class RowsLocked(StoreUnavailableError):
 
 
 class LockHeld(Exception):
-    """Another session holds an advisory lock for longer than this one may wait; `holder` asks whose it is."""
+    """Another session holds an advisory lock for longer than this session may wait; `holder` names that session."""
 
     def __init__(self, holder: Callable[[Reader], str]) -> None:
         super().__init__()
@@ -54,11 +54,11 @@ class Moved(Exception):
 
 
 ATTEMPTS = 5
-"""How often a transaction is tried if others get in its way."""
+"""How often a transaction is tried if other transactions interfere."""
 
 
 def in_the_way(name: str, error: BaseException) -> StoreUnavailableError:
-    """Return the error after so many attempts."""
+    """Return the error after the last attempt."""
     return StoreUnavailableError(
         f"{name!r} was begun {ATTEMPTS} times, and others were in the way each time ({first_line(error)}). Nothing was "
         "changed; try again."
@@ -77,8 +77,14 @@ REFUSED = (pg.InsufficientPrivilege, pg.LockNotAvailable, pg.UndefinedTable, pg.
 """Postgres' codes for refused statements: a right or a table is missing, or a row is locked. Nothing was changed."""
 
 
+def will_be_refused_again(error: BaseException) -> bool:
+    """Tell whether Postgres, or its driver, refuses what a statement is to write, as it will the next time."""
+    passing = (psycopg.OperationalError, psycopg.InterfaceError)
+    return isinstance(error, psycopg.Error | UnicodeError) and not isinstance(error, passing)
+
+
 def refusal(error: psycopg.Error, name: str, *, schema: str, setting: str) -> SchemaError | StoreUnavailableError:
-    """Return the error to raise for one of these; `setting` names the setting of the URL."""
+    """Return our error for a refused statement; `setting` names the setting of the URL."""
     if isinstance(error, pg.InsufficientPrivilege):
         return LacksRights(
             f"The user in {setting} lacks a right that {name!r} needs in schema {schema!r} "
@@ -95,7 +101,7 @@ def refusal(error: psycopg.Error, name: str, *, schema: str, setting: str) -> Sc
 
 @contextmanager
 def unavailable_during(name: str) -> Iterator[None]:
-    """Raise StoreUnavailableError where a connection ends in the block, which runs statements outside of `transact`."""
+    """Raise StoreUnavailableError if a connection ends in the block, which runs statements outside of `transact`."""
     try:
         yield
     except (psycopg.OperationalError, psycopg.InterfaceError) as error:
@@ -103,7 +109,7 @@ def unavailable_during(name: str) -> Iterator[None]:
 
 
 def unknown(error: BaseException, when: str) -> OutcomeUnknown:
-    """Return what to raise where a commit was on its way; `when` says of what."""
+    """Return the error for a commit that was on its way; `when` describes the commit."""
     if isinstance(error, Overdue):
         return NoAnswer(f"The store did not answer in time {when}: it may or may not have been applied.")
     return OutcomeUnknown(f"The connection broke {when}: it may or may not have been applied.")

@@ -1,6 +1,6 @@
-"""Estimates from a sample of a table's pages, for counts of too many rows to make while somebody waits.
+"""Estimates from a sample of a table's pages, for counts of too many rows to make while a person waits.
 
-A small table is its own sample, as a whole. Every estimate is marked as one.
+A small table is read as a whole. Every estimate is marked as an estimate.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ from . import estimates
 from .statement import Reader, Statement
 
 EXACT_PAGES = 1000
-"""Pages (of 8 kB) up to which a table is read as a whole."""
+"""The most pages (of 8 kB) of a table that is read as a whole."""
 SAMPLED_PAGES = 600
-"""Pages read of a larger table, to find out how its rows differ."""
+"""How many pages of a larger table are read to find out how its rows differ."""
 COUNTING_PAGES = 300
-"""Pages read of a larger table, to find out only how many rows it has."""
+"""How many pages of a larger table are read to find out only how many rows it has."""
 JOINED_PAGES = 50
-"""Pages read of a table if the job of each row is looked up as well."""
+"""How many pages of a table are read if the job of each row is read as well."""
 COUNTED = 10_000
-"""Up to this many rows are counted one by one, if an index has just these rows."""
+"""The most rows that are counted one by one, if an index has just these rows."""
 DIGITS = 3
 SAMPLE = "TABLESAMPLE SYSTEM (%(percent)s) REPEATABLE (1)"
-"""The same pages each time: a difference between two looks is a real change, and the pages are in memory by then."""
+"""The same pages each time: a difference between two estimates is a real change, and the pages are in memory by then.
+"""
 
 _PAGES = {
     table: Statement(f"SELECT pg_relation_size('{{{table}}}'::regclass) / 8192 AS pages")
@@ -40,11 +41,11 @@ class Share:
 
     @property
     def is_all(self) -> bool:
-        """Whether what is counted is exact."""
+        """Whether counts are exact."""
         return self.percent >= 100
 
     def whole(self, count: int) -> int:
-        """Return the rows of the whole table for this many in the share, rounded to the digits that are known."""
+        """Return the rows of the whole table for this many rows in the share, rounded to the digits that are known."""
         number = count * 100 / self.percent
         return int(number) if self.is_all else int(float(f"{number:.{DIGITS}g}"))
 
@@ -58,7 +59,7 @@ class Count:
 
 
 def share(executor: Reader, table: str, *, exact: int | None = None, sampled: int | None = None) -> Share:
-    """Return the share of a table to read: all of it up to `exact` pages, `sampled` pages of a larger one."""
+    """Return the share of a table to read: all of it up to `exact` pages, otherwise `sampled` pages."""
     pages = executor.run(_PAGES[table])[0].pages
     if pages <= (EXACT_PAGES if exact is None else exact):
         return Share(100.0)
@@ -66,7 +67,7 @@ def share(executor: Reader, table: str, *, exact: int | None = None, sampled: in
 
 
 def share_joined(executor: Reader, table: str) -> Share:
-    """Return the share of a table to read if the job of each row is looked up as well."""
+    """Return the share of a table to read if the job of each row is read as well."""
     return share(executor, table, exact=JOINED_PAGES, sampled=JOINED_PAGES)
 
 
@@ -103,6 +104,6 @@ WHERE c.oid = '{jobs}'::regclass AND f.share * c.reltuples >= %(least)s::real
 def families(executor: Reader, *, least: int) -> Sequence[Any]:
     """Estimate which jobs have this many children, (parent_id, children), the largest families first.
 
-    As of the last ANALYZE of the table.
+    The figures are those of the last ANALYZE of the table.
     """
     return executor.run(_FAMILIES, least=least)

@@ -1,4 +1,4 @@
-"""The questions of `doctor` to Postgres: rights, vacuum, clocks, and the rules between rows that no CHECK can hold."""
+"""The questions of `doctor` to Postgres: rights, vacuum, clocks, and rules between rows that no CHECK can express."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ FROM pg_database d WHERE d.datname = current_database()""")
 
 
 def database(executor: Reader) -> Any:
-    """Read what tells this database from all others, whatever URL leads there."""
+    """Read the identity of this database, which no other has, whatever URL leads there."""
     return executor.run(_DATABASE)[0]
 
 
@@ -81,7 +81,7 @@ ORDER BY h.xids DESC""")
 
 
 def horizon(executor: Reader) -> Sequence[Any]:
-    """Read the sessions that keep vacuum from removing dead rows, the oldest first."""
+    """Read the sessions and slots that keep vacuum from removing dead rows, the oldest first."""
     return executor.run(_HORIZON)
 
 
@@ -102,7 +102,7 @@ LEFT JOIN pg_stat_activity a ON a.pid = h.pid ORDER BY 3 DESC, 1, 2""")
 
 
 def lockers(executor: Reader, schema: str) -> Sequence[Any]:
-    """Read whose open transactions have locked rows of a schema: (who, what, since_s); others' times may be unknown."""
+    """Read which open transactions have locked rows of a schema: (who, what, since_s); some times may be unknown."""
     return executor.run(_LOCKERS, schema=schema)
 
 
@@ -128,7 +128,7 @@ SELECT broken.rule, count(*) AS rows, min(broken.job_id) AS id FROM (
     END FROM {jobs} j WHERE j.id = m.job_id) AS rule
   FROM {messages} m TABLESAMPLE SYSTEM (%(percent)s) WHERE m.job_id IS NOT NULL) broken
 WHERE broken.rule IS NOT NULL GROUP BY broken.rule""")
-"""Looks up only each message's own job: a join would read all jobs, nearly all of which are finished."""
+"""Reads only each message's own job: a join would read all jobs, nearly all of which are finished."""
 _OF_JOBS = Statement("""
 SELECT 'a run in progress without a message' AS rule, count(*) AS rows, min(j.id) AS id FROM {jobs} j
 WHERE j.unit_no IS NOT NULL AND NOT EXISTS (SELECT FROM {messages} m WHERE m.job_id = j.id)
@@ -157,8 +157,8 @@ class BrokenRules:
 def broken_rules(executor: Reader, *, every_job: bool) -> BrokenRules:
     """Read the rules between rows that are broken, and the number of rows that break each.
 
-    A message that breaks several rules counts for the first. A sample represents very many messages. With `every_job`
-    all messages and all jobs are read, which takes three seconds for a million of each.
+    A message that breaks several rules counts for the first rule. A sample represents very many messages. With
+    `every_job` all messages and all jobs are read, which takes three seconds for a million of each.
     """
     share = Share(100.0) if every_job else estimates.share_joined(executor, "messages")
     found = [*executor.run(_OF_MESSAGES, percent=share.percent), *(executor.run(_OF_JOBS) if every_job else ())]

@@ -1,7 +1,7 @@
-"""What a job keeps of its past: rows of `run_history`, one for each run that ended, and of `job_log`, its own entries.
+"""A job's history: rows of `run_history`, one for each ended run, and of `job_log`, its own entries.
 
-Both are bounded. The statement that ends a run writes its row (`ENDED`), in a ring of as many places as runs are kept;
-the first run has a place of its own. An entry of the log removes the oldest one beyond the number.
+Both are bounded. The statement that ends a run writes its row (`ENDED`), into a ring with as many positions as runs are
+kept; the first run has its own position. An entry of the log removes the oldest entry beyond the number.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ noted AS (
   FROM ended WHERE %(history)s::bigint > 0
   ON CONFLICT (job_id, place) DO UPDATE SET run_no = excluded.run_no, worker = excluded.worker,
     began_at = excluded.began_at, ended_at = excluded.ended_at, how = excluded.how, detail = excluded.detail)"""
-"""The CTE that writes the row of a run that `ended`, the job's new row, as SQL."""
+"""The CTE that writes the row of an ended run, as SQL; `ended` is the job's new row."""
 
 _LOG = Statement("""
 WITH given AS MATERIALIZED (
@@ -40,7 +40,7 @@ DELETE FROM {job_log} WHERE job_id = ANY(ARRAY(SELECT job_id FROM given)) AND id
 
 
 def log(executor: Transaction, entries: Sequence[Mapping[str, Any]], *, keep: int) -> None:
-    """Write entries of jobs, and remove the oldest beyond `keep` of each of these jobs.
+    """Write entries of jobs, and remove each job's oldest entries beyond `keep`.
 
     An entry has `job_id`, `what`, `age_s` (how many seconds ago it was made) and, if it was made in a run, its `run_no`
     and `worker_id`; `detail` is JSON text.
@@ -68,7 +68,7 @@ ORDER BY 1, 2, 7""")
 
 
 def read(executor: Reader, job_id: int) -> Sequence[Any]:
-    """Read a job's history, oldest first; nothing if there is no such job."""
+    """Read a job's history, oldest first; empty if there is no such job."""
     return executor.run(_READ, job_id=job_id)
 
 
@@ -84,6 +84,6 @@ FROM unnest(%(job_ids)s::bigint[]) AS i(id) CROSS JOIN LATERAL (
 def lasted(executor: Reader, job_ids: Iterable[int]) -> dict[int, float]:
     """Read how long the last run of each job took.
 
-    A job is missing if that run goes on or is not in the history, or if it was lost: nobody knows when it stopped.
+    A job is missing if that run goes on or is not in the history, or if it was lost: its end is unknown.
     """
     return {row.id: row.lasted_s for row in executor.run(_LASTED, job_ids=list(job_ids))}

@@ -1,4 +1,4 @@
-"""Tells which database a connection leads to: the one of our store, or another that happens to have our schema too."""
+"""Tells to which database a connection leads: to that of our store, or to another that also has a schema of ours."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class Database:
 
 
 def database(executor: Reader) -> Database:
-    """Identify this database, whatever it contains; its cluster is not read yet."""
+    """Identify this database, whatever it contains; the cluster is not read yet."""
     found = executor.run(_LOOK, table="jobs")[0]
     return Database(found.name, found.oid, None, None)
 
 
 def look(executor: Reader, schema: str) -> Database | None:
-    """Identify this database; None if it has no schema of ours. Its cluster is not read yet."""
+    """Identify this database; None if it has no schema of ours. The cluster is not read yet."""
     found = executor.run(_LOOK, table=f'"{schema}".jobs')[0]
     if not found.found:
         return None

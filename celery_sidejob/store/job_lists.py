@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
 from ..model.checks import MOST
+from . import depths
 from .jobs import HANDLE
-from .statement import Reader, Statement
+from .statement import Reader, Statement, first
 
 SMALL = 10_000
-"""Up to this many children of a job, or timers, count as few."""
+"""The most children of a job, or timers, that count as few."""
+LOOKED = 10_000
+"""How many jobs, or entries of an index, `look` goes through at once."""
 FEW = 1000
-"""Up to this many jobs that are old enough, or young enough, count as few: they are counted for each page of them."""
+"""The most jobs old enough, or young enough, that count as few: they are counted again for each page."""
 
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """What jobs in a list have in common; None for anything."""
+    """The conditions of a list of jobs; None for no condition."""
 
     statuses: Sequence[str] | None = None
     task: str | None = None
@@ -29,11 +32,14 @@ class Filters:
     parent_id: int | None = None
     unique: str | None = None
     tag: str | None = None
+    batch_id: int | None = None
     older_s: float | None = None
     since: datetime | None = None
     since_s: float | None = None
-    """The age of jobs made `since`, where that is no moment."""
+    """The age of jobs made `since`, if it is given in seconds."""
     schedule: str | None = None
+    text: str | None = None
+    """A part of the JSON text of the arguments."""
     after: int = 0
     before: int = MOST
 
@@ -51,20 +57,25 @@ _OTHERS = f"""
   AND (%(schedule)s::text IS NULL OR j.schedule = %(schedule)s)
   AND (%(parent_id)s::bigint IS NULL OR j.parent_id = %(parent_id)s)
   AND (%(older_s)s::double precision IS NULL OR j.created_at < now() - make_interval(secs => %(older_s)s))
-  AND (j.created_at >= {_SINCE}) IS NOT FALSE"""
+  AND (j.created_at >= {_SINCE}) IS NOT FALSE
+  AND (%(text)s::text IS NULL OR strpos(concat(j.args, ' ', j.kwargs), %(text)s) > 0)"""
 _TAGGED = """
   AND (%(tag)s::text IS NULL
     OR (SELECT g.job_id FROM {tags} g WHERE g.tag = %(tag)s AND g.job_id = j.id LIMIT 1) IS NOT NULL)"""
+_OF_BATCH = """
+  AND (%(batch_id)s::bigint IS NULL
+    OR (SELECT m.job_id FROM {batch_members} m WHERE m.batch_id = %(batch_id)s AND m.job_id = j.id LIMIT 1)
+      IS NOT NULL)"""
 _STATUSES = "(%(statuses)s::text[] IS NULL OR j.status = ANY(%(statuses)s::text[]))"
 
 
 def _in_order(text: str) -> Mapping[str, Statement]:
-    """Return a statement with the oldest jobs first, and with the newest: its text has `@order` for ASC or DESC."""
+    """Return the statement for the oldest first and for the newest first: `@order` in its text becomes ASC or DESC."""
     return {name: Statement(text.replace("@order", order)) for name, order in (("oldest", "ASC"), ("newest", "DESC"))}
 
 
 # Postgres expects hardly any job to match, and would start parallel workers to read all: that takes longer than a page.
-# A condition that only the leader may look at prevents them.
+# A condition that only the leader may evaluate prevents them.
 _LIST = _in_order(f"""
 SELECT {HANDLE} FROM {{jobs}} j
 WHERE j.id > %(after)s AND j.id < %(before)s AND {_STATUSES}{_OTHERS} AND pg_backend_pid() IS NOT NULL
@@ -72,17 +83,17 @@ ORDER BY j.id @order LIMIT %(limit)s""")
 
 
 def _among(ids: str) -> Mapping[str, Statement]:
-    """Find jobs among some ids, which are few."""
+    """Find jobs among a few ids."""
     return _in_order(f"""
 WITH few AS MATERIALIZED ({ids})
 SELECT {HANDLE} FROM (
   SELECT DISTINCT job_id FROM few WHERE job_id > %(after)s AND job_id < %(before)s ORDER BY job_id @order) f
   CROSS JOIN LATERAL (SELECT * FROM {{jobs}} x WHERE x.id = f.job_id OFFSET 0) j
-WHERE {_STATUSES}{_OTHERS}{_TAGGED} ORDER BY f.job_id @order LIMIT %(limit)s""")
+WHERE {_STATUSES}{_OTHERS}{_TAGGED}{_OF_BATCH} ORDER BY f.job_id @order LIMIT %(limit)s""")
 
 
-def _along(*orders: str) -> Mapping[str, Statement]:
-    """Find jobs by walking along ids in their order, until there are enough: each is read by an index."""
+def _along(*orders: str, also: str = "") -> Mapping[str, Statement]:
+    """Find jobs by walking along ids in their order until there are enough; each job is read by an index."""
     ids = "\n    UNION ALL ".join(
         f"SELECT job_id FROM ({order} AND job_id > %(after)s AND job_id < %(before)s ORDER BY job_id @order) o{n}"
         for n, order in enumerate(orders)
@@ -91,7 +102,7 @@ def _along(*orders: str) -> Mapping[str, Statement]:
 SELECT {HANDLE} FROM (
   SELECT DISTINCT job_id FROM ({ids}) c ORDER BY job_id @order) c CROSS JOIN LATERAL (
   SELECT * FROM {{jobs}} x WHERE x.id = c.job_id OFFSET 0) j
-WHERE {_STATUSES}{_OTHERS} ORDER BY c.job_id @order LIMIT %(limit)s""")
+WHERE {_STATUSES}{_OTHERS}{also} ORDER BY c.job_id @order LIMIT %(limit)s""")
 
 
 _LIST_RUNNING = _among("SELECT job_id FROM {messages} WHERE locked_by IS NOT NULL AND job_id IS NOT NULL")
@@ -113,8 +124,12 @@ WHERE j.id > %(after)s AND j.id < %(before)s AND j.id IN (
 _LIST_QUEUED_ALONG = _along(
     "SELECT job_id FROM {messages} WHERE queue = %(queue)s", "SELECT job_id FROM {timers} WHERE true"
 )
-_LIST_FAILED = _along("SELECT job_id FROM {dead} WHERE true")
-_LIST_TAGGED = _along("SELECT job_id FROM {tags} WHERE tag = %(tag)s::text")
+_ALONG_FAILED = "SELECT job_id FROM {dead} WHERE true"
+_LIST_FAILED = _along(_ALONG_FAILED)
+_ALONG_TAG = "SELECT job_id FROM {tags} WHERE tag = %(tag)s::text"
+_LIST_TAGGED = _along(_ALONG_TAG)
+_ALONG_BATCH = "SELECT job_id FROM {batch_members} WHERE batch_id = %(batch_id)s::bigint AND job_id IS NOT NULL"
+_LIST_OF_BATCH = _along(_ALONG_BATCH, also=_TAGGED)
 _IS_LARGE_FAMILY = Statement(f"""
 SELECT count(*) > {SMALL} AS large FROM (
   SELECT FROM {{jobs}} WHERE parent_id = %(parent_id)s ORDER BY parent_id, name LIMIT {SMALL} + 1) few""")
@@ -124,25 +139,64 @@ _ARE_MANY_TIMERS = Statement(f"""
 SELECT count(*) > {SMALL} AS many FROM (SELECT FROM {{timers}} ORDER BY due_at LIMIT {SMALL} + 1) few""")
 
 
+def _reach(order: str) -> Mapping[str, Statement]:
+    """Find the last id of those that `look` goes through; none if there are fewer."""
+    return _in_order(f"""
+SELECT job_id FROM ({order}) o WHERE job_id > %(after)s AND job_id < %(before)s
+ORDER BY job_id @order OFFSET {LOOKED - 1} LIMIT 1""")
+
+
+_REACH = _reach("SELECT id AS job_id FROM {jobs}")
+_REACH_FAILED = _reach(_ALONG_FAILED)
+_REACH_TAGGED = _reach(_ALONG_TAG)
+_REACH_OF_BATCH = _reach(_ALONG_BATCH)
+_REACHES = (
+    (_LIST, _REACH),
+    (_LIST_FAILED, _REACH_FAILED),
+    (_LIST_TAGGED, _REACH_TAGGED),
+    (_LIST_OF_BATCH, _REACH_OF_BATCH),
+)
+"""What reads on until enough match, and how far `look` lets it read."""
+
+
+def look(
+    executor: Reader, which: Filters, *, limit: int, newest_first: bool = False
+) -> tuple[Sequence[Any], int | None]:
+    """Read up to `limit` matching jobs among the next `LOOKED`.
+
+    Returns also the id at which to go on; None at the end.
+    """
+    order, way = "newest" if newest_first else "oldest", _way_to(executor, which, is_bounded=True)
+    reach = next((first(executor.run(reach[order], **which.parameters)) for of, reach in _REACHES if of is way), None)
+    if reach is not None:
+        end = {"after": reach.job_id - 1} if newest_first else {"before": reach.job_id + 1}
+        which = replace(which, **end)
+    rows = executor.run(way[order], **which.parameters, limit=limit)
+    return rows, rows[-1].id if len(rows) == limit else None if reach is None else reach.job_id
+
+
 def page(executor: Reader, which: Filters, *, limit: int, newest_first: bool = False) -> Sequence[Any]:
     """Read the next `limit` jobs that match, by id, the oldest or the newest first.
 
     Running jobs, the children of one job, the open job of a unique key and up to `FEW` jobs that are old enough or
-    young enough are found by an index. For failed jobs and the queued jobs of one queue, the query walks along their
-    entries; for others along all jobs, until enough match. If there are very many timers, it reads all of them and the
+    young enough are found by an index. For failed jobs and the queued jobs of one queue, the query reads their index
+    entries; for other filters all jobs, until enough match. If there are very many timers, it reads all of them and the
     whole queue.
     """
     statement = _way_to(executor, which)["newest" if newest_first else "oldest"]
     return executor.run(statement, **which.parameters, limit=limit)
 
 
-def _way_to(executor: Reader, which: Filters) -> Mapping[str, Statement]:
-    """Return the statements, for both orders, that read the least to find these jobs."""
+def _way_to(executor: Reader, which: Filters, *, is_bounded: bool = False) -> Mapping[str, Statement]:
+    """Return the statements, for both orders, that read least to find these jobs.
+
+    With `is_bounded` they read little, or are among `_REACHES`.
+    """
     wanted = set(which.statuses or ())
     if which.unique is not None:
         return _LIST_OF_KEY
-    if which.tag is not None and wanted != {"running"}:
-        return _LIST_TAGGED
+    if (which.batch_id is not None or which.tag is not None) and wanted != {"running"}:
+        return _LIST_TAGGED if which.batch_id is None else _LIST_OF_BATCH
     if which.parent_id is not None and which.tag is None and not _is_large(executor, which.parent_id):
         return _LIST_OF_PARENT
     if wanted == {"running"}:
@@ -150,12 +204,19 @@ def _way_to(executor: Reader, which: Filters) -> Mapping[str, Statement]:
     if (which.since is not None or which.since_s is not None) and not _are_many_young(executor, which):
         return _LIST_YOUNG
     if wanted == {"queued"} and which.queue is not None:
-        return _LIST_QUEUED if executor.run(_ARE_MANY_TIMERS)[0].many else _LIST_QUEUED_ALONG
+        return _way_to_queued(executor, which.queue, is_bounded=is_bounded)
     if wanted == {"failed"}:
         return _LIST_FAILED
     if which.older_s is not None and not executor.run(_ARE_MANY_OLD, older_s=which.older_s)[0].many:
         return _LIST_OLD
     return _LIST
+
+
+def _way_to_queued(executor: Reader, queue: str, *, is_bounded: bool) -> Mapping[str, Statement]:
+    are_many_timers = executor.run(_ARE_MANY_TIMERS)[0].many
+    if is_bounded and (are_many_timers or not depths.is_short(executor, queue)):
+        return _LIST
+    return _LIST_QUEUED if are_many_timers else _LIST_QUEUED_ALONG
 
 
 def _is_large(executor: Reader, parent_id: int) -> bool:

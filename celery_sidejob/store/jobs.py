@@ -13,6 +13,7 @@ from ..model.names import child_name_taken
 from .outbox.arming import FIRST_CHECK_S, armed
 from .room import WAITS
 from .statement import Autocommit, Reader, Statement, Transaction, first, violated
+from .trees import SEEN_BY_PARENT
 
 READ = ", ".join(
     f"j.{column.name}::text AS {column.name}" if column.is_json else f"j.{column.name}" for column in SHOWN.values()
@@ -20,7 +21,7 @@ READ = ", ".join(
 """The given columns that handles and runs read."""
 
 ROW = f"""j.id, {READ}, j.status, j.changes, j.created_at, j.ran_at, j.ended_at, j.run_no,
-  j.unit_no, j.run_kind, j.worker_id, j.losses, j.retries, j.wakes > j.wakes_taken AS asked_again,
+  j.unit_no, j.run_kind, j.worker_id, j.losses, j.retries, j.wakes > j.wakes_taken AS asked_again, j.has_steps,
   j.error::text AS error"""
 """The columns of a job's own row that handles and runs read."""
 
@@ -42,7 +43,7 @@ _GIVEN = {
     "id": "bigint", **{column.name: "text" if column.is_json else column.sql for column in COLUMNS}, "task_id": "text",
     "options": "text", "unique_key": "text", "due_at": "timestamptz", "wait_s": "double precision", "slot": "smallint",
 }  # fmt: skip
-"""What is given of each new job, and of which type."""
+"""The given columns of a new job, and their types."""
 _NOTHING: dict[str, Any] = dict.fromkeys(_GIVEN)
 _VALUES = ", ".join(f"{column.name}::json" if column.is_json else column.name for column in COLUMNS)
 
@@ -86,10 +87,10 @@ _INSERT = _insert(
     f"r({', '.join(f'{name} {kind}' for name, kind in _GIVEN.items())})"
 )
 _INSERT_ONE = _insert("SELECT " + ", ".join(f"%({name})s::{kind} AS {name}" for name, kind in _GIVEN.items()))
-"""For one new job: to read it out of JSON takes a tenth of the statement."""
+"""For one new job: reading it from JSON would take a tenth of the statement's time."""
 
 MANY = 64
-"""From this many new jobs on, their process needs some time to publish them all."""
+"""From this many new jobs on, the process needs noticeable time to publish them all."""
 FIRST_CHECK_OF_MANY_S = 10.0
 
 
@@ -144,7 +145,7 @@ def _taken(constraint: str | None, new: Sequence[NewJob]) -> Exception | None:
 
 _LOCKED = """
 SELECT id, status, task, queue, priority, parent_id, run_no, unit_no, worker_id, run_kind, terminate_tree, losses,
-  max_losses, pool, ran_at FROM {jobs} WHERE """
+  max_losses, pool, ran_at, has_steps FROM {jobs} WHERE """
 _LOCK = Statement(_LOCKED + "id = ANY(%(ids)s::bigint[]) ORDER BY id FOR NO KEY UPDATE", frequent=True)
 
 
@@ -161,7 +162,7 @@ _LOCK_FREE = Statement(_LOCKED + "id = %(id)s FOR NO KEY UPDATE SKIP LOCKED")
 
 
 def lock_if_free(executor: Transaction, job_id: int) -> Any | None:
-    """Lock one job unless its row is locked already; the sweeper tries again later."""
+    """Lock one job unless its row is already locked; the sweeper tries again later."""
     return first(executor.run(_LOCK_FREE, id=job_id))
 
 
@@ -171,7 +172,7 @@ SELECT b.id FROM {jobs} b WHERE b.id = %(id)s AND NOT EXISTS (
 
 
 def is_locked(executor: Transaction, job_id: int) -> bool:
-    """Tell, without waiting, whether a transaction has the job locked just now."""
+    """Tell, without waiting, whether a transaction has the job locked at this moment."""
     return bool(executor.run(_IS_LOCKED, id=job_id))
 
 
@@ -181,7 +182,7 @@ _LOCK_ALL_FREE = Statement(
 
 
 def lock_all_free(executor: Transaction, ids: Iterable[int]) -> dict[int, Any]:
-    """Lock jobs as `lock` does, except those that are locked already."""
+    """Lock jobs as `lock` does, except those that are already locked."""
     return {row.id: row for row in executor.run(_LOCK_ALL_FREE, ids=list(ids))}
 
 
@@ -189,7 +190,7 @@ _KEEP = Statement("SELECT id FROM {jobs} WHERE id = ANY(%(ids)s::bigint[]) FOR K
 
 
 def keep(executor: Transaction, ids: Iterable[int]) -> set[int]:
-    """Keep jobs from being deleted until the commit, and return their ids; one that is being deleted is left out."""
+    """Keep jobs from being deleted until the commit, and return their ids; without a job that is being deleted."""
     return {row.id for row in executor.run(_KEEP, ids=list(ids))}
 
 
@@ -206,7 +207,7 @@ _KEEP_WHEN_FREE = Statement("SELECT id FROM {jobs} WHERE id = ANY(%(ids)s::bigin
 
 
 def keep_when_free(executor: Transaction, ids: Iterable[int]) -> None:
-    """Keep jobs from being deleted until the commit, and wait for those that somebody has locked for a deletion."""
+    """Keep jobs from being deleted until the commit; waits for transactions that have locked them for a deletion."""
     executor.run(_KEEP_WHEN_FREE, ids=list(ids))
 
 
@@ -215,7 +216,7 @@ SELECT id, task, status FROM {jobs} WHERE id = ANY(%(ids)s::bigint[]) ORDER BY i
 
 
 def lock_free_exclusively(executor: Transaction, ids: Iterable[int]) -> dict[int, Any]:
-    """Lock jobs as `lock_exclusively` does, except those that are locked already."""
+    """Lock jobs as `lock_exclusively` does, except those that are already locked."""
     return {row.id: row for row in executor.run(_LOCK_FREE_EXCLUSIVELY, ids=sorted(set(ids)))}
 
 
@@ -226,7 +227,7 @@ _WAIT_NO_LONGER = Statement("SELECT set_config('lock_timeout', %(lock_ms)s::text
 def wait_no_longer(executor: Transaction) -> None:
     """From now on no statement of this transaction waits longer than `LONGEST_WAIT_S` for a lock: see `RowsLocked`.
 
-    Whoever deletes jobs that nobody asked to delete calls this once it has locked them. The rows that go with a job may
+    Deletions that no caller has asked for call this once they have locked the jobs. The rows that go with a job may
     be locked by a transaction that does not lock the job: one that sets a key of its state, or reads a packet.
     """
     executor.run(_WAIT_NO_LONGER, lock_ms=str(round(LONGEST_WAIT_S * 1000)))
@@ -264,7 +265,7 @@ _FIND_TASK_ID = Statement(
 
 
 def find_by_task_id(executor: Reader, task_id: str) -> Any | None:
-    """Read the job one of whose askings has this task id."""
+    """Read the job that has an asking with this task id."""
     return first(executor.run(_FIND_TASK_ID, task_id=task_id))
 
 
@@ -310,6 +311,7 @@ to_terminate AS (DELETE FROM {{tree_terminations}} WHERE job_id = ANY(%(ids)s::b
 to_delete AS (DELETE FROM {{tree_deletions}} WHERE job_id = ANY(%(ids)s::bigint[])),
 tagged AS (DELETE FROM {{tags}} WHERE job_id = ANY(%(ids)s::bigint[])),
 told AS (DELETE FROM {{progress}} WHERE job_id = ANY(%(ids)s::bigint[])),
+kept AS (DELETE FROM {{steps}} WHERE job_id = ANY(%(ids)s::bigint[])),
 past AS (DELETE FROM {{run_history}} WHERE job_id = ANY(%(ids)s::bigint[])),
 logged AS (DELETE FROM {{job_log}} WHERE job_id = ANY(%(ids)s::bigint[])),
 gone AS (DELETE FROM {{jobs}} WHERE id = ANY(%(ids)s::bigint[])),
@@ -320,8 +322,8 @@ SELECT job_id FROM followed""")
 def delete(executor: Transaction, ids: Iterable[int]) -> set[int]:
     """Delete jobs with all their rows, and return those that were tracked.
 
-    The foreign key of children is checked at the statement's end. Jobs that wait for room on a port of theirs are noted
-    to be asked: they will find that it is gone. Those that depend on them wait no longer for them.
+    The foreign key of children is checked at the statement's end. Jobs that wait for room on a port of these jobs are
+    noted to be asked: they will find that the port is gone. Jobs that depend on these no longer wait for them.
     """
     return {row.job_id for row in executor.run(_DELETE, ids=list(ids))}
 
@@ -333,7 +335,7 @@ UNION SELECT a.job_id FROM {askings} a WHERE a.job_id = ANY(%(ids)s::bigint[]) A
 
 
 def unsettled(executor: Reader, ids: Iterable[int]) -> set[int]:
-    """Read which of these jobs are not settled: something is still due for them, or the backend lacks a result."""
+    """Read which of these jobs are not settled: work is still due for them, or the backend lacks a result."""
     return {row.job_id for row in executor.run(_UNSETTLED, ids=list(ids))}
 
 
@@ -361,11 +363,11 @@ GROUP BY kind""")
 def newest_page(
     executor: Reader, *, before: int, all_others: bool
 ) -> tuple[dict[str, tuple[int | None, list[int]]], int | None]:
-    """Read, among the `WINDOW` jobs before the id `before`, the finished ones of which a number is kept, by their kind.
+    """Read, among the `WINDOW` jobs before the id `before`, finished jobs that are kept by number, grouped by task.
 
-    A kind is a task whose jobs are kept by number: {task: (the number of its newest job, ids, newest first)}. With
-    `all_others` the jobs without a parent whose task has no retention are a kind too, the empty text, without a number.
-    Also returns the lowest id that was read, None at the end.
+    Returns {task: (how many of its jobs are kept, ids, newest first)}. With `all_others` the jobs without a parent
+    whose task has no retention are a group too, under the empty text, without a number. Also returns the lowest id that
+    was read, None at the end.
     """
     page, *kinds = executor.run(_NEWEST_PAGE, before=before, limit=WINDOW, all_others=all_others)
     return {row.kind: (row.keep, row.ids) for row in kinds}, page.last if page.jobs == WINDOW else None
@@ -383,23 +385,21 @@ SELECT (SELECT max(id) FROM page) AS last, (SELECT count(*) FROM page) AS jobs,
     AND (j.ended_at < now() - make_interval(secs => CASE WHEN {_OWN} THEN j.retention_s ELSE %(age_s)s END)
       OR EXISTS (
         SELECT FROM surplus s WHERE s.kind = CASE WHEN {_OWN} THEN j.task ELSE '' END AND j.id <= s.newest))
-    AND (j.parent_id IS NULL OR {_OWN} AND EXISTS (
-        SELECT FROM {{jobs}} p WHERE p.id = j.parent_id AND p.status IN ('suspended', 'completed', 'failed')
-          AND p.ran_at > j.ended_at)
+    AND (j.parent_id IS NULL OR {_OWN} AND {SEEN_BY_PARENT}
       AND NOT EXISTS (SELECT FROM {{ports}} o JOIN {{packets}} k ON k.port_id = o.id WHERE o.job_id = j.id))
   ORDER BY j.id) AS ids""")
 
 
 def old_page(executor: Reader, *, after: int, age_s: float | None, surplus: Mapping[str, int]) -> Any:
-    """Read, among the next `WINDOW` jobs, the `ids` of those that finished longer ago than they must be kept.
+    """Read, among the next `WINDOW` jobs, the `ids` of finished jobs that need not be kept any longer.
 
     Also returns `last`, the last id that was read, None at the end, and whether the task of one of the jobs keeps a
     number of them (`kept_by_number`).
 
     A job is kept for its task's retention, or else for `age_s` (None: for ever), and while a job above it keeps it. It
-    is not kept if it is not among the newest of its kind: `surplus` is the newest id that may go, by kind, as in
-    `newest_page`. A parent keeps its children, unless the child's own task has a retention and the parent has run since
-    and rests. It also keeps a child as long as packets wait on the child's ports.
+    is not kept if it is not among the newest of its group: `surplus` is the newest id that may be removed, by the
+    groups of `newest_page`. A parent keeps its children, unless the child's own task has a retention and the parent has
+    run since and rests (`SEEN_BY_PARENT`). It also keeps a child as long as packets wait on the child's ports.
     """
     kinds, newest = list(surplus), list(surplus.values())
     page = executor.run(_OLD_PAGE, after=after, limit=WINDOW, age_s=age_s, kinds=kinds, surplus=newest)[0]
@@ -410,7 +410,7 @@ _REMEMBER_INPUTS = Statement("UPDATE {jobs} SET inputs_memo = %(memo)s::json WHE
 
 
 def remember_inputs(executor: Transaction, job_id: int, memo: str) -> None:
-    """Remember the defaults with which `for_inputs` was called."""
+    """Record the defaults with which `for_inputs` was called."""
     executor.run(_REMEMBER_INPUTS, id=job_id, memo=memo)
 
 
@@ -421,3 +421,13 @@ def inputs_memo(executor: Reader, job_id: int) -> str | None:
     """Read the defaults that `remember_inputs` stored."""
     found = executor.run(_INPUTS_MEMO, id=job_id)
     return found[0].memo if found else None
+
+
+_VERSIONS = Statement("""
+SELECT j.id, j.xmin::text || ' ' || j.xmax::text || ' ' || coalesce(p.told_at::text, '') AS version
+FROM {jobs} j LEFT JOIN {progress} p ON p.job_id = j.id WHERE j.id = ANY(%(ids)s::bigint[])""")
+
+
+def versions(executor: Reader, ids: Iterable[int]) -> dict[int, str]:
+    """Read the version of each of these jobs: it differs after each transaction that has locked or changed the job."""
+    return {row.id: row.version for row in executor.run(_VERSIONS, ids=list(ids))}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ..model.errors import SchemaError, StoreUnavailableError
+from ..model.logger import logger
 from ..model.measures import Measures
 from . import counters, tallies, task_history
 from .connection.connections import Connections
@@ -15,8 +15,6 @@ from .connection.own_executor import OwnExecutor
 from .errors import OutcomeUnknown
 
 T = TypeVar("T")
-
-logger = logging.getLogger("celery_sidejob")
 
 EVERY_S = 10.0
 """Seconds after which a busy process stores its counts."""
@@ -32,12 +30,12 @@ class MeasuredConnections(Connections):
     def timed(
         self, name: str, work: Callable[[OwnExecutor], T], *, single: bool = False, within_s: float | None = None
     ) -> T:
-        """Run `work` like `transact`; time it from the request for a connection to the commit's answer."""
+        """Run `work` like `transact`; time it from the request for a connection to the answer to the commit."""
         began = time.monotonic()
         result = self.transact(name, work, single=single, within_s=within_s)
         self.measures.time(name, time.monotonic() - began)
         if self.measures.begun and self.measures.age_s >= EVERY_S:
-            self.record()  # by the thread whose connection has just become free, to open no further one
+            self.record()  # in the thread whose connection has just become free, so that no other is opened
         return result
 
     def record(self) -> bool:
@@ -53,13 +51,14 @@ class MeasuredConnections(Connections):
             if taken.totals:
                 counters.add(executor, taken.totals)
             if taken.tallies:
-                tallies.add(executor, taken.tallies)
+                tallies.add(executor, tallies.bounded(executor, taken.tallies))
             if taken.finished:
                 task_history.add(executor, taken.finished, keep=self.measures.task_history)
 
+        single = sum(map(bool, taken)) == 1 and not any(tally.step for tally in taken.tallies)
         try:
-            self.transact("record", add, single=sum(map(bool, taken)) == 1)
-        except (OutcomeUnknown, SchemaError) as error:  # better too little than twice
+            self.transact("record", add, single=single)
+        except (OutcomeUnknown, SchemaError) as error:  # counting too little is better than counting twice
             logger.debug("The counts are not stored: %s", error)
         except StoreUnavailableError as error:
             self.measures.give_back(taken)

@@ -1,18 +1,18 @@
-"""Giving a job another task, other arguments or another queue: it is the same job, and what was sent of it is stale."""
+"""Giving a job another task, other arguments or another queue: it stays the same job; its sent messages are stale."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from ..model.changes import Stage
-from .outbox.arming import AT_GATE, NEVER, OPENS_AT, WITHOUT_SLOT, armed
+from .outbox.arming import OPENS_AT, armed
 from .outbox.references import withdrawn
 from .statement import Statement, Transaction, first
 
 _OF_TASK = ("max_losses", "retention_s", "retention_keep", "rate_interval_s", "rate_burst", "rate_terminates")
 """The columns that follow from a task's own options."""
 _OF_POOL = {"pool": "text", "pool_weight": "smallint", "pool_runs": "boolean"}
-"""The columns of a job that say of which pool it gets slots, with their types."""
+"""The columns of a job that determine its capacity pool, with their types."""
 _CHANGES = f"""task = coalesce(%(task)s, j.task), queue = coalesce(%(queue)s, j.queue),
     priority = coalesce(%(priority)s::smallint, j.priority),
     args = coalesce(%(args)s::json, j.args), kwargs = coalesce(%(kwargs)s::json, j.kwargs),
@@ -20,7 +20,7 @@ _CHANGES = f"""task = coalesce(%(task)s, j.task), queue = coalesce(%(queue)s, j.
     rate_opens_at = CASE WHEN %(task)s IS NULL THEN j.rate_opens_at END,
     {", ".join(f"{name} = CASE WHEN %(task)s IS NULL THEN j.{name} ELSE %({name})s END" for name in _OF_TASK)},
     {", ".join(f"{n} = CASE WHEN %(enters)s THEN %({n})s::{of} ELSE j.{n} END" for n, of in _OF_POOL.items())}"""
-"""What a stage changes in its job `j`, as SQL. A job of another task begins with that one's startup."""
+"""The changes of a stage in its job `j`, as SQL. A job with another task begins with that task's startup."""
 
 _CHANGE = Statement(
     f"UPDATE {{jobs}} j SET {_CHANGES} WHERE j.id = %(id)s RETURNING j.task, j.queue, j.priority, j.pool"
@@ -31,10 +31,6 @@ def change(executor: Transaction, job_id: int, stage: Stage) -> Any:
     """Give a locked job, whose run has just ended, its next stage; returns its (task, queue, priority, pool)."""
     return executor.run(_CHANGE, id=job_id, **_given(stage))[0]
 
-
-_OWED_AT = f"""CASE WHEN %(now)s OR held.due_at >= {NEVER} THEN now()
-    WHEN held.due_at >= {AT_GATE} THEN held.due_at - {WITHOUT_SLOT} ELSE held.due_at END"""
-"""When the message `held` of a job that is moved was due, as SQL; one that was parked is due now."""
 
 _WITHDRAWN = withdrawn("{messages} m", "m.job_id = %(id)s")
 
@@ -51,7 +47,7 @@ WITH changed AS (
         task_id="held.task_id",
         opens_at=OPENS_AT,
         cut_short="true",
-        wait_s=f"extract(epoch FROM {_OWED_AT} - now())::double precision",
+        wait_s="extract(epoch FROM CASE WHEN NOT %(now)s THEN held.due_at ELSE now() END - now())::double precision",
         anew="true",
     )
     + """
@@ -63,9 +59,9 @@ FROM changed LEFT JOIN armed ON armed.job_id = changed.id LEFT JOIN {askings} a 
 def move(executor: Transaction, job_id: int, stage: Stage, *, now: bool, check_interval_s: float) -> Any | None:
     """Move a locked job that is in no run. A message that waits is armed anew, in its new queue, with its due time.
 
-    Its losses were those of the place that it leaves: they count no more.
+    Its losses do not count any more: they belong to its earlier task and queue.
 
-    The number of its run goes up with that: deliveries that are under way are stale. `now`: its due time counts no
+    Its run gets a higher number, so deliveries that are under way are stale. `now`: its due time does not count any
     more. Returns None if there is no such job.
     """
     return first(executor.run(_MOVE, id=job_id, now=now, check_interval_s=check_interval_s, **_given(stage)))

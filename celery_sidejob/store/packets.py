@@ -1,7 +1,7 @@
 """Rows of `packets`: the data on ports, in the order of their identity column.
 
 A packet of another job's port is *taken* for a run. A packet of the job's own input ports is taken only if another
-reader was faster before. A taken packet is free again when its run is no longer current: no UPDATE gives it back,
+reader has been faster before. A taken packet is free again when its run is no longer current: no UPDATE gives it back,
 because its taker may be dead.
 """
 
@@ -48,7 +48,7 @@ _FREE = """(p.taken_by IS NULL OR NOT EXISTS (
 _MINE = "(p.taken_by = %(job_id)s::bigint AND p.taken_run = %(run_no)s::bigint)"
 
 _UNSEEN = "p.id NOT IN (SELECT unnest(%(seen)s::bigint[]))"
-"""That a packet is none of those `seen`: Postgres hashes them, and would compare `<> ALL` with each of them."""
+"""Whether a packet is none of those `seen`: Postgres hashes them, and would compare `<> ALL` with each of them."""
 
 _PORT = "o.job_id = %(owner_id)s::bigint AND o.direction = %(direction)s::text AND o.name = %(name)s::text"
 """The one row `o` of `ports` that a `PortKey` names."""
@@ -58,7 +58,7 @@ _COLUMNS = "id, {0}.value::text AS value, {0}.context::text AS context, {0}.opti
 _IF_EMPTY = """
 CASE WHEN {0}.id IS NULL THEN o.default_value::text END AS default_value,
 CASE WHEN {0}.id IS NULL THEN o.channels END AS channels"""
-"""Makes of an empty port a row without a packet: its `id` is None, and it tells the port's default and channels."""
+"""Turns an empty port into a row without a packet: its `id` is None, and it has the port's default and channels."""
 
 _READ_AHEAD = Statement(
     f"""
@@ -86,21 +86,21 @@ def read_ahead(
 
 
 def peek(executor: Reader, port: PortKey, **options: Any) -> list[Any]:
-    """Read the next packets of a port as `read_ahead` does, and nothing else."""
+    """Read the next packets of a port as `read_ahead` does, without any effect."""
     return [row for row in read_ahead(executor, port, **options) if row.id is not None]
 
 
 _LOCKED = "{0}.ctid = ANY(ARRAY(SELECT place FROM free))"
-"""That a row of `packets` is one of those which the CTE `free` has found and locked.
+"""Whether a row of `packets` is one of those which the CTE `free` has found and locked.
 
-They are found again by their place, so that no plan reads the table once for each: Postgres may take a full table for
-empty (`outbox/kinds.py`). A row that was changed between the statement's start and its lock has another place by then.
-It is not found, and is left as if it were still locked.
+They are found again by their ctid, so that no plan reads the table once for each: Postgres may take a full table for
+empty (`outbox/kinds.py`). A row that was changed between the statement's start and its lock has another ctid by then.
+It is not found, and is treated as if it were still locked.
 """
 
 
 def _passed_over(read: str) -> str:
-    """Return SQL for whether a packet older than those `read` was left, which may only be about to be marked.
+    """Return SQL for whether a packet older than those `read` remains: it may be one that is just being marked.
 
     Only on a port with a limit (a row of `o`), and only if the packet was written before: see `room.mark`.
     """
@@ -132,8 +132,8 @@ def take(
 ) -> list[Any]:  # fmt: skip
     """Take free packets of a port for a run, oldest first, except those that another open transaction is reading.
 
-    With `limit=None` all of them are taken. `again`: the answer to an earlier take of this run was lost, so the packets
-    that it has taken, and has not `seen`, are taken too. `passed_over`: see `pop`.
+    With `limit=None` all of them are taken. `again`: the answer to an earlier take of this run was lost, so packets
+    that the run has taken, and has not `seen`, are taken too. `passed_over`: see `pop`.
     """
     found = executor.run(
         _TAKE, **_named(port), job_id=job_id, run_no=run_no, limit=limit, again=again, seen=list(seen) if again else []
@@ -152,13 +152,13 @@ WHERE p.port_id = r.port_id AND p.id BETWEEN r.first AND r.last AND p.id = ANY(r
   OR {_FREE}
     AND EXISTS (SELECT FROM {{ports}} o WHERE o.id = p.port_id AND o.job_id = %(id)s::bigint))
 RETURNING p.port_id, p.limited"""
-"""Removes the packets that a unit has read, if they are still the run's to remove; returns a row for each."""
+"""Removes the packets that a unit has read, if they still belong to the run; returns a row for each."""
 
 _CONSUME = Statement(CONSUME, frequent=True)
 
 
 def consume(executor: Transaction, read: Sequence[tuple[int, int]], *, job_id: int, run_no: int) -> Sequence[Any]:
-    """Remove the packets that a unit has read, (port id, packet id), if they were still the run's to remove.
+    """Remove the packets that a unit has read, (port id, packet id), if they still belong to the run.
 
     Returns a row for each: the port, and whether it has a limit.
     """
@@ -166,14 +166,14 @@ def consume(executor: Transaction, read: Sequence[tuple[int, int]], *, job_id: i
 
 
 STRETCH = 500
-"""Packets of a port that `CONSUME` compares with each other."""
+"""The most packets of a port that `CONSUME` compares with each other."""
 
 
 def those(read: Sequence[tuple[int, int]]) -> dict[str, list[Any]]:
     """Return packets, (port id, packet id), as parameters of `CONSUME`: stretches of a port, each with its packets.
 
-    A stretch is one range of the index, in which there is hardly anything that was not read. And where Postgres takes
-    a full table for empty (`outbox/kinds.py`), and reads it as a whole for each row of `r`, the rows of `r` are few.
+    A stretch is one range of the index, in which nearly all packets were read. And if Postgres takes a full table for
+    empty (`outbox/kinds.py`), and reads it as a whole for each row of `r`, the rows of `r` are few.
     """
     of_ports: dict[int, list[int]] = {}
     for port, packet in read:
@@ -199,7 +199,7 @@ RETURNING CASE o.direction WHEN 'in' THEN o.job_id ELSE j.parent_id END AS reade
 
 
 def release(executor: Transaction, job_id: int, run_no: int) -> set[int]:
-    """Free the packets that a run took and did not consume; return their natural readers, which may have found none."""
+    """Free the packets that a run took and did not consume; return their usual readers, which may have found none."""
     return {row.reader for row in executor.run(_RELEASE, job_id=job_id, run_no=run_no)} - {None, job_id}
 
 
@@ -223,8 +223,8 @@ def pop(executor: Transaction, port: PortKey, *, limit: int) -> Sequence[Any]:
     """Read and remove the oldest free packets, as a client does: in a transaction of ours, or in the caller's.
 
     For an empty port returns a row without a packet (`_IF_EMPTY`); no row means that there is no such port. Packets
-    that another transaction has locked are left. `passed_over`: that may be one which no reader has, but a run that
-    waits for room on the port. So they are read again once that run has let go of the port (`room.lock`).
+    that another transaction has locked are passed over. `passed_over`: the lock may belong to no reader, but to a run
+    that waits for room on the port. So the packets are read again once that run has unlocked the port (`room.lock`).
     """
     if limit == 1:
         return executor.run(_POP_ONE, **_named(port))
@@ -273,7 +273,17 @@ def _named(port: PortKey) -> dict[str, Any]:
 
 
 COUNTED = 10_000
-"""Packets of a port counted up to this number when a job is shown; one more stands for any larger number."""
+"""The most packets of a port that are counted when a job is shown; one more stands for any larger number."""
+
+_COUNT_FEW = Statement(f"""
+SELECT count(*) AS packets FROM (
+  SELECT FROM {{packets}} p JOIN {{ports}} o ON o.id = p.port_id WHERE {_PORT} AND {_FREE} LIMIT {COUNTED + 1}) few""")
+
+
+def count_few(executor: Reader, port: PortKey) -> int:
+    """Count the packets that wait on a port, up to `COUNTED` and one."""
+    return int(executor.run(_COUNT_FEW, **_named(port))[0].packets)
+
 
 _COUNT_BY_PORT = Statement(f"""
 SELECT o.id AS port_id, (SELECT count(*) FROM (
@@ -282,5 +292,5 @@ FROM {{ports}} o WHERE o.job_id = %(job_id)s""")
 
 
 def count_by_port(executor: Reader, job_id: int) -> dict[int, int]:
-    """Count the packets that wait on each port of a job, {port id: packets}, up to `COUNTED` and one of a port."""
+    """Count the packets that wait on each port of a job, {port id: packets}, for a port up to `COUNTED` and one."""
     return {row.port_id: row.packets for row in executor.run(_COUNT_BY_PORT, job_id=job_id)}

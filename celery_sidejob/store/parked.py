@@ -1,12 +1,12 @@
-"""Messages that workers have declined: they do not know the task, or cannot read the message.
+"""Messages that workers have declined, because they do not know the task or cannot read the message.
 
-A message whose task no worker of its queue knows is **parked**: it is due at `NEVER`, so nothing publishes it and no
-claim takes it. A worker that comes to know the task releases it. Parking a message and recording what a worker serves
-exclude each other (`take_turn`), so neither overlooks what the other has just committed. Whoever changes both rows of a
+A message whose task no worker of its queue knows is **parked**: nothing publishes it at this gate, and no claim takes
+it. A worker that comes to know the task releases it. Parking a message and recording what a worker serves exclude each
+other (`take_turn`), so neither overlooks what the other has just committed. A transaction that changes both rows of a
 job locks the message first. A message that another worker may run is sent again (`send_again`).
 
-A durable task goes to the dead set after `PATIENCE_S`; a job waits. `declined_at` says since when: of a parked task, of
-a parked job that is terminated (since its termination), and of a message that is sent again.
+A durable task goes to the dead set after `PATIENCE_S`; a job waits. `declined_at` is the beginning of that wait: for a
+parked task, for a parked job that is terminated (its termination), and for a message that is sent again.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ..model.gate import Gate
 from . import advisory
-from .outbox.arming import AT_GATE, NEVER
+from .outbox.arming import DUE, OWED, UNCHECKED
 from .outbox.kinds import JOBS, TASKS, Kind
 from .statement import Autocommit, Reader, Statement, Transaction, first
 
@@ -23,27 +24,29 @@ LOCK_CLASS = 0x53_4A_50_4B - 0x40_00_00_00
 """The first half of the advisory lock's key ("SJPK", made to fit as `workers.LOCK_CLASS` is)."""
 
 SHUTDOWN_WAITS_S = 60.0
-"""For how long a parked job that is terminated waits for a worker to run its shutdown."""
+"""How long a parked job that is terminated waits for a worker to run its shutdown, in seconds."""
 PATIENCE_S = 86_400.0
-"""For how long a durable task waits for a worker that can run it, before it goes to the dead set."""
+"""How long a durable task waits for a worker that can run it, before it goes to the dead set, in seconds."""
 PATIENCE = f"{PATIENCE_S / 3600:.0f} hours"
 
 
 def take_turn(executor: Transaction) -> None:
-    """Wait until nobody else parks messages or tells what a worker serves; what follows sees what they committed."""
+    """Wait until no other transaction parks messages or records served tasks; later reads see its changes."""
     advisory.take(executor, LOCK_CLASS, [advisory.ONE])
 
 
+IS_PARKED = f"m.gate = {Gate.WORKER}"
+"""The condition that a message `m` is parked, as SQL."""
 _OWED = {
     kind: f"""m.{kind.key} = %(key)s::{kind.types[0]} AND m.{kind.generation} = %(generation)s::{kind.types[1]}
     AND m.locked_by IS NULL AND m.doom IS NULL AND {owed}"""
-    for kind, owed in {JOBS: "m.due_at <= now()", TASKS: f"m.due_at < {AT_GATE} AND m.task = %(task)s::text"}.items()
+    for kind, owed in {JOBS: DUE, TASKS: f"{OWED} AND m.task = %(task)s::text"}.items()
 }
-"""The condition, as SQL, that the message `m` that was received may begin; a task's may come before its `eta`."""
+"""The condition, as SQL, that the received message `m` may begin; a task's message may come before its `eta`."""
 _PATIENCE_ENDS = f"least(now() + make_interval(secs => {PATIENCE_S}), m.expires_at)"
 _PARK = {
     kind: Statement(f"""
-UPDATE {{messages}} m SET due_at = {NEVER}, published_at = NULL, suspected_at = now(), next_check_at = {until},
+UPDATE {{messages}} m SET gate = {Gate.WORKER}, published_at = NULL, suspected_at = now(), next_check_at = {until},
   declined_at = {since}
 FROM {job}
 WHERE {_OWED[kind]} AND j.task = %(task)s::text AND NOT EXISTS (
@@ -51,17 +54,17 @@ WHERE {_OWED[kind]} AND j.task = %(task)s::text AND NOT EXISTS (
     WHERE w.dead_at IS NULL AND m.queue = ANY(s.queues) AND %(task)s::text = ANY(s.tasks))
 RETURNING m.queue, j.status = 'terminating' AS terminating""")
     for kind, job, until, since in (
-        (JOBS, "{jobs} j", NEVER, "CASE WHEN j.status = 'terminating' THEN now() END"),
+        (JOBS, "{jobs} j", UNCHECKED, "CASE WHEN j.status = 'terminating' THEN now() END"),
         (TASKS, "(SELECT %(task)s::text AS task, ''::text AS status) j", _PATIENCE_ENDS, "now()"),
     )
 }
 
 
 def park(executor: Transaction, kind: Kind, key: tuple[Any, int], *, task: str) -> Any | None:
-    """Park a message whose run is owed now, unless a live worker of its queue knows the task; it is the caller's turn.
+    """Park a message whose run is owed now, unless a live worker of its queue knows the task; after `take_turn`.
 
-    Returns (queue, terminating), None if it was not parked: a worker knows the task, the run has begun, or the message
-    that was received is stale.
+    Returns (queue, terminating); None if it was not parked: a worker knows the task, the run has begun, or the received
+    message is stale.
     """
     return first(executor.run(_PARK[kind], key=key[0], generation=key[1], task=task))
 
@@ -82,9 +85,9 @@ RETURNING extract(epoch FROM m.next_check_at - now())::double precision AS wait_
 
 
 def send_again(executor: Transaction, kind: Kind, key: tuple[Any, int], *, task: str, longest_s: float) -> Any | None:
-    """Have the message of a run sent again that is still owed: the worker that got it cannot run it.
+    """Have the message of a run that is still owed sent again: the worker that got it cannot run it.
 
-    Returns in how many seconds it is sent, and whether all have declined it for too long: (wait_s, given_up). None if
+    Returns in how many seconds it is sent, and whether it has been declined for too long: (wait_s, given_up). None if
     the run is not owed now. First it is sent after a sixth of the time after which a message counts as missing, then
     after twice as long each time, up to `longest_s`. A mark that this message was published comes too late
     (`publishing.mark_published`).
@@ -97,41 +100,41 @@ RELEASED_TOGETHER = 5_000
 _RELEASE = Statement(f"""
 WITH page AS MATERIALIZED (
   SELECT m.task_id FROM {{messages}} m
-  WHERE m.due_at = {NEVER} AND m.task = ANY(%(tasks)s::text[]) AND m.queue = ANY(%(queues)s::text[])
+  WHERE {IS_PARKED} AND m.task = ANY(%(tasks)s::text[]) AND m.queue = ANY(%(queues)s::text[])
   UNION ALL
   SELECT m.task_id FROM {{messages}} m JOIN {{jobs}} j ON j.id = m.job_id
-  WHERE m.due_at = {NEVER} AND m.task IS NULL AND m.queue = ANY(%(queues)s::text[]) AND j.task = ANY(%(tasks)s::text[])
+  WHERE {IS_PARKED} AND m.task IS NULL AND m.queue = ANY(%(queues)s::text[]) AND j.task = ANY(%(tasks)s::text[])
   LIMIT {RELEASED_TOGETHER}),
 held AS MATERIALIZED (
   SELECT m.task_id FROM page JOIN {{messages}} m ON m.task_id = page.task_id
-  WHERE m.due_at = {NEVER} ORDER BY m.job_id, m.task_id FOR UPDATE OF m),
+  WHERE {IS_PARKED} ORDER BY m.job_id, m.task_id FOR UPDATE OF m),
 released AS (
-  UPDATE {{messages}} m SET due_at = now(), next_check_at = now()
+  UPDATE {{messages}} m SET gate = {Gate.OPEN}, next_check_at = now()
   FROM held WHERE m.task_id = held.task_id RETURNING m.task_id)
 SELECT (SELECT count(*) FROM released) AS runs, (SELECT count(*) FROM page) = {RELEASED_TOGETHER} AS goes_on""")
 
 
 def release(executor: Transaction, *, queues: Iterable[str], tasks: Iterable[str]) -> Any:
-    """Have the runs begin of the next parked messages in these queues with these tasks; it is this caller's turn.
+    """Let the runs of the next parked messages in these queues with these tasks begin; after `take_turn`.
 
-    Returns how many `runs` that were, and whether it `goes_on`: there may be more. The sweeper publishes them.
+    Returns how many `runs` these are, and whether there may be more (`goes_on`). The sweeper publishes them.
     """
     return executor.run(_RELEASE, queues=list(queues), tasks=list(tasks))[0]
 
 
 _RELEASE_ONE = Statement(f"""
-UPDATE {{messages}} SET due_at = now(), next_check_at = now()
-WHERE job_id = %(job_id)s::bigint AND due_at = {NEVER} RETURNING job_id""")
+UPDATE {{messages}} m SET gate = {Gate.OPEN}, next_check_at = now()
+WHERE m.job_id = %(job_id)s::bigint AND {IS_PARKED} RETURNING m.job_id""")
 
 
 def release_one(executor: Autocommit | Transaction, job_id: int) -> bool:
-    """Have the run of a job begin that may be parked; returns whether it was."""
+    """Let a job's run begin if it is parked; returns whether it was."""
     return bool(executor.run(_RELEASE_ONE, job_id=job_id))
 
 
 _TO_END = Statement(f"""
 SELECT m.job_id FROM {{messages}} m JOIN {{jobs}} j ON j.id = m.job_id
-WHERE m.due_at = {NEVER} AND m.task IS NULL AND m.declined_at < now() - make_interval(secs => {SHUTDOWN_WAITS_S})
+WHERE {IS_PARKED} AND m.task IS NULL AND m.declined_at < now() - make_interval(secs => {SHUTDOWN_WAITS_S})
   AND j.status = 'terminating' ORDER BY m.declined_at LIMIT %(limit)s""")
 
 
@@ -143,7 +146,7 @@ def to_end(executor: Reader, *, limit: int) -> list[int]:
 _COUNT = Statement(f"""
 SELECT coalesce(m.task, j.task) AS task, m.queue, count(*) AS runs
 FROM {{messages}} m LEFT JOIN {{jobs}} j ON j.id = m.job_id
-WHERE (m.due_at = {NEVER} OR m.declined_at IS NOT NULL) AND m.locked_by IS NULL
+WHERE ({IS_PARKED} OR m.declined_at IS NOT NULL) AND m.locked_by IS NULL
 GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2""")
 
 

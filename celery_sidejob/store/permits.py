@@ -2,8 +2,8 @@
 
 A queue is managed while it has a row in `queues`; the claims by name then take nothing of it. The gate of a managed
 queue is open if the queue is not paused, has fewer runs than its limit, and has a token of its rate. A permit that
-finds the gate closed goes by: a message of the queue is then left *at the gate*, which its `next_check_at` says. Nobody
-publishes or looks for it until it is let in. The model is `tests/protocol_model/permits.py`.
+finds the gate closed goes by: a message of the queue is then left *at the gate*, as its row says. Nobody publishes or
+looks for it until it is let in. The model is `tests/protocol_model/permits.py`.
 
 What runs is counted by the messages that runs hold, so a death leaves no wrong number. A statement that has waited for
 a lock counts as of its start; therefore the row of a queue with a limit is locked by an earlier statement of the same
@@ -18,9 +18,10 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from ..model.durable import Content, Key
+from ..model.gate import Gate
 from .broker.holds import WAITED
 from .claims import BEGINS, claiming
-from .outbox.arming import AT_GATE, NEVER
+from .outbox.arming import DUE, OWED, UNCHECKED
 from .outbox.holds import HELD, LIVES
 from .outbox.tasks import DIGEST
 from .statement import Reader, Statement, Transaction, first
@@ -45,11 +46,13 @@ token AS (
   UPDATE {{queues}} q SET {_TOKEN_TAKEN} FROM best
   WHERE q.name = %(queue)s AND q.rate_interval_s IS NOT NULL AND q.paused_at IS NULL AND {_RATE_IS_OPEN}
   RETURNING q.name),"""
-_MAY_BEGIN = """m.due_at <= now() AND m.locked_by IS NULL
+_RANKED = f"m.rank IS NOT NULL AND m.locked_by IS NULL AND {OWED}"
+"""The condition, as SQL, of the indexes by rank: a message `m` waits, at no gate but that of its queue."""
+_MAY_BEGIN = f"""{DUE} AND m.locked_by IS NULL
     AND j.unit_no IS NULL AND j.blocked IS NOT TRUE AND j.run_no = m.for_run - 1
     AND j.status IN ('queued', 'terminating')
     AND (j.id = %(id)s AND j.task = %(task)s OR j.task = ANY(%(tasks)s::text[]) AND NOT EXISTS (
-      SELECT FROM {askings} a WHERE a.job_id = j.id AND a.closed_at IS NULL
+      SELECT FROM {{askings}} a WHERE a.job_id = j.id AND a.closed_at IS NULL
         AND (a.options->>'time_limit' IS NOT NULL OR a.options->>'soft_time_limit' IS NOT NULL)))"""
 """The condition that a message `m` with its job `j` is owed a run, and that this delivery's process may run it, as SQL.
 
@@ -61,22 +64,24 @@ unranked AS MATERIALIZED (
 """The CTE with the named job, if its message is older than the management of its queue: it is served by its name."""
 LOOKED_AT = 100
 """Messages of each rank, or of each key, among which a permit looks for a job that its process may run."""
-_WAITS = f"m.locked_by IS NULL AND m.doom IS NULL AND m.due_at <= clock_timestamp() AND m.next_check_at < {AT_GATE}"
+_IS_AHEAD = f"m.gate = {Gate.OPEN}"
+_WAITS = f"m.locked_by IS NULL AND m.doom IS NULL AND m.due_at <= clock_timestamp() AND {_IS_AHEAD}"
 """The condition that a message `m` is due and not at the gate, as SQL.
 
 The transaction has waited for the lock of its queue: what was armed or let in meanwhile is later than its `now()`.
 """
-_UNDER_WAY = f"m.next_check_at > now() AND m.next_check_at > clock_timestamp() AND m.next_check_at < {AT_GATE}"
+_UNDER_WAY = (
+    f"m.next_check_at > now() AND m.next_check_at > clock_timestamp() AND m.next_check_at < {UNCHECKED} AND {_IS_AHEAD}"
+)
 """The condition that a message `m` which is due is published, or is just being published, as SQL.
 
 The others wait at the gate, or for the sweeper to publish them, now or again. No permit that comes is theirs, even if
 it names them: then it is of an earlier run. (`now()` is the condition that an index fits.)
 """
-_PLACE = f"({_UNDER_WAY}) AS has_permit, m.next_check_at >= {AT_GATE} AS is_at_gate"
+_PLACE = f"({_UNDER_WAY}) AS has_permit, m.gate = {Gate.QUEUE} AS is_at_gate"
 """The columns, as SQL, that say where a message `m` that begins has waited; with neither, for the sweeper."""
-_GATE_OF_M = "m.due_at + interval '5000 years'"
-_LEFT = f"""published_at = NULL, suspected_at = NULL, next_check_at = {_GATE_OF_M}, rank = coalesce(m.rank, (
-    SELECT coalesce(j.priority, 0::smallint) FROM {{jobs}} j WHERE j.id = m.job_id))"""
+_LEFT = f"""published_at = NULL, suspected_at = NULL, gate = {Gate.QUEUE}, next_check_at = {UNCHECKED},
+  rank = coalesce(m.rank, (SELECT coalesce(j.priority, 0::smallint) FROM {{jobs}} j WHERE j.id = m.job_id))"""
 """Leaves a message at the gate, as SQL: those that have been due for the longest are let in first.
 
 One that was committed after its queue was managed, and armed before, has its rank from now on.
@@ -97,11 +102,10 @@ def _best(has_room: str, further: str = "", which: str = "true") -> str:
     """
     return f"""
 WITH RECURSIVE ranks AS (
-  (SELECT m.rank FROM {{messages}} m WHERE m.queue = %(queue)s AND m.rank IS NOT NULL AND m.locked_by IS NULL
-   ORDER BY m.rank DESC LIMIT 1)
+  (SELECT m.rank FROM {{messages}} m WHERE m.queue = %(queue)s AND {_RANKED} ORDER BY m.rank DESC LIMIT 1)
   UNION ALL
   SELECT (SELECT m.rank FROM {{messages}} m
-    WHERE m.queue = %(queue)s AND m.rank < r.rank AND m.locked_by IS NULL ORDER BY m.rank DESC LIMIT 1)
+    WHERE m.queue = %(queue)s AND m.rank < r.rank AND {_RANKED} ORDER BY m.rank DESC LIMIT 1)
   FROM ranks r WHERE r.rank IS NOT NULL),{further}{_UNRANKED}
 gate AS MATERIALIZED (
   SELECT q.name, q.rate_interval_s IS NOT NULL AS has_rate FROM {{queues}} q
@@ -109,8 +113,8 @@ gate AS MATERIALIZED (
 ranked AS MATERIALIZED (
   SELECT found.* FROM gate CROSS JOIN ranks r CROSS JOIN LATERAL (
     SELECT j.id, m.for_run, {_PLACE} FROM (
-      SELECT m.job_id, m.for_run, m.due_at, m.locked_by, m.next_check_at FROM {{messages}} m
-      WHERE m.queue = %(queue)s AND m.rank = r.rank AND m.locked_by IS NULL AND m.due_at <= now()
+      SELECT m.job_id, m.for_run, m.due_at, m.locked_by, m.next_check_at, m.gate FROM {{messages}} m
+      WHERE m.queue = %(queue)s AND m.rank = r.rank AND {_RANKED} AND m.due_at <= now()
       ORDER BY m.due_at, m.job_id LIMIT {LOOKED_AT}) m JOIN {{jobs}} j ON j.id = m.job_id
     WHERE {_MAY_BEGIN} ORDER BY m.due_at, m.job_id LIMIT 1 {_LOCKED}) found
   WHERE NOT EXISTS (SELECT FROM unranked) LIMIT 1),
@@ -121,14 +125,12 @@ best AS MATERIALIZED (
   SELECT b.* FROM (SELECT * FROM ranked UNION ALL SELECT * FROM named) b WHERE {which}),"""
 
 
-_KEYS = """
-  (SELECT m.limit_key AS key FROM {messages} m
-   WHERE m.queue = %(queue)s AND m.rank IS NOT NULL AND m.limit_key IS NOT NULL AND m.locked_by IS NULL
-   ORDER BY m.limit_key LIMIT 1)
+_KEYS = f"""
+  (SELECT m.limit_key AS key FROM {{messages}} m
+   WHERE m.queue = %(queue)s AND m.limit_key IS NOT NULL AND {_RANKED} ORDER BY m.limit_key LIMIT 1)
   UNION ALL
-  SELECT (SELECT m.limit_key FROM {messages} m
-    WHERE m.queue = %(queue)s AND m.rank IS NOT NULL AND m.limit_key > k.key AND m.locked_by IS NULL
-    ORDER BY m.limit_key LIMIT 1)
+  SELECT (SELECT m.limit_key FROM {{messages}} m
+    WHERE m.queue = %(queue)s AND m.limit_key > k.key AND {_RANKED} ORDER BY m.limit_key LIMIT 1)
   FROM keys k WHERE k.key IS NOT NULL"""
 """The keys of the messages that wait in a queue, each once, by its index; the last row is NULL."""
 
@@ -141,18 +143,16 @@ gate AS MATERIALIZED (
 firsts AS MATERIALIZED (
   SELECT found.id, found.rank, found.due_at, s.served_at FROM gate CROSS JOIN keys k CROSS JOIN LATERAL (
     SELECT j.id, m.rank, m.due_at FROM (
-      SELECT m.job_id, m.for_run, m.rank, m.due_at, m.locked_by FROM {{messages}} m
-      WHERE m.queue = %(queue)s AND m.rank IS NOT NULL AND m.limit_key = k.key AND m.locked_by IS NULL
-        AND m.due_at <= now()
+      SELECT m.job_id, m.for_run, m.rank, m.due_at, m.locked_by, m.gate FROM {{messages}} m
+      WHERE m.queue = %(queue)s AND m.limit_key = k.key AND {_RANKED} AND m.due_at <= now()
       ORDER BY m.rank DESC, m.due_at, m.job_id LIMIT {LOOKED_AT}) m JOIN {{jobs}} j ON j.id = m.job_id
     WHERE {_MAY_BEGIN} ORDER BY m.rank DESC, m.due_at, m.job_id LIMIT 1) found
     LEFT JOIN {{limit_keys}} s ON s.queue = %(queue)s AND s.key = k.key
   WHERE coalesce((SELECT b.runs FROM busy b WHERE b.key = k.key), 0::bigint) < gate.key_limit
   UNION ALL
   (SELECT j.id, m.rank, m.due_at, s.served_at FROM gate CROSS JOIN LATERAL (
-      SELECT m.job_id, m.for_run, m.rank, m.due_at, m.locked_by FROM {{messages}} m
-      WHERE m.queue = gate.name AND m.rank IS NOT NULL AND m.limit_key IS NULL AND m.locked_by IS NULL
-        AND m.due_at <= now()
+      SELECT m.job_id, m.for_run, m.rank, m.due_at, m.locked_by, m.gate FROM {{messages}} m
+      WHERE m.queue = gate.name AND m.limit_key IS NULL AND {_RANKED} AND m.due_at <= now()
       ORDER BY m.limit_key, m.rank DESC, m.due_at, m.job_id LIMIT {LOOKED_AT}) m
     JOIN {{jobs}} j ON j.id = m.job_id LEFT JOIN {{limit_keys}} s ON s.queue = gate.name AND s.key = ''
   WHERE {_MAY_BEGIN} ORDER BY m.rank DESC, m.due_at, m.job_id LIMIT 1)
@@ -218,7 +218,8 @@ taken AS MATERIALIZED (
 {_permit("EXISTS (SELECT FROM taken) AND m.job_id <> (SELECT taken.id FROM taken)")},
 exchanged AS (
   UPDATE {{messages}} m SET published_at = NULL, suspected_at = NULL,
-    next_check_at = CASE WHEN taken.is_at_gate THEN {_GATE_OF_M} ELSE now() END
+    gate = CASE WHEN taken.is_at_gate THEN {Gate.QUEUE} ELSE {Gate.OPEN} END,
+    next_check_at = CASE WHEN taken.is_at_gate THEN {UNCHECKED} ELSE now() END
   FROM taken, permit WHERE m.task_id = permit.task_id)"""
 """Gives another message the place of the one that has just begun without a message of its own.
 
@@ -292,12 +293,12 @@ best AS MATERIALIZED (
   SELECT q.name, q.rate_interval_s IS NOT NULL AS has_rate FROM {{queues}} q
   WHERE q.name = %(queue)s AND q.paused_at IS NULL AND {_RATE_IS_OPEN} AND {_HAS_ROOM}
     AND EXISTS (SELECT FROM {{messages}} m WHERE m.task_id = %(task_id)s AND m.generation = %(generation)s
-      AND m.locked_by IS NULL AND m.doom IS NULL AND m.body IS NOT NULL AND m.due_at < {AT_GATE})),{_TOKEN}
+      AND m.locked_by IS NULL AND m.doom IS NULL AND m.body IS NOT NULL AND {OWED})),{_TOKEN}
 begun AS (
   UPDATE {{messages}} m SET {HELD}, on_lost = %(on_lost)s, max_losses = %(max_losses)s
   FROM best
   WHERE m.task_id = %(task_id)s AND m.generation = %(generation)s AND m.locked_by IS NULL AND m.doom IS NULL
-    AND m.body IS NOT NULL AND m.task = %(task)s AND {DIGEST} = %(digest)s
+    AND m.body IS NOT NULL AND m.task = %(task)s AND {DIGEST} = %(digest)s AND {OWED}
     AND (EXISTS (SELECT FROM token) OR NOT best.has_rate) AND {LIVES}
   RETURNING m.pool, m.queue, {WAITED} AS waited_s)
 SELECT pool, queue, waited_s FROM begun"""
@@ -344,22 +345,23 @@ def wait(executor: Transaction, key: Key, content: Content) -> bool:
     return bool(executor.run(_WAIT, task_id=key[0], generation=key[1], task=content.task, digest=content.digest))
 
 
-_AT_GATE = f"m.next_check_at >= {AT_GATE} AND m.next_check_at < {NEVER} AND m.locked_by IS NULL"
+_AT_GATE = f"m.gate = {Gate.QUEUE}"
+_LETS_IN = f"UPDATE {{messages}} m SET gate = {Gate.OPEN}, next_check_at = now()"
 _LET_IN = Statement(f"""
 WITH page AS MATERIALIZED (
   SELECT m.task_id FROM {{messages}} m WHERE m.queue = %(queue)s AND {_AT_GATE}
-  ORDER BY m.next_check_at LIMIT %(limit)s FOR UPDATE OF m SKIP LOCKED)
-UPDATE {{messages}} m SET next_check_at = now() FROM page WHERE m.task_id = page.task_id
+  ORDER BY m.due_at LIMIT %(limit)s FOR UPDATE OF m SKIP LOCKED)
+{_LETS_IN} FROM page WHERE m.task_id = page.task_id
 RETURNING m.task_id, m.job_id""")
 _LET_IN_OF_KEYS = Statement(f"""
 WITH RECURSIVE keys AS ({_KEYS}),{_BUSY}
 found AS MATERIALIZED (
-  (SELECT m.task_id, m.next_check_at FROM {{messages}} m
-   WHERE m.queue = %(queue)s AND m.limit_key IS NULL AND {_AT_GATE} ORDER BY m.next_check_at LIMIT %(limit)s)
+  (SELECT m.task_id, m.due_at FROM {{messages}} m
+   WHERE m.queue = %(queue)s AND m.limit_key IS NULL AND {_AT_GATE} ORDER BY m.due_at LIMIT %(limit)s)
   UNION ALL
-  SELECT x.task_id, x.next_check_at FROM {{queues}} q CROSS JOIN keys k CROSS JOIN LATERAL (
-    SELECT m.task_id, m.next_check_at FROM {{messages}} m
-    WHERE m.queue = %(queue)s AND m.rank IS NOT NULL AND m.limit_key = k.key AND {_AT_GATE}
+  SELECT x.task_id, x.due_at FROM {{queues}} q CROSS JOIN keys k CROSS JOIN LATERAL (
+    SELECT m.task_id, m.due_at FROM {{messages}} m
+    WHERE m.queue = %(queue)s AND {_RANKED} AND m.limit_key = k.key AND {_AT_GATE}
     ORDER BY m.rank DESC, m.due_at, m.job_id
     LIMIT greatest(0, q.key_limit - coalesce((SELECT b.runs FROM busy b WHERE b.key = k.key), 0::bigint))) x
   WHERE q.name = %(queue)s),
@@ -368,7 +370,7 @@ page AS MATERIALIZED (
     SELECT m.task_id FROM {{messages}} m WHERE m.task_id = found.task_id AND {_AT_GATE}
     FOR UPDATE OF m SKIP LOCKED) m
   LIMIT %(limit)s)
-UPDATE {{messages}} m SET next_check_at = now() FROM page WHERE m.task_id = page.task_id
+{_LETS_IN} FROM page WHERE m.task_id = page.task_id
 RETURNING m.task_id, m.job_id""")
 
 
@@ -381,7 +383,7 @@ def let_in(executor: Transaction, queue: str, *, limit: int, by_keys: bool = Fal
     return executor.run(_LET_IN_OF_KEYS if by_keys else _LET_IN, queue=queue, limit=limit)
 
 
-_LET_ALL_IN = Statement(f"UPDATE {{messages}} m SET next_check_at = now() WHERE m.queue = %(queue)s AND {_AT_GATE}")
+_LET_ALL_IN = Statement(f"{_LETS_IN} WHERE m.queue = %(queue)s AND {_AT_GATE}")
 
 
 def let_all_in(executor: Transaction, queue: str) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 from ..model.port import WILDCARD
 from .statement import Reader, Statement, Transaction, first
 
-_ROW = "id, job_id, direction, name, default_value::text AS default_value, channels, packet_limit"
-"""A port as operations see it."""
+_ROW = "id, job_id, direction, name, default_value::text AS default_value, channels, packet_limit, received"
+"""The columns of a port's row that operations read."""
 
 _SUBSCRIBED = f"""
-  RETURNING id, job_id, direction, name, default_value, channels, packet_limit),
+  RETURNING id, job_id, direction, name, default_value, channels, packet_limit, received),
 gone AS (
   DELETE FROM {{subscriptions}} s USING p WHERE s.port_id = p.id AND NOT s.channel = ANY(p.channels)),
 s AS (
@@ -23,11 +23,11 @@ s AS (
     SELECT FROM {{jobs}} j WHERE j.id = p.job_id AND j.status = 'terminated')
   ON CONFLICT DO NOTHING)
 SELECT {_ROW} FROM p"""
-"""The end of a statement whose CTE `p` writes the channels of ports: input ports subscribe to just these.
+"""The end of a statement whose CTE `p` writes the channels of ports: input ports subscribe to exactly these.
 
-Those of a terminated job subscribe when it is revived (`subscribe`).
+Ports of a terminated job subscribe when the job is revived (`subscribe`).
 
-The pattern `"*"` subscribes to none; it gives its channels to the ports that are made by it.
+The pattern `"*"` subscribes to none; it passes its channels on to the ports that are made from it.
 """
 
 _INSERT = Statement(
@@ -52,6 +52,7 @@ def put(executor: Transaction, rows: Iterable[dict[str, Any]]) -> Sequence[Any]:
 _OF_JOBS = Statement(
     """
 SELECT p.id, p.job_id, p.direction, p.name, p.default_value::text AS default_value, p.channels, p.packet_limit,
+  p.received,
   (SELECT j.parent_id FROM {jobs} j WHERE j.id = p.job_id) AS parent_id
 FROM {ports} p WHERE p.job_id = ANY(%(job_ids)s::bigint[]) ORDER BY p.job_id, p.direction, p.name""",
     frequent=True,
@@ -74,7 +75,7 @@ WHERE job_id = %(job_id)s AND direction = ANY(%(directions)s::text[]) AND NOT id
 
 
 def keep_only(executor: Transaction, job_id: int, ids: Iterable[int], *, directions: Iterable[str]) -> None:
-    """Remove the job's other ports of these directions, with their packets."""
+    """Remove the job's ports of these directions, except these ids, with their packets."""
     executor.run(_KEEP_ONLY, job_id=job_id, ids=list(ids), directions=list(directions))
 
 
@@ -113,6 +114,14 @@ def set_channels(executor: Transaction, port_id: int, channels: Iterable[str]) -
     return first(executor.run(_SET_CHANNELS, id=port_id, channels=list(channels)))
 
 
+_MARK_RECEIVED = Statement("WITH p AS (UPDATE {ports} SET received = true WHERE id = %(id)s" + _SUBSCRIBED)
+
+
+def mark_received(executor: Transaction, port_id: int) -> Any | None:
+    """Note that a step receives from a port; returns the port as it now is, None if it is gone."""
+    return first(executor.run(_MARK_RECEIVED, id=port_id))
+
+
 _UNSUBSCRIBE = Statement("""
 DELETE FROM {subscriptions} s USING {ports} p WHERE p.job_id = %(job_id)s AND s.port_id = p.id""")
 
@@ -130,7 +139,7 @@ ON CONFLICT DO NOTHING""")
 
 
 def subscribe(executor: Transaction, job_id: int) -> None:
-    """Have a job's input ports subscribe to their channels again."""
+    """Let a job's input ports subscribe to their channels again."""
     executor.run(_SUBSCRIBE, job_id=job_id)
 
 
@@ -145,5 +154,28 @@ WITH p AS (
 
 
 def make(executor: Transaction, pattern_id: int, name: str) -> Any | None:
-    """Make a port by the pattern that allows it, and return it; None if it exists already, or the pattern is gone."""
+    """Make a port from the pattern that allows it, and return it; None if it exists already, or the pattern is gone."""
     return first(executor.run(_MAKE, pattern_id=pattern_id, name=name))
+
+
+_CONNECTED = Statement("""
+SELECT p.job_id, p.direction, c.channel FROM unnest(%(job_ids)s::bigint[]) AS i(id) CROSS JOIN LATERAL (
+    SELECT o.job_id, o.direction, o.channels FROM {ports} o WHERE o.job_id = i.id OFFSET 0) p
+  CROSS JOIN LATERAL unnest(p.channels) AS c(channel)
+LIMIT %(limit)s""")
+
+
+def connected(executor: Reader, job_ids: Iterable[int], *, limit: int) -> Sequence[Any]:
+    """Read (job_id, direction, channel) of each channel of each port of these jobs, at most `limit`."""
+    return executor.run(_CONNECTED, job_ids=list(job_ids), limit=limit)
+
+
+_SUBSCRIBERS = Statement("""
+SELECT s.channel, s.job_id FROM unnest(%(channels)s::text[]) AS c(channel) CROSS JOIN LATERAL (
+  SELECT o.channel, o.job_id FROM {subscriptions} o WHERE o.channel = c.channel
+  ORDER BY o.channel, o.job_id LIMIT %(limit)s) s""")
+
+
+def subscribers(executor: Reader, channels: Iterable[str], *, limit: int) -> Sequence[Any]:
+    """Read (channel, job_id) of the jobs that subscribe to exactly these channels, at most `limit` for each."""
+    return executor.run(_SUBSCRIBERS, channels=list(channels), limit=limit)

@@ -1,4 +1,4 @@
-"""Rows of `progress`: how far the present or last run of a job has come, as its body says."""
+"""Rows of `progress`: how far the present or last run of a job has come, as reported by its body."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def set_(
     executor: Transaction, job_id: int, *, run_no: int, worker_id: int, done: float | None, total: float | None,
     note: str | None,
 ) -> None:  # fmt: skip
-    """Keep what a run says; nothing if it is no longer the job's current one."""
+    """Store a run's progress, unless the run is no longer the job's current run."""
     executor.run(_SET, job_id=job_id, run_no=run_no, worker_id=worker_id, done=done, total=total, note=note)
 
 
@@ -27,7 +27,7 @@ _READ = Statement("SELECT run_no, told_at, done, total, note FROM {progress} WHE
 
 
 def read(executor: Reader, job_id: int) -> Any | None:
-    """Read what a run of a job has said last: (run_no, told_at, done, total, note)."""
+    """Read the last reported progress of a job: (run_no, told_at, done, total, note)."""
     return first(executor.run(_READ, job_id=job_id))
 
 
@@ -36,5 +36,5 @@ SELECT job_id, run_no, told_at, done, total, note FROM {progress} WHERE job_id =
 
 
 def of_jobs(executor: Reader, ids: Iterable[int]) -> dict[int, Any]:
-    """Read the same of several jobs, by their ids."""
+    """Read the same for several jobs, by their ids."""
     return {row.job_id: row for row in executor.run(_OF_JOBS, ids=list(ids))}

@@ -2,8 +2,8 @@
 
 The transaction that publishes keeps one row for each channel, however many ports subscribe to it. If they are few, it
 also delivers the messages itself. Otherwise they are delivered after its commit in the order of the jobs' ids, a page
-in each transaction, which also moves the row's place or removes the row. So every port gets them once, whoever
-delivers, and whoever dies in between.
+in each transaction, which also moves the row's cursor or removes the row. So every port gets them once, whatever
+process delivers, and whatever dies in between.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ Message = tuple[str, str | None, str | None]
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Jobs to which the messages of a locked publication are delivered next, in ascending order of their ids."""
+    """The jobs to which the messages of a locked publication are delivered next, in ascending order of their ids."""
 
     id: int
     """The publication's number in its channel."""
     newest: int
-    """The last subscription that counts: later ones were not there when the messages were published."""
+    """The last subscription that counts: later subscriptions were made after the messages were published."""
     job_ids: Sequence[int]
     is_last: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Messages that were kept for a channel: how many ports take them; their one page, if they may be delivered now."""
+    """The messages kept for a channel: how many ports receive them, and their only page, if it may be delivered now."""
 
     channel: str
     ports: int
@@ -63,8 +63,8 @@ FROM subscribed s JOIN kept ON kept.channel = s.channel ORDER BY s.n""",
 def keep(executor: Transaction, messages: Mapping[str, Sequence[Message]], *, few: int) -> list[Kept]:
     """Keep messages, {channel: messages in their order}, for the ports that subscribe to a channel or an ancestor.
 
-    Nothing is kept for a channel without subscribers, and nothing returned. A channel with a `few` ports has one page,
-    which may be delivered in this transaction: unless older messages wait, which must come first.
+    For a channel without subscribers nothing is kept or returned. A channel with a `few` ports has one page, which may
+    be delivered in this transaction, unless older messages wait: these must come first.
     """
     rows = [
         {"n": n, "channel": channel, "levels": ancestors(channel), "packets": _packets(those)}
@@ -115,8 +115,8 @@ FROM f CROSS JOIN LATERAL (
 def lock_next(executor: Transaction, channel: str, *, packets: int) -> Page | None:
     """Lock the oldest publication of a channel, and return its next page, of about so many packets.
 
-    None if there is no publication, or if somebody else is delivering it. A younger one is never taken: messages of one
-    publisher would arrive in another order.
+    None if there is no publication, or if another process is delivering it. A younger publication is never taken:
+    messages of one publisher would arrive in another order.
     """
     row = first(executor.run(_LOCK_NEXT, channel=channel, levels=ancestors(channel), packets=packets))
     return None if row is None else Page(row.id, row.newest, row.job_ids or [], row.is_last)
@@ -132,7 +132,7 @@ subscribed AS (
   SELECT a.level, s.port_id FROM unnest(%(levels)s::text[]) WITH ORDINALITY AS a(channel, level)
   JOIN {subscriptions} s ON s.channel = a.channel AND s.job_id = ANY(%(job_ids)s::bigint[]) AND s.id <= %(newest)s),
 locked AS (
-  SELECT p.id, p.job_id, p.packet_limit FROM {ports} p WHERE p.id IN (SELECT port_id FROM subscribed)
+  SELECT p.id, p.job_id, p.packet_limit, p.received FROM {ports} p WHERE p.id IN (SELECT port_id FROM subscribed)
   FOR KEY SHARE SKIP LOCKED),
 free AS (
   SELECT (SELECT count(DISTINCT port_id) FROM subscribed) = (SELECT count(*) FROM locked) AS are_all),
@@ -147,22 +147,26 @@ moved AS (
 done AS (
   DELETE FROM {publications}
   WHERE channel = %(channel)s::text AND id = %(id)s AND %(is_last)s AND (SELECT are_all FROM free))
-SELECT free.are_all, (SELECT array_agg(DISTINCT job_id) FROM locked) AS job_ids FROM free""",
+SELECT free.are_all, (SELECT array_agg(DISTINCT job_id) FROM locked) AS job_ids,
+  (SELECT array_agg(DISTINCT job_id) FROM locked WHERE received IS NOT TRUE) AS to_wake FROM free""",
     frequent=True,
 )
 
 
-def deliver(executor: Transaction, channel: str, page: Page) -> set[int] | None:
-    """Write a page's packets, and move the place of its publication, or remove it; return the jobs that have packets.
+def deliver(executor: Transaction, channel: str, page: Page) -> dict[int, bool] | None:
+    """Write a page's packets, and move the cursor of its publication, or remove it; return the jobs that got packets.
+
+    Each with whether it got some on another port than those from which its steps receive.
 
     The publication is locked, or made by this transaction. A port that subscribes at several levels gets the messages
-    once for each. None, and nothing done, if an open transaction is about to remove one of the ports.
+    once for each. Does nothing and returns None if an open transaction is about to remove one of the ports.
     """
     found = executor.run(
         _DELIVER, channel=channel, levels=ancestors(channel), id=page.id, newest=page.newest,
         job_ids=list(page.job_ids), up_to=max(page.job_ids, default=0), is_last=page.is_last,
     )[0]  # fmt: skip
-    return set(found.job_ids or ()) if found.are_all else None
+    to_wake = set(found.to_wake or ())
+    return {job_id: job_id in to_wake for job_id in found.job_ids or ()} if found.are_all else None
 
 
 _WAITING = Statement("""
@@ -170,7 +174,7 @@ SELECT DISTINCT channel FROM {publications} WHERE channel = ANY(%(channels)s::te
 
 
 def waiting(executor: Autocommit, channels: Iterable[str]) -> set[str]:
-    """Return those of the channels that have publications to be delivered."""
+    """Return the channels that have publications to be delivered."""
     return {row.channel for row in executor.run(_WAITING, channels=list(channels))}
 
 

@@ -1,4 +1,4 @@
-"""Rows of `queues`: what a person or the configuration has set of the queues that are managed."""
+"""Rows of `queues`: the settings of managed queues, by a person or from the configuration."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from ..model.queue import QueueSettings
 from ..model.rate import Rate
 from .asks import IS_TIMER
-from .outbox.arming import AT_GATE, MANAGED
+from .outbox.arming import DUE, LATER, MANAGED, OWED
 from .statement import Autocommit, Reader, Statement, Transaction
 
 _COLUMNS = """q.name, q.ordered, q.run_limit, q.key_limit, q.rate_interval_s, q.rate_burst, q.paused_at, q.pause_reason,
@@ -24,14 +24,14 @@ ORDER BY q.name""")
 
 @dataclass(frozen=True, slots=True)
 class ManagedQueue:
-    """A managed queue as the store has it."""
+    """A managed queue's row."""
 
     name: str
     settings: QueueSettings
     paused_at: datetime | None
     pause_reason: str | None
     declared: Mapping[str, Any] | None
-    """Its last declaration that was applied."""
+    """Its last applied declaration."""
 
 
 def names(executor: Reader) -> list[str]:
@@ -63,7 +63,7 @@ WHERE name = %(name)s""")
 
 
 def lock(executor: Transaction, name: str) -> ManagedQueue:
-    """Have a queue managed, lock its row against claims and other changes, and return it."""
+    """Make a queue managed, lock its row against claims and other changes, and return it."""
     executor.run(_MANAGE, name=name)
     return _of_row(executor.run(_LOCK, name=name)[0])
 
@@ -85,12 +85,12 @@ _RESUME = Statement("UPDATE {queues} SET paused_at = NULL, pause_reason = NULL W
 
 
 def pause(connections: Autocommit, name: str, reason: str | None) -> None:
-    """Close the gate of a queue; of one that is paused only the reason changes."""
+    """Close the gate of a queue; for a paused queue only the reason changes."""
     connections.run(_PAUSE, name=name, reason=reason)
 
 
 def resume(connections: Autocommit, name: str) -> None:
-    """Open the gate of a queue that was paused."""
+    """Open the gate of a paused queue."""
     connections.run(_RESUME, name=name)
 
 
@@ -98,18 +98,18 @@ _UNMANAGE = Statement("DELETE FROM {queues} WHERE name = %(name)s RETURNING name
 
 
 def unmanage(executor: Transaction, name: str) -> bool:
-    """Have nobody manage a queue; waits for those who have locked it. Tells whether it was managed."""
+    """Make a queue unmanaged; waits for transactions that have locked it. Returns whether it was managed."""
     return bool(executor.run(_UNMANAGE, name=name))
 
 
-_PAUSED = Statement("""
+_PAUSED = Statement(f"""
 SELECT q.name, q.pause_reason, extract(epoch FROM now() - q.paused_at)::double precision AS paused_s,
-  EXISTS (SELECT FROM {messages} m WHERE m.queue = q.name AND m.locked_by IS NULL AND m.due_at <= now()) AS waiting
-FROM {queues} q WHERE q.paused_at < now() - make_interval(secs => %(for_s)s) ORDER BY q.name""")
+  EXISTS (SELECT FROM {{messages}} m WHERE m.queue = q.name AND m.locked_by IS NULL AND {DUE}) AS waiting
+FROM {{queues}} q WHERE q.paused_at < now() - make_interval(secs => %(for_s)s) ORDER BY q.name""")
 
 
 def paused(executor: Reader, *, for_s: float) -> Sequence[Any]:
-    """Read the queues that have been paused for so long: (name, pause_reason, paused_s, waiting)."""
+    """Read the queues that have been paused for at least `for_s`: (name, pause_reason, paused_s, waiting)."""
     return executor.run(_PAUSED, for_s=for_s)
 
 
@@ -136,20 +136,20 @@ _HAS_RANKED = Statement("UPDATE {queues} SET ranked = true WHERE name = %(name)s
 
 
 def unranked(executor: Reader, name: str | None = None) -> list[str]:
-    """Read which queues, or whether this one, may have messages that are older than their management."""
+    """Read which queues, or whether this queue, may have messages that are older than their management."""
     return [row.name for row in executor.run(_UNRANKED, name=name)]
 
 
 def rank(executor: Transaction, name: str, *, after: int) -> Any:
     """Rank a page of messages of jobs that are older than the management of their queue: (last, goes_on, has_missed).
 
-    `has_missed`: somebody had locked some of them, or has changed them.
+    `has_missed`: other transactions had locked or changed some of them.
     """
     return executor.run(_RANK, name=name, after=after)[0]
 
 
 def has_ranked(executor: Transaction, name: str) -> None:
-    """Note that all messages of a queue have been looked at since it is managed, and none was missed."""
+    """Note that all messages of a queue have been ranked since it is managed, and none was missed."""
     executor.run(_HAS_RANKED, name=name)
 
 
@@ -157,21 +157,21 @@ _SET_RANK = Statement(f"""
 WITH j AS (UPDATE {{jobs}} SET priority = %(priority)s::smallint WHERE id = %(id)s RETURNING id, priority)
 UPDATE {{messages}} m SET rank = CASE WHEN m.rank IS NOT NULL OR EXISTS ({MANAGED}) THEN j.priority END,
   pool_rank = CASE WHEN m.pool IS NOT NULL THEN j.priority END,
-  published_at = CASE WHEN EXISTS ({MANAGED}) OR m.due_at > now() THEN m.published_at END,
-  next_check_at = CASE WHEN EXISTS ({MANAGED}) OR m.due_at > now() THEN m.next_check_at ELSE now() END
+  published_at = CASE WHEN EXISTS ({MANAGED}) OR {LATER} THEN m.published_at END,
+  next_check_at = CASE WHEN EXISTS ({MANAGED}) OR {LATER} THEN m.next_check_at ELSE now() END
 FROM j WHERE m.job_id = j.id AND m.locked_by IS NULL""")
 
 
 def set_priority(executor: Transaction, job_id: int, priority: int) -> None:
-    """Change the priority of a locked job. What waits in a queue that is not managed is published again with it."""
+    """Change the priority of a locked job. Its message in an unmanaged queue is published again with it."""
     executor.run(_SET_RANK, id=job_id, priority=priority)
 
 
 _COUNTS = Statement(f"""
-SELECT count(*) FILTER (WHERE m.locked_by IS NULL AND m.due_at <= now()) AS waiting,
+SELECT count(*) FILTER (WHERE m.locked_by IS NULL AND {DUE}) AS waiting,
   count(*) FILTER (WHERE m.locked_by IS NOT NULL AND w.dead_at IS NULL) AS running,
-  count(*) FILTER (WHERE m.locked_by IS NULL AND m.due_at > now() AND m.due_at < {AT_GATE}) AS scheduled,
-  count(*) FILTER (WHERE m.locked_by IS NULL AND m.due_at >= {AT_GATE}) AS blocked,
+  count(*) FILTER (WHERE m.locked_by IS NULL AND m.due_at > now() AND {OWED}) AS scheduled,
+  count(*) FILTER (WHERE m.locked_by IS NULL AND NOT {OWED}) AS blocked,
   count(*) FILTER (WHERE m.locked_by IS NOT NULL AND (w.id IS NULL OR w.dead_at IS NOT NULL)) AS lost,
   (SELECT count(DISTINCT t.job_id) FROM {{timers}} t JOIN {{jobs}} j ON j.id = t.job_id
    WHERE j.queue = %(name)s AND {IS_TIMER} AND NOT EXISTS (SELECT FROM {{messages}} o WHERE o.job_id = j.id)) AS timers
@@ -179,7 +179,7 @@ FROM {{messages}} m LEFT JOIN {{workers}} w ON w.id = m.locked_by WHERE m.queue 
 
 
 def counts(executor: Reader, name: str) -> Any:
-    """Count the messages of a queue by what they wait for, and the jobs that only a timer waits for (`timers`).
+    """Count the messages of a queue by the reason for their wait, and the jobs that wait only for a timer (`timers`).
 
     `blocked`: parked, because no worker of the queue knows the task, or without a slot of its capacity pool. `lost`:
     held by a worker that was declared dead. Reads the whole queue.
@@ -187,19 +187,19 @@ def counts(executor: Reader, name: str) -> Any:
     return executor.run(_COUNTS, name=name)[0]
 
 
-_PEEK = Statement("""
-SELECT m.job_id FROM {messages} m
-WHERE m.queue = %(name)s AND m.job_id IS NOT NULL AND m.locked_by IS NULL AND m.due_at <= now()
-ORDER BY coalesce(m.rank, (SELECT j.priority FROM {jobs} j WHERE j.id = m.job_id), 0::smallint) DESC, m.due_at, m.job_id
-LIMIT %(limit)s""")
-_PEEK_RANKED = Statement("""
-SELECT m.job_id FROM {messages} m
-WHERE m.queue = %(name)s AND m.rank IS NOT NULL AND m.locked_by IS NULL AND m.due_at <= now()
+_PEEK = Statement(f"""
+SELECT m.job_id FROM {{messages}} m
+WHERE m.queue = %(name)s AND m.job_id IS NOT NULL AND m.locked_by IS NULL AND {DUE}
+ORDER BY coalesce(m.rank, (SELECT j.priority FROM {{jobs}} j WHERE j.id = m.job_id), 0::smallint) DESC, m.due_at,
+  m.job_id LIMIT %(limit)s""")
+_PEEK_RANKED = Statement(f"""
+SELECT m.job_id FROM {{messages}} m
+WHERE m.queue = %(name)s AND m.rank IS NOT NULL AND m.locked_by IS NULL AND {DUE}
 ORDER BY m.rank DESC, m.due_at, m.job_id LIMIT %(limit)s""")
 
 
 def peek(executor: Reader, name: str, *, limit: int, has_ranks: bool) -> list[int]:
-    """Read the jobs that are owed a run, best first; of a queue where not all have ranks it reads all that waits."""
+    """Read the jobs that are owed a run, best first; if not all messages have ranks, it reads all that wait."""
     found: Sequence[Any] = executor.run(_PEEK_RANKED if has_ranks else _PEEK, name=name, limit=limit)
     return [row.job_id for row in found]
 
@@ -209,5 +209,5 @@ DELETE FROM {limit_keys} WHERE served_at < now() - interval '1 day'""")
 
 
 def forget_keys(connections: Autocommit) -> None:
-    """Forget when keys were served that had no turn for a day: they come first then, as new ones do."""
+    """Forget keys that were not served for a day: like new keys, they then come first."""
     connections.run(_FORGET_KEYS)

@@ -1,4 +1,4 @@
-"""Rows of `registry` and `meta`: tasks as workers serve them, and the schema's owner."""
+"""Rows of `registry` and `meta`: tasks that workers serve, and the schema's owner."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WHERE before.options::text IS DISTINCT FROM r.options ORDER BY r.queue""")
 
 
 def serve(executor: Transaction, tasks: Iterable[dict[str, Any]]) -> list[str]:
-    """Record which sidejob tasks this worker serves: {task, queue, options as JSON text}; return the changed queues."""
+    """Record this worker's sidejob tasks, {task, queue, options as JSON text}, and return the changed queues."""
     return [row.queue for row in executor.run(_SERVE, rows=json.dumps(list(tasks)))]
 
 
@@ -90,5 +90,5 @@ def read_meta(executor: Reader) -> dict[str, str]:
 
 
 def identity(executor: Reader) -> str | None:
-    """Read the schema's random name, which tells it from other schemas of this package."""
+    """Read the schema's random name, which distinguishes it from other schemas of this package."""
     return read_meta(executor).get("identity")

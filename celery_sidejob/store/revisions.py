@@ -1,6 +1,6 @@
-"""Which revision of the schema this code knows, and which one a schema is at.
+"""The revision of the schema that this code knows, and the revision of a schema.
 
-A version runs on the revision before its own and on the one after, so that a rolling deploy needs no pause.
+A version runs on its own revision, the previous and the next, so that a rolling deploy needs no pause.
 """
 
 from __future__ import annotations

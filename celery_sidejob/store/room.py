@@ -1,7 +1,7 @@
-"""Room on ports that have a limit, and rows of `port_waiters`: the jobs whose runs wait for it.
+"""Room on ports that have a limit, and rows of `port_waiters`: the jobs whose runs wait for room.
 
-Whoever waits, and whoever makes room, locks the rows of the ports first and looks in a later statement. So a run that
-found a port full is seen by the reader that makes room, or sees that room itself. Nobody changes a row without that
+A run that waits for room and a reader that makes room both lock the rows of the ports first, and read in a later
+statement. So the reader sees the run that found a port full, or the run sees the room. No row changes without that
 lock. A job that was woken keeps its row, and room, until it has used the room or passed it on. Packets tell their
 reader whether their port has a limit (`packets.limited`): readers of other ports do nothing here.
 """
@@ -23,7 +23,7 @@ FROM unnest(%(ids)s::bigint[]) AS p(port_id)""")
 
 
 def used(executor: Reader, port_ids: Iterable[int]) -> dict[int, int]:
-    """Count all packets of ports, {port id: packets}, those that a run has taken and not consumed included."""
+    """Count all packets of ports, {port id: packets}, including packets that a run has taken and not consumed."""
     return {row.port_id: row.used for row in executor.run(_COUNT, ids=list(port_ids))}
 
 
@@ -53,7 +53,7 @@ UPDATE {packets} SET limited = true WHERE port_id = ANY(%(ids)s::bigint[]) AND l
 
 
 def mark(executor: Transaction, port_ids: Iterable[int]) -> None:
-    """Have the packets that were on the locked ports before their limit tell of it, too."""
+    """Mark the packets that were on the locked ports before their limit, so that they tell their reader of it."""
     executor.run(_MARK, ids=list(port_ids))
 
 
@@ -67,11 +67,11 @@ ON CONFLICT (port_id, job_id) DO UPDATE
 
 
 def wait(executor: Transaction, job_id: int, *, run_no: int, needs: Mapping[int, int]) -> None:
-    """Have a run that ends now wait until each of the locked ports has room for so many packets, {port id: packets}.
+    """Make the job of a run that now ends wait until the locked ports have room, {port id: packets needed}.
 
-    One transaction at a time gets past this, so that `circle` sees all who wait. The ports get a new version: a reader
-    in a borrowed transaction that looks at an older state of the store (REPEATABLE READ) would overlook who waits, and
-    cannot lock such a port, but is refused by Postgres.
+    One transaction at a time gets past this, so that `circle` sees all waiting jobs. The ports' rows get a new version:
+    a reader in a borrowed transaction that sees an older state of the store (REPEATABLE READ) would overlook the
+    waiting jobs, and Postgres refuses to lock such a port for it.
     """
     advisory.take(executor, LOCK_CLASS, [advisory.ONE])
     executor.run(_WAIT, job_id=job_id, run_no=run_no, port_ids=list(needs), needs=list(needs.values()))
@@ -81,7 +81,7 @@ WAITS = "waiter.id = w.job_id AND waiter.run_no = w.run_no AND waiter.unit_no IS
 """Whether the job `waiter` still waits by its row `w`: it was not woken, and no run of it has begun since."""
 
 KEPT_S = 10
-"""Seconds for which room is kept for a job that was woken. Its run may be held up, lost or long, and others wait."""
+"""Seconds for which room is kept for a woken job. Its run may be delayed, lost or long, and other jobs wait."""
 
 _OVER = f"""(w.woken_at < now() - interval '{KEPT_S} s' OR NOT EXISTS (
     SELECT FROM {{jobs}} j WHERE j.id = w.job_id AND (j.run_no = w.run_no OR j.unit_no = 0)))"""
@@ -104,10 +104,10 @@ SELECT job_id, owner_id, direction, name FROM waits WHERE reader_id = %(job_id)s
 
 
 def circle(executor: Transaction, job_id: int, *, run_no: int) -> Any | None:
-    """Return a port that only this job reads and for whose room somebody waits, if this job's run waits for that one.
+    """Return a port that only this job reads and for whose room another job waits, if this job waits for that job.
 
-    That job may wait for this one through further jobs. Returns (job_id, owner_id, direction, name), the job that waits
-    and the port; None if somebody may make room.
+    This job may wait for it through further jobs. Returns (job_id, owner_id, direction, name), the waiting job and the
+    port; None if some job may make room.
     """
     return first(executor.run(_CIRCLE, job_id=job_id, run_no=run_no))
 
@@ -126,9 +126,9 @@ ORDER BY w.job_id, o.id LIMIT %(limit)s""")
 
 
 def waiting(executor: Reader, job_id: int, *, limit: int) -> Sequence[Any]:
-    """Return which jobs wait for room on this job's ports, and the ports for whose room this job waits; for a person.
+    """Return the jobs that wait for room on this job's ports, and the ports for whose room this job waits; for people.
 
-    One row for each: the job that waits (`waiter_id`), the port (`job_id`, `direction`, `port`) with its `limit` and
+    One row for each: the waiting job (`waiter_id`), the port (`job_id`, `direction`, `port`) with its `limit` and
     `packets`, and the room that is needed. All packets of such a port are counted.
     """
     return executor.run(_WAITING, job_id=job_id, limit=limit)
@@ -149,11 +149,11 @@ GROUP BY 1, 2, 3, 4, 5 ORDER BY jobs DESC, waiter_id""")
 
 
 def unread(executor: Reader, *, looked_at: int = 5_000) -> Sequence[Any]:
-    """Return full ports for whose room jobs wait, and whose reader has failed or is terminated; for a person.
+    """Return full ports for whose room jobs wait, and whose reader has failed or is terminated; for people.
 
     One row for each port (`job_id`, `direction`, `port`) with its reader (`reader_id`, `status`), how many `jobs` wait
-    for it, and the first of them (`waiter_id`). Looks at so many jobs that wait; LIMIT 1 has each looked up by its key,
-    because a join would read all jobs.
+    for it, and the first of them (`waiter_id`). Reads `looked_at` waiting jobs; LIMIT 1 makes Postgres find each by its
+    key, because a join would read all jobs.
     """
     return executor.run(_UNREAD, looked_at=looked_at)
 
@@ -180,17 +180,17 @@ FROM (SELECT) one LEFT JOIN woken ON true""")
 
 
 def freed(executor: Transaction, port_ids: Iterable[int]) -> set[int]:
-    """Wake as many jobs as the locked ports have room for, those that wait longest first; returns them, to be asked.
+    """Wake as many jobs as the locked ports have room for, the longest waiting first; returns the jobs, to be asked.
 
-    The room is kept for them until they have used it or passed it on. Who needs more than there is waits on.
+    The room is kept for them until they have used it or passed it on. A job that needs more room waits on.
 
-    Whoever goes on waiting does so for a packet that is counted now. That one must tell its reader of the limit, even
-    if it was written before the port had one, and committed after the run that waits looked for such packets.
+    A job that waits on needs the room of a packet that is counted now. This packet must tell its reader of the limit,
+    even if it was written before the port had a limit, and committed after the waiting run marked such packets.
     """
     ids = list(port_ids)
     found = executor.run(_FREED, ids=ids)
     if found[0].others:
-        mark(executor, ids)  # which waits for readers of such packets: they look for nobody who waits
+        mark(executor, ids)  # as `wait` does for readers of such packets, which do not look for waiting jobs
         found = [*found, *executor.run(_FREED, ids=ids)]
     return {row.job_id for row in found if row.job_id is not None}
 
@@ -218,10 +218,10 @@ RETURNING w.job_id, EXISTS (SELECT FROM {{jobs}} waiter WHERE {WAITS}) AS still_
 
 
 def configured(executor: Transaction, job_id: int) -> set[int]:
-    """Return the jobs that wait for room on a job's ports, which have other limits now or go; they look again."""
+    """Return the jobs that wait for room on a job's ports, which get other limits or are removed; they check again."""
     return {row.job_id for row in executor.run(_CONFIGURED, job_id=job_id) if row.still_waits}
 
 
 def limited(rows: Sequence[Any]) -> set[int]:
-    """Return the ports with a limit of which these packets were."""
+    """Return the ports with a limit from which these packets came."""
     return {row.port_id for row in rows if row.limited}

@@ -1,7 +1,7 @@
-"""Rows of `schedules`: what is declared, what is still to come, and what was made last.
+"""Rows of `schedules`: the declaration, the times still to come, and the last job or message.
 
-Whoever makes what is due locks the row first, and moves it on in the same transaction: therefore each time is made
-exactly once. Every change raises `revision`: what was prepared for an earlier one finds no row to lock.
+The transaction that makes due work locks the row first and moves it on, so each time gets its work exactly once. Every
+change raises `revision`: work that was prepared for an earlier revision finds no row to lock.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .statement import Autocommit, Reader, Statement, Transaction, first
 
 IS_OPEN = """(EXISTS (SELECT FROM {askings} a WHERE a.task_id = s.last_task_id AND a.closed_at IS NULL)
     OR EXISTS (SELECT FROM {messages} m WHERE m.task_id = s.last_task_id AND m.job_id IS NULL))"""
-"""Whether what a schedule made last is still open."""
+"""Whether the last job or message of a schedule is still open, as SQL."""
 
 _COLUMNS = f"""s.name, s.task, s.args::text AS args, s.kwargs::text AS kwargs, s.options::text AS options, s.every_s,
   s.cron, s.timezone, s.start_at, s.end_at, s.catch_up, s.overlap, s.jitter_s, s.declared::text AS declared,
@@ -28,13 +28,13 @@ _COLUMNS = f"""s.name, s.task, s.args::text AS args, s.kwargs::text AS kwargs, s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A schedule as the store has it; `read_at` is the store's time, `is_open` is of what it made last."""
+    """A schedule's row; `read_at` is the store's time, `is_open` is about its last job or message."""
 
     name: str
     spec: Spec
     plan: Plan
     declared: Mapping[str, Any] | None
-    """Its last declaration in `sidejob_schedules` that was applied; None if people made it."""
+    """Its last declaration in `sidejob_schedules` that was applied; None if it was made by a call."""
     anchor_at: datetime
     next_at: datetime | None
     due_at: datetime | None
@@ -84,7 +84,7 @@ ORDER BY s.name LIMIT %(limit)s""")
 
 
 def due(executor: Reader, *, after: str, limit: int) -> Sequence[Row]:
-    """Read schedules that are due, by name, after a name; without those that wait for what they made last."""
+    """Read schedules that are due, by name, after a name; without those that wait for their last job or message."""
     return [_of_row(row) for row in executor.run(_DUE, after=after, limit=limit)]
 
 
@@ -125,13 +125,13 @@ WHERE name = %(name)s""")
 
 
 def clock(executor: Reader) -> datetime:
-    """Return the store's time at this moment, which is later than any time that somebody has made before."""
+    """Return the store's time at this moment, which is later than any time that was set before."""
     found: datetime = executor.run(_CLOCK)[0].now
     return found
 
 
 def insert(executor: Transaction, plan: Plan, spec: Spec, *, anchor_at: datetime, declared: Any) -> bool:
-    """Make a schedule; False if there is one of its name, perhaps in a transaction that this one does not see."""
+    """Make a schedule; False if its name is taken, perhaps by a transaction that is not visible here."""
     values = _values(plan, spec, paused=False, anchor_at=anchor_at, declared=declared)
     return bool(executor.run(_INSERT, **values))
 
@@ -171,7 +171,7 @@ def go_on(
     executor: Transaction, plan: Plan, *, paused: bool, made: int = 0, last_at: datetime | None = None,
     last_job_id: int | None = None, last_task_id: str | None = None,
 ) -> None:  # fmt: skip
-    """Note what a locked schedule has made, and what is still to come."""
+    """Note the last work of a locked schedule, and the times still to come."""
     executor.run(
         _GO_ON, **_to_come(plan, paused=paused), made=made, last_at=last_at, last_job_id=last_job_id,
         last_task_id=last_task_id,
@@ -204,12 +204,12 @@ DELETE FROM {schedules} WHERE declared IS NOT NULL AND NOT name = ANY(%(names)s:
 
 
 def delete(executor: Transaction, name: str) -> bool:
-    """Delete a schedule, and tell whether it was there; waits for whoever has locked it."""
+    """Delete a schedule, and tell whether it existed; waits for transactions that have locked it."""
     return bool(executor.run(_DELETE, name=name))
 
 
 def delete_declared(executor: Transaction, *, but: Iterable[str]) -> list[str]:
-    """Delete the schedules that were declared, but for these names, and return the names of those deleted."""
+    """Delete the declared schedules except those with these names; return the deleted names."""
     return sorted(row.name for row in executor.run(_DELETE_DECLARED, names=list(but)))
 
 
@@ -219,7 +219,7 @@ WHERE name = %(name)s AND revision = %(revision)s AND trouble IS DISTINCT FROM %
 
 
 def note_trouble(connections: Autocommit, name: str, revision: int, trouble: str) -> None:
-    """Note why what is due of a schedule cannot be made."""
+    """Note why the due work of a schedule cannot be made."""
     connections.run(_TROUBLE, name=name, revision=revision, trouble=trouble)
 
 
@@ -231,7 +231,7 @@ ORDER BY s.due_at, s.name""")
 
 
 def troubled(executor: Reader, *, for_s: float) -> Sequence[Any]:
-    """Read the schedules that cannot be made, or have been due for so long: (name, due_at, trouble)."""
+    """Read the schedules whose work cannot be made, or that have been due for so long: (name, due_at, trouble)."""
     return executor.run(_TROUBLED, for_s=for_s)
 
 
@@ -246,5 +246,5 @@ ORDER BY s.name""")
 
 
 def resting(executor: Reader, *, for_s: float) -> Sequence[Any]:
-    """Read the schedules that were paused so long ago, and those of whose overlap what is open was made so long ago."""
+    """Read the schedules that have been paused for so long, and those whose last work has been open for so long."""
     return executor.run(_RESTING, for_s=for_s)

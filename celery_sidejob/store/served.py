@@ -1,6 +1,6 @@
 """Rows of `served`: the queues and tasks that each worker serves.
 
-They inform people. One decision depends on them: a job is parked if no live worker of its queue serves its task.
+They are for people, and for one decision: a job is parked if no live worker of its queue serves its task.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
+from .outbox.arming import DUE
 from .outbox.checks import QUEUES
 from .statement import Reader, Statement, Transaction
 
@@ -22,9 +23,9 @@ ON CONFLICT (worker_id) DO UPDATE
 
 
 def serve(executor: Transaction, worker_id: int, *, queues: Iterable[str], tasks: Iterable[str]) -> None:
-    """Record the queues a worker takes messages from, the tasks it knows, and the time by its own clock.
+    """Record the queues from which a worker takes messages, the tasks it knows, and the time by its clock.
 
-    Nothing is recorded for a worker that is gone.
+    Records nothing for a worker that is gone.
     """
     executor.run(_SERVE, worker_id=worker_id, queues=sorted(set(queues)), tasks=sorted(set(tasks)), clock=time.time())
 
@@ -48,7 +49,7 @@ SELECT EXISTS (
 
 
 def serves(executor: Reader, task: str, queue: str, silent: Collection[int]) -> bool:
-    """Tell whether a live worker of a queue knows a task; one that is `silent` (`workers.silent`) does not count."""
+    """Tell whether a live worker of a queue knows a task; `silent` workers (`workers.silent`) do not count."""
     return bool(executor.run(_SERVES, task=task, queue=queue, silent=list(silent))[0].found)
 
 
@@ -62,6 +63,27 @@ def skewed(executor: Reader, most_s: float) -> Sequence[Any]:
     return executor.run(_SKEWED, most_s=most_s)
 
 
+_NOTE_STAND = Statement("""
+UPDATE {served} SET stood_at = now() - make_interval(secs => %(ago_s)s), stood = %(where)s
+WHERE worker_id = %(worker_id)s""")
+
+
+def note_stand(executor: Transaction, worker_id: int, *, where: str, ago_s: float) -> None:
+    """Record that the event loop of a worker stood still, where its code was, and how many seconds ago."""
+    executor.run(_NOTE_STAND, worker_id=worker_id, where=where, ago_s=ago_s)
+
+
+_STOOD = Statement("""
+SELECT w.ident, s.stood, extract(epoch FROM now() - s.stood_at)::double precision AS ago_s
+FROM {served} s JOIN {workers} w ON w.id = s.worker_id
+WHERE w.dead_at IS NULL AND s.stood_at > now() - make_interval(secs => %(within_s)s) ORDER BY s.stood_at DESC""")
+
+
+def stood(executor: Reader, *, within_s: float) -> Sequence[Any]:
+    """Read the live workers whose event loop stood still lately, the latest first: (ident, stood, ago_s)."""
+    return executor.run(_STOOD, within_s=within_s)
+
+
 _UNANNOUNCED = Statement("""
 SELECT w.id, w.ident FROM {workers} w
 WHERE w.dead_at IS NULL AND w.id <> ALL(%(silent)s::bigint[])
@@ -69,16 +91,16 @@ WHERE w.dead_at IS NULL AND w.id <> ALL(%(silent)s::bigint[])
 
 
 def unannounced(executor: Reader, silent: Collection[int]) -> Sequence[Any]:
-    """Read the live workers that have not recorded what they serve: they are only just starting.
+    """Read the live workers that have not recorded what they serve, because they are just starting.
 
-    Workers that are `silent` (`workers.silent`) are left out.
+    Workers that are `silent` (`workers.silent`) do not count.
     """
     return executor.run(_UNANNOUNCED, silent=list(silent))
 
 
 PER_QUEUE = 500
 MOST = 5000
-"""Messages whose tasks are looked up, of one queue and of all."""
+"""The most messages, of one queue and of all, whose tasks are read."""
 
 _DUE = Statement(
     QUEUES
@@ -88,17 +110,17 @@ SELECT coalesce(m.task, (SELECT j.task FROM {{jobs}} j WHERE j.id = m.job_id)) A
 FROM (
   SELECT m.task, m.job_id, m.queue, m.due_at FROM q CROSS JOIN LATERAL (
     SELECT * FROM {{messages}} m WHERE m.queue = q.queue ORDER BY m.next_check_at LIMIT {PER_QUEUE}) m
-  WHERE m.locked_by IS NULL AND m.doom IS NULL AND m.due_at <= now() AND (m.job_id IS NOT NULL OR m.body IS NOT NULL)
+  WHERE m.locked_by IS NULL AND m.doom IS NULL AND {DUE} AND (m.job_id IS NOT NULL OR m.body IS NOT NULL)
   LIMIT {MOST}) m
 GROUP BY 1, 2"""
 )
 
 
 def due(executor: Reader, *, for_s: float) -> Sequence[Any]:
-    """Read each (task, queue) of which runs are due that no worker has begun: how many `runs` have been for this long.
+    """Read each (task, queue) with due runs that no worker has begun, and how many `runs` have been due for so long.
 
-    `jobs` of them, also due for a shorter time, are of jobs. The first messages of each queue are read, in the order of
-    their next checks. Each job's task is looked up by its key, because a join would read all jobs.
+    `jobs` counts the runs of jobs among them, also those due for a shorter time. The first messages of each queue are
+    read, in the order of their next checks. Each job's task is found by its key, because a join would read all jobs.
     """
     return executor.run(_DUE, for_s=for_s)
 
@@ -123,10 +145,10 @@ ORDER BY 3 DESC, 1, 2""")
 
 
 def unserved(executor: Reader, rows: Sequence[Any], silent: Collection[int]) -> Sequence[Any]:
-    """Read which of the rows that `due` returned are of queues whose live workers do not know the task.
+    """Return the rows of `due` that belong to queues whose live workers do not know the task.
 
     `due` may have read them in another store: workers record only in the primary what they serve in all stores. Workers
-    that are `silent` (`workers.silent`) do not count. Queues without a live worker are left out.
+    that are `silent` (`workers.silent`) do not count. Queues without a live worker are skipped.
     """
     return executor.run(
         _UNSERVED, tasks=[row.task for row in rows], queues=[row.queue for row in rows],

@@ -23,19 +23,19 @@ are in capitals here.
 _CATALOG = re.compile(r"(?:(?<=\bFROM )|(?<=\bJOIN ))(?=pg_\w+\b(?![.(]))")
 _IN_BROKER = re.compile(r"/\*!(.*?)\*/", re.DOTALL)
 _KEY = re.compile(r"(->>?'\w+')(?!::)")
-"""The key of a JSON value: without a type, Postgres would take it for JSON if there were an operator for that."""
+"""The key of a JSON value: without a type, Postgres would take the key for JSON if there were an operator for that."""
 
 
 class Statement:
     """SQL text in which `{jobs}` stands for the table `jobs` of our schema and `%(id)s` for a parameter.
 
-    Names are always schema-qualified, because a session's search_path belongs to the user or to a pooling proxy. Anyone
-    who may create objects in a schema on that path could have them called instead of Postgres' own. Tables are
-    qualified by their braces; for functions this class puts `pg_catalog` before each. Operators are written to match
-    their types exactly. A `frequent` statement runs without a cursor where possible (`fast_path.py`).
+    Names are always schema-qualified, because a session's search_path belongs to the user or to a pooling proxy. A role
+    that may create objects in a schema on that path could replace Postgres' own functions. Tables are qualified by
+    their braces; for functions this class puts `pg_catalog` before each. Operators are written to match their types
+    exactly. A `frequent` statement runs without a cursor where possible (`fast_path.py`).
 
-    What stands between ``/*!`` and ``*/`` is run only where the store is Celery's broker as well: there the transaction
-    that changes a row also puts the reference to it into a queue (`outbox/references.py`).
+    The text between ``/*!`` and ``*/`` is run only if the store is Celery's broker as well: then the transaction that
+    changes a row also puts a reference to it into a queue (`outbox/references.py`).
     """
 
     __slots__ = ("_positional", "_rendered", "frequent", "in_broker", "text")
@@ -43,7 +43,7 @@ class Statement:
     def __init__(self, text: str, *, frequent: bool = False) -> None:
         apart = _IN_BROKER.sub("", text)
         self.in_broker = self if apart == text else Statement(_IN_BROKER.sub(r"\1", text), frequent=frequent)
-        """The statement as it runs where the store is the broker."""
+        """The statement in the form for a store that is the broker."""
         text = apart
         text = _CATALOG.sub("pg_catalog.", _FUNCTION.sub("pg_catalog.", text.strip()))
         self.text = _KEY.sub(r"\1::text", text)
@@ -59,7 +59,7 @@ class Statement:
             return self._rendered.setdefault(schema, _TABLE.sub(rf'"{schema}".\1', self.text))
 
     def positional(self, schema: str) -> tuple[bytes, tuple[str, ...]]:
-        """Return the text with $1, $2, ... for the server itself, and which parameter each is."""
+        """Return the text with $1, $2, ... for the server itself, and the parameter for each."""
         try:
             return self._positional[schema]
         except KeyError:
@@ -69,7 +69,7 @@ class Statement:
 
 
 class Reader(Protocol):
-    """Runs statements that only read: in an open transaction, or each in one of its own."""
+    """Runs statements that only read: in an open transaction, or each in its own."""
 
     @abstractmethod
     def run(self, statement: Statement, /, **parameters: Any) -> Sequence[Any]:
@@ -79,14 +79,14 @@ class Reader(Protocol):
 class Transaction(Reader):
     """An open transaction, ours or one borrowed from the user: its writes take effect when it is committed.
 
-    A function that takes one does not know the rest of the transaction, and is never repeated by itself.
+    A function with this parameter does not know the rest of the transaction, and is never repeated alone.
     """
 
 
 class Autocommit(Reader):
-    """Runs each statement as a transaction of its own, and once more if the answer to the first try is lost.
+    """Runs each statement as its own transaction, and once more if the answer to the first try is lost.
 
-    A function that takes one may therefore be applied twice, and must tolerate that.
+    A function with this parameter may therefore be applied twice, and must tolerate that.
     """
 
 
@@ -119,12 +119,12 @@ def row_type(names: tuple[str, ...]) -> Any:
 
 
 def first(rows: Sequence[Any]) -> Any | None:
-    """Return the first row, None without one."""
+    """Return the first row; None if there is none."""
     return rows[0] if rows else None
 
 
 def violated(error: BaseException) -> str | None:
-    """Return the name of the constraint in an error, the driver's own or a wrapped one."""
+    """Return the name of the violated constraint, from the driver's own error or a wrapped one."""
     for found in (error, getattr(error, "orig", None), error.__cause__):
         name: str | None = getattr(getattr(found, "diag", None), "constraint_name", None)
         if name is not None:

@@ -1,6 +1,6 @@
 """The numbers that a monitor reads every few seconds. Their cost does not grow with finished or waiting work.
 
-Few rows are counted; very many are estimated from a sample.
+A few rows are counted; very many are estimated from a sample.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .outbox.checks import QUEUES
 from .statement import Reader, Statement
 
 GROUPED = 10_000
-"""Entries of the dead set, the newest ones, that are counted by group."""
+"""The most entries of the dead set, the newest, that are counted by group."""
 STATUSES = f"({', '.join(f'{str(status)!r}' for status in UNFINISHED)})"
 
 _ASKED = Statement(f"""
@@ -59,7 +59,7 @@ SELECT extract(epoch FROM now() - min(due_at))::double precision AS oldest_due_s
 
 
 def timers(executor: Reader) -> tuple[Count, float | None]:
-    """Count timers, and tell how long ago the first was due; negative if it is still to come."""
+    """Count timers, and tell how long ago the first was due; negative if it is due in the future."""
     count = estimates.count(executor, _TIMERS, _TIMERS_SAMPLE, "timers")
     return count, executor.run(_FIRST_TIMER)[0].oldest_due_s
 
@@ -111,7 +111,8 @@ _SWEEP = Statement(
     + """,
 late AS (
   SELECT min(x.next_check_at) AS at FROM q CROSS JOIN LATERAL (
-    SELECT m.next_check_at FROM {messages} m WHERE m.queue = q.queue AND m.locked_by IS NULL
+    SELECT m.next_check_at FROM {messages} m
+    WHERE m.queue = q.queue AND m.locked_by IS NULL AND m.next_check_at < 'infinity'
     ORDER BY m.next_check_at LIMIT 1) x
   WHERE q.queue IS NOT NULL)
 SELECT extract(epoch FROM now() - least((SELECT at FROM late), (SELECT min(due_at) FROM {timers})))::double precision
@@ -151,7 +152,7 @@ _DEAD_OF_TASK = _dead_of("WHERE task = %(task)s")
 
 
 def dead_of(executor: Reader, *, queue: str | None, task: str | None) -> dict[tuple[str, str], int]:
-    """Count the newest `GROUPED` entries of the dead set, or of a task, of all queues or of one: {(queue, task): n}."""
+    """Count the newest `GROUPED` entries of the dead set, or of a task, in all queues or one: {(queue, task): n}."""
     if task is None:
         found = executor.run(_DEAD_OF_ALL, queue=queue, limit=GROUPED)
     else:
@@ -171,9 +172,9 @@ SELECT count(*) AS rows FROM {{timers}} t {SAMPLE} CROSS JOIN LATERAL (
 
 
 def resting(executor: Reader, queue: str | None) -> tuple[int, int]:
-    """Count unfinished work that waits for no worker, of one queue or of all: (suspended jobs, timers).
+    """Count unfinished work that waits for no worker, in one queue or in all: (suspended jobs, timers).
 
-    Very many are estimated, as by `unfinished` and `timers`.
+    Large numbers are estimated, as in `unfinished` and `timers`.
     """
     if executor.run(_ASKED)[0].rows < COUNTED:
         suspended: int = executor.run(_SUSPENDED, queue=queue)[0].rows

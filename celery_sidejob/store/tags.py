@@ -15,12 +15,10 @@ ON CONFLICT DO NOTHING""")
 
 
 def add(executor: Transaction, tagged: Iterable[tuple[int, Sequence[str]]]) -> None:
-    """Give jobs tags, after those that they have: (job id, tags). A tag that a job has keeps its place."""
+    """Give jobs further tags: (job id, tags). A tag that a job already has keeps its position."""
     rows = [
-        {"job_id": job_id, "tag": tag, "place": place}
-        for job_id, names in tagged
-        for place, tag in enumerate(names)
-    ]  # fmt: skip
+        {"job_id": job_id, "tag": tag, "place": place} for job_id, names in tagged for place, tag in enumerate(names)
+    ]
     executor.run(_ADD, rows=json.dumps(rows))
 
 
@@ -28,7 +26,7 @@ _REMOVE = Statement("DELETE FROM {tags} WHERE job_id = %(job_id)s AND tag = ANY(
 
 
 def remove(executor: Transaction, job_id: int, names: Iterable[str]) -> None:
-    """Take tags from a job; those that it does not have do no harm."""
+    """Remove tags from a job; tags that it does not have are ignored."""
     executor.run(_REMOVE, job_id=job_id, tags=list(names))
 
 
@@ -41,7 +39,7 @@ def of(executor: Reader, job_id: int) -> list[str]:
 
 
 MOST = 1_000_000
-"""Rows that are counted at most, those of the newest jobs."""
+"""The most rows that are counted, those of the newest jobs."""
 
 _COUNTS = Statement("""
 SELECT tag, count(*) AS jobs FROM (SELECT tag FROM {tags} ORDER BY job_id DESC LIMIT %(most)s) newest

@@ -1,7 +1,7 @@
 """Rows of `task_history`: the durable tasks that ended last, if `sidejob_task_history` keeps some.
 
-A process of a worker adds what has ended in it from time to time, as it does with `tallies`: no end waits for that, and
-what a killed process has not stored is missing.
+A process of a worker adds its ended tasks from time to time, like `tallies`: the end of a task does not wait for this,
+and tasks that a killed process has not stored are missing.
 """
 
 from __future__ import annotations
@@ -43,5 +43,5 @@ ORDER BY h.ended_at DESC, h.id DESC LIMIT %(limit)s""")
 
 
 def read(executor: Reader, *, task: str | None, queue: str | None, limit: int) -> Sequence[Any]:
-    """Read the tasks that match and ended last, the newest first."""
+    """Read the matching tasks that ended last, the newest first."""
     return executor.run(_READ, task=task, queue=queue, limit=limit)

@@ -1,4 +1,4 @@
-"""Rows of `tracked`: the jobs that somebody follows."""
+"""Rows of `tracked`: the jobs that people follow."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from .jobs import HANDLE
 from .statement import Reader, Statement, Transaction
 
 MOST = 10_000
-"""Tracked jobs that are followed at once, the last ones."""
+"""The most tracked jobs that are followed at once; the last ones count."""
 
 _TRACK = Statement("INSERT INTO {tracked} (job_id) VALUES (%(job_id)s) ON CONFLICT DO NOTHING")
 _UNTRACK = Statement("DELETE FROM {tracked} WHERE job_id = %(job_id)s")
 
 
 def track(executor: Transaction, job_id: int, *, on: bool) -> None:
-    """Begin or cease to track a job; twice does no harm."""
+    """Begin or cease to track a job; repeating it has no effect."""
     executor.run(_TRACK if on else _UNTRACK, job_id=job_id)
 
 
@@ -34,7 +34,7 @@ CROSS JOIN LATERAL (SELECT * FROM {{jobs}} x WHERE x.id = t.job_id OFFSET 0) j O
 
 
 def page(executor: Reader, limit: int) -> Sequence[Any]:
-    """Read the jobs that were tracked last, in the order in which they were."""
+    """Read the jobs that were tracked last, in the order in which they were tracked."""
     return executor.run(_LIST, limit=limit)
 
 

@@ -10,7 +10,7 @@ _BEGIN = Statement("INSERT INTO {tree_deletions} (job_id) VALUES (%(id)s) ON CON
 
 
 def begin(executor: Transaction, job_id: int) -> None:
-    """Have a job deleted with everything below it; the job is locked exclusively. The row goes with the job's."""
+    """Begin to delete a job with all jobs below it; the job is locked exclusively. The row is deleted with the job."""
     executor.run(_BEGIN, id=job_id)
 
 

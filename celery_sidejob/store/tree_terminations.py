@@ -1,4 +1,4 @@
-"""Rows of `tree_terminations`: where the recursive termination of a large tree has not come yet.
+"""Rows of `tree_terminations`: the parts of a large tree that its recursive termination has not reached yet.
 
 A row says that the job (`itself`) and everything below it are still to be terminated, or only its children whose names
 come after `after` (the empty text: all), with everything below those. `root` is the job whose termination was asked.
@@ -20,7 +20,7 @@ RETURNING root""")
 
 
 def begin(executor: Transaction, ids: Iterable[int], *, itself: bool, root: int | None = None) -> set[int]:
-    """Have everything below these jobs terminated, page by page, and with `itself` the jobs too.
+    """Begin to terminate everything below these jobs, page by page, and with `itself` the jobs too.
 
     Returns the roots by which `take` finds the pages; nothing for a job without children.
     """
@@ -37,16 +37,16 @@ RETURNING root""")
 
 
 def hand_down(executor: Transaction, job_id: int) -> set[int]:
-    """Have the children terminated, with all below them, to which the job's recursive termination has not come.
+    """Begin to terminate the children that the job's recursive termination has not reached, with all jobs below them.
 
-    There are none while pages are still to be terminated below the job: they come to all its children. Returns the job
-    as the root of these terminations, or nothing.
+    There are none while pages are still to be terminated below the job: these will reach all its children. Returns the
+    job as the root of these terminations, or nothing.
     """
     return {row.root for row in executor.run(_HAND_DOWN, id=job_id)}
 
 
 PLACES = 200
-"""Rows from which a page begins, at most."""
+"""The most rows from which a page begins."""
 
 _TAKE = Statement(f"""
 SELECT job_id, root, itself, after FROM {{tree_terminations}}
@@ -55,9 +55,9 @@ ORDER BY job_id DESC LIMIT {PLACES} FOR UPDATE SKIP LOCKED""")
 
 
 def take(executor: Transaction, roots: Iterable[int] | None) -> Sequence[Any]:
-    """Lock the next rows that nobody works on, of these roots or of any; the newest jobs first.
+    """Lock the next rows that are not locked, of these roots or of any; the newest jobs first.
 
-    So the tree is gone through more in its depth than in its breadth, and there are few rows at any time.
+    So the tree is walked depth first rather than breadth first, and there are few rows at any time.
     """
     return executor.run(_TAKE, roots=None if roots is None else list(roots))
 
@@ -69,7 +69,7 @@ ORDER BY job_id DESC LIMIT 1 FOR UPDATE""")
 
 
 def wait(executor: Transaction, roots: Iterable[int]) -> bool:
-    """Wait for whoever works on the first row of these roots; False if there is no row of theirs."""
+    """Wait for the transaction that works on the first row of these roots; False if they have no row."""
     given = list(roots)
     is_left = bool(executor.run(_LEFT, roots=given)[0].is_left)
     if is_left:
@@ -97,9 +97,9 @@ SELECT root, id, parent_id, name FROM tree LIMIT %(most)s::bigint""")
 
 
 def find(executor: Reader, places: Sequence[Any], *, most: int) -> Sequence[Any]:
-    """Read the next `most` jobs of trees from these places on: (root, id, parent_id, name), each parent's by name.
+    """Read the next `most` jobs of trees from these rows on: (root, id, parent_id, name), each parent's by name.
 
-    A job that is a place `itself` has no parent here.
+    A job whose row has `itself` has no parent here.
     """
     return executor.run(
         _FIND, ids=[place.job_id for place in places], roots=[place.root for place in places],
@@ -132,12 +132,12 @@ def go_on(
     executor: Transaction, seen: Mapping[int, int], *, first: Mapping[int, str], last: Mapping[int, str],
     places: Sequence[int],
 ) -> set[int]:  # fmt: skip
-    """Record what a page has left, and return the jobs with a row.
+    """Record the work that remains after a page, and return the jobs with a row.
 
-    `seen` are the jobs that were locked and the jobs of the `places` from which the page has begun, with their roots.
-    Of the children of each, those with names after `last` are left. So are children with earlier names, after `first`,
-    that came after the page was read or could not be locked. A row that is one of the `places` is updated, so that
-    `split`, which waits for it, sees the new one.
+    `seen` are the jobs that were locked and the jobs of the rows `places` from which the page has begun, with their
+    roots. For each of them, the children with names after `last` remain. So do children with earlier names, after
+    `first`, that were added after the page was read or could not be locked. A row of `places` is updated, so that
+    `split`, which waits for it, sees the new row.
     """
     found = executor.run(
         _GO_ON, ids=list(seen), roots=list(seen.values()), first=[first.get(job_id, "") for job_id in seen],
@@ -150,7 +150,7 @@ _REMOVE = Statement("DELETE FROM {tree_terminations} WHERE job_id = ANY(%(ids)s:
 
 
 def remove(executor: Transaction, ids: Iterable[int]) -> None:
-    """Remove the rows of jobs below which nothing is left."""
+    """Remove the rows of jobs below which no work remains."""
     executor.run(_REMOVE, ids=list(ids))
 
 
@@ -164,7 +164,7 @@ ON CONFLICT (job_id) DO UPDATE SET itself = true, after = ''""")
 
 
 def split(executor: Transaction, ids: Iterable[int]) -> None:
-    """Have the children that these jobs have now terminated one by one, and none that come later.
+    """Make rows for the present children of these jobs, to be terminated one by one; later children are not terminated.
 
     The jobs are locked, and are about to take new children again.
     """

@@ -1,4 +1,4 @@
-"""Tells whether an error of the caller's own connection is due to the server, or the way to it, or to the caller."""
+"""Tells whether an error of the caller's own connection is due to the server or the network, or to the caller."""
 
 from __future__ import annotations
 
@@ -7,27 +7,28 @@ from traceback import walk_tb
 from typing import Any
 
 _TROUBLE = ("08", "53", "58", "57P01", "57P02", "57P03", "57P05")
-"""How Postgres' codes begin: the connection failed, resources are used up, the system failed; the server ends, has
-crashed, begins, or has ended an idle session."""
+"""The prefixes of Postgres' codes for these: the connection failed, resources are used up, the system failed; the
+server ends, has crashed, begins, or has ended an idle session."""
 
 _INVALIDATED = "8s2b"
-"""SQLAlchemy's code for the use of a connection that it has lost in a transaction."""
+"""SQLAlchemy's code for using a connection that it has lost in a transaction."""
 
 _DRIVERS = frozenset({"psycopg", "psycopg2"})
 _BELONGS_TO = {"psycopg": "connection", "sqlalchemy": "engine", "django": "db"}
-"""By library: the attribute by which a cursor or a connection names its connection or its engine."""
+"""By library: the attribute by which a cursor or a connection refers to its connection or engine."""
 
 
 def is_trouble(error: BaseException) -> bool:
-    """Tell whether the server, or the way to it, caused an error of psycopg, or of SQLAlchemy or Django over it.
+    """Tell whether the server or the network caused an error of psycopg, or of SQLAlchemy or Django over it.
 
-    If Postgres refuses a statement, the caller caused it: a constraint, a deadlock, a lock, a timeout of the caller's.
+    If Postgres refuses a statement, the caller caused the error: a constraint, a deadlock, a lock, the caller's
+    timeout.
     """
     return any(_is_trouble(one) for one in _behind(error))
 
 
 def comes_from(error: BaseException, owners: Sequence[Any]) -> bool:
-    """Tell whether an error was raised by one of these connections, sessions or engines, or by a cursor of theirs.
+    """Tell whether an error was raised by one of these connections, sessions or engines, or by their cursors.
 
     Drivers do not say so in their errors, but the objects are in the frames through which the error came.
     """
@@ -48,7 +49,7 @@ def _used_by(local: Any) -> Iterator[Any]:
 
 
 def _behind(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and the errors that it was raised from, or while handling."""
+    """Yield an error, and the errors from which it was raised or during whose handling it was raised."""
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:
@@ -61,7 +62,7 @@ def _behind(error: BaseException) -> Iterator[BaseException]:
 
 
 def _is_trouble(error: BaseException) -> bool:
-    # SQLAlchemy's own flag, for any driver, and its error for whoever goes on after that.
+    # SQLAlchemy's own flag, for any driver, and its error for later use of that connection.
     if getattr(error, "connection_invalidated", False) or getattr(error, "code", None) == _INVALIDATED:
         return True
     kinds = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(error).__mro__}

@@ -1,4 +1,4 @@
-"""Unique keys of open jobs: they stand in the job's first asking, and hold until that is closed."""
+"""Unique keys of open jobs: a key is in the job's first asking, and is taken until that asking is closed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LOCK_CLASS = 0x53_4A_55_51 - 0x40_00_00_00
 
 
 def take_turn(executor: Transaction, keys: Iterable[str]) -> None:
-    """Wait until nobody else makes a job with one of these keys; what follows sees what they have committed."""
+    """Wait until no other transaction makes a job with one of these keys; later statements see its commit."""
     advisory.take(executor, LOCK_CLASS, keys)
 
 
@@ -24,7 +24,7 @@ WHERE a.unique_key = ANY(%(keys)s::text[]) AND a.closed_at IS NULL""")
 
 
 def holders(executor: Reader, keys: Iterable[str]) -> Sequence[Any]:
-    """Read the open jobs with these keys: (key, task_id, job_id, waits). `waits`: no run has begun, nor a shutdown."""
+    """Read the open jobs with these keys: (key, task_id, job_id, waits). `waits`: no run or shutdown has begun."""
     return executor.run(_HOLDERS, keys=list(keys))
 
 
@@ -32,5 +32,5 @@ _FREE = Statement("UPDATE {askings} SET unique_key = NULL WHERE job_id = %(job_i
 
 
 def free(executor: Transaction, job_id: int) -> None:
-    """Take its key from a locked job, which another job replaces."""
+    """Remove the key of a locked job, which another job replaces."""
     executor.run(_FREE, job_id=job_id)

@@ -30,14 +30,14 @@ INSERT INTO {workers} (ident, revision, broker) VALUES (%(ident)s, %(revision)s,
 def register(executor: Transaction, ident: str, *, broker: str | None = None) -> int:
     """Register a process, with the revision that its code knows; return the identity under which it claims runs.
 
-    `broker` is the one that it takes messages from; None for a process that takes none.
+    `broker` is the broker from which it takes messages; None for a process that takes none.
     """
     return int(executor.run(_REGISTER, ident=ident, revision=revisions.KNOWN, broker=broker)[0].id)
 
 
 @contextmanager
 def as_worker(connections: Connections) -> Iterator[int]:
-    """Register this process as a worker for the block, and lend the identity under which it claims runs."""
+    """Register this process as a worker for the block, and yield the identity under which it claims runs."""
     worker_id = connections.transact("register", lambda executor: register(executor, new_name()))
     try:
         yield worker_id
@@ -58,12 +58,12 @@ def live(executor: Reader) -> list[str]:
 
 
 def live_elsewhere(executor: Reader, broker: str) -> list[str]:
-    """Read those of them that take messages from another broker."""
+    """Read the workers that take messages from another broker."""
     return [row.ident for row in executor.run(_LIVE_ELSEWHERE, broker=broker)]
 
 
 def older_than(executor: Reader, revision: str) -> list[str]:
-    """Read those of them whose code does not know a revision."""
+    """Read the workers whose code does not know a revision."""
     return [row.ident for row in executor.run(_OLDER, revision=revision)]
 
 
@@ -90,7 +90,7 @@ def announce_lock(executor: Transaction, worker_id: int, locked: bool) -> None:
 
 
 DEPUTIES = 3
-"""This many workers, the newest, look at the very moment at which the sweeper's lease ends; others with a beat."""
+"""The number of workers, the newest, that check the sweeper's lease at the very moment it ends; others at a beat."""
 
 _BEAT = Statement(f"""
 UPDATE {{workers}} w SET beat_at = now(), suspect_at = NULL, suspect_by = NULL
@@ -108,7 +108,7 @@ RETURNING (
 
 @dataclass(frozen=True, slots=True)
 class Beaten:
-    """A beat that counted. `sweep_in_s`: when this worker should try to sweep; None: not before another beat.
+    """A successful beat. `sweep_in_s`: when this worker should try to sweep; None: not before another beat.
 
     The sweeper itself should try at once: it may not know that it is the sweeper, if the answer to its try was lost.
     """
@@ -121,8 +121,8 @@ class Beaten:
 def beat(executor: Transaction, worker_id: int, *, schema: str) -> Beaten | None:
     """Renew the worker's life, and check whether a worker sweeps; None if it was declared dead, for good.
 
-    Commits without waiting for the disk. If a crash of Postgres loses a beat, another follows within the time after the
-    crash in which no worker is declared dead.
+    Commits without waiting for the disk. If a crash of Postgres loses a beat, another beat follows before any worker is
+    declared dead.
     """
     found = executor.run(_BEAT, id=worker_id, schema=schema)
     return Beaten(found[0].sweep_in_s, frozenset(found[0].managed)) if found else None
@@ -146,7 +146,7 @@ DELETE FROM {workers} w WHERE w.dead_at IS NOT NULL
 
 
 def forget_dead(connections: Autocommit) -> int:
-    """Remove dead workers that hold nothing any more; reads the whole of `messages` if there is a dead worker."""
+    """Remove dead workers that hold no runs any more; reads the whole of `messages` if there is a dead worker."""
     return len(connections.run(_FORGET))
 
 
@@ -156,7 +156,7 @@ LOSS_KIND = (
 )
 """Why runs of a dead worker `w` were lost, as SQL."""
 SILENT_S = "round(extract(epoch FROM coalesce(w.dead_at, now()) - w.beat_at)::numeric, 1)::double precision"
-"""For how many seconds a worker `w` sent no heartbeat until it was declared dead, as SQL."""
+"""Seconds for which a worker `w` sent no heartbeat until it was declared dead, as SQL."""
 
 _LIVENESS = Statement(f"""
 SELECT w.id, w.ident, w.beat_at, w.suspect_at, w.suspect_by, w.dead_at,
@@ -179,7 +179,7 @@ WHERE id = %(id)s AND beat_at = %(seen)s AND suspect_at IS NULL AND dead_at IS N
 
 
 def suspect(connections: Autocommit, worker_id: int, *, by: str, seen: Any) -> bool:
-    """Suspect a worker whose last beat is still the one seen here; its next beat clears the suspicion."""
+    """Suspect a worker whose last beat is still `seen`; its next beat clears the suspicion."""
     return bool(connections.run(_SUSPECT, id=worker_id, by=by, seen=seen))
 
 
@@ -207,10 +207,10 @@ RETURNING EXISTS (SELECT FROM {{schedules}} s WHERE s.due_at IS NOT NULL) AS has
 
 
 def hold_sweeper_lease(executor: Transaction, worker_id: int, *, schema: str, lease_s: float) -> Any | None:
-    """Become or stay the one sweeper of the schema: (has_schedules, has_batches), None if another worker is.
+    """Become or stay the only sweeper of the schema: (has_schedules, has_batches), None if another worker is.
 
-    A holder whose liveness lock is free is followed at once: sweeping twice at a time is wasteful, never wrong.
-    `has_schedules`, `has_batches`: some schedule has a time to come, some batch has not ended: it is worth a look.
+    A sweeper whose liveness lock is free is replaced at once: two sweepers at a time are wasteful, never wrong.
+    `has_schedules`: some schedule has a time to come; `has_batches`: some batch has not ended.
     """
     return first(executor.run(_HOLD_LEASE, worker_id=worker_id, schema=schema, lease_s=lease_s))
 
@@ -241,7 +241,7 @@ FROM {{workers}} w ORDER BY w.id""")
 def list_all(executor: Reader, settings: Settings) -> Sequence[Any]:
     """Read every known worker, with the seconds for which it has been silent (`silent_s`), or None.
 
-    Only for observers: no decision follows from it, and unlike `liveness` it takes no lock for a moment. A worker is
+    Only for observers: no decision follows from it, and unlike `liveness` it tries no lock. A worker is
     silent after half a lease without a beat, as for the sweeper, or if its lock is free and a beat is missed.
     """
     return executor.run(
@@ -262,7 +262,7 @@ FROM unnest(%(ids)s::bigint[]) AS w(id) CROSS JOIN LATERAL (
   ORDER BY m.locked_by, m.locked_at LIMIT %(limit)s) m
 ORDER BY w.id, m.locked_at""")
 MOST_RUNNING = 1000
-"""What a worker runs is shown up to so many."""
+"""The most runs of a worker that are shown."""
 
 
 def present(executor: Reader) -> Sequence[Any]:
@@ -271,10 +271,10 @@ def present(executor: Reader) -> Sequence[Any]:
 
 
 def running(executor: Reader, ids: Sequence[int]) -> Sequence[Any]:
-    """Read what workers run: (worker_id, job_id, task_id, began_at, task, lasts_s), of each the oldest first."""
+    """Read the runs of workers: (worker_id, job_id, task_id, began_at, task, lasts_s), each worker's oldest first."""
     return executor.run(_RUNNING, ids=list(ids), limit=MOST_RUNNING)
 
 
 def silent(executor: Reader, settings: Settings) -> list[int]:
-    """Read the workers that `list_all` finds silent."""
+    """Read the workers that are silent by the rule of `list_all`."""
     return [row.id for row in list_all(executor, settings) if row.silent_s is not None]

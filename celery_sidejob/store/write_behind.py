@@ -1,12 +1,11 @@
-"""Write-behind: writes that may wait travel with the next statement that can carry them, or follow a little later.
+"""Write-behind: writes that may wait are made by the next statement that can carry them, or a little later.
 
-No promise depends on them: if the process dies meanwhile, the sweeper or the worker makes up for them.
+No promise depends on them: if the process dies before, the sweeper or the worker makes up for them.
 """
 
 from __future__ import annotations
 
 import atexit
-import logging
 import threading
 import time
 import weakref
@@ -16,20 +15,19 @@ from typing import Any, Generic, TypeVar
 
 from ..model import native
 from ..model.errors import StoreUnavailableError
+from ..model.logger import logger
 
 T = TypeVar("T")
 
-logger = logging.getLogger("celery_sidejob")
-
 PAGE = 100
-"""Rows written in one statement: this many are found by their index. A thousand marks took 70 ms, not 24."""
+"""How many rows one statement writes: so many are found by their index. A thousand marks took 70 ms, not 24."""
 RETRY_S = 0.2
 LINGER_S = 5.0
-"""Seconds that the writing thread waits for more before it ends."""
+"""Seconds that the writing thread waits for more items before it ends."""
 
 
 class WriteBehind(Generic[T]):
-    """Writes of one kind that a process has pending; it makes each within `within_s` of receiving it.
+    """Pending writes of one kind in a process; each is made within `within_s` of being added.
 
     A thread writes items that no other statement has carried along. If an item cannot be written within `patience_s`
     more, because the store is unavailable, it is dropped. So is an item that `write` returns, to be tried again.
@@ -46,7 +44,7 @@ class WriteBehind(Generic[T]):
         self.forget()
 
     def forget(self) -> None:
-        """After a fork: the pending writes belong to the parent."""
+        """After a fork, forget the pending writes, which belong to the parent."""
         self._lock = native.lock()
         self._waiting: deque[tuple[float, T]] = deque()
         self._wanted = threading.Event()
@@ -54,7 +52,7 @@ class WriteBehind(Generic[T]):
         self._thread_rests = False
 
     def add(self, things: Iterable[T]) -> None:
-        """Have items written soon, by whichever thread comes first."""
+        """Have items written soon, by any thread."""
         now = time.monotonic()
         with self._lock:
             self._waiting.extend((now, thing) for thing in things)
@@ -66,7 +64,7 @@ class WriteBehind(Generic[T]):
         thread.start()  # not under the lock: with gevent the start waits
 
     def take(self, limit: int = PAGE, *, older_than_s: float = 0.0) -> list[tuple[float, T]]:
-        """Take the oldest items, to write them; `give_back` those that were not written."""
+        """Take the oldest items, to write them; items that are not written go back by `give_back`."""
         oldest = time.monotonic() - older_than_s
         taken: list[tuple[float, T]] = []
         with self._lock:
@@ -80,16 +78,16 @@ class WriteBehind(Generic[T]):
             self._waiting.extendleft(reversed(list(taken)))
 
     def write_if_late(self, added: int = 1) -> None:
-        """Write pages for which half the time is over: threads that add more do this, and the writer seldom has to.
+        """Write pages whose time is half over: threads that add items do this, so that the writer seldom has to.
 
-        Whoever has `added` so many writes a page, or as many as that, so that a large number does not pile up.
+        A thread that has `added` a number of items writes at least as many, or a page, so that items do not pile up.
         """
         for _ in range(0, max(1, added), PAGE):
             if not self._is_late() or not (taken := self.take()) or not self._written(taken):
                 return
 
     def write_now(self) -> None:
-        """Write everything that is pending, or log why not; never raises for the store."""
+        """Write all pending items, or log why not; never raises for the store."""
         while taken := self.take():
             if not self._written(taken):
                 return
@@ -97,7 +95,7 @@ class WriteBehind(Generic[T]):
     # ------------------------------------------------------------------------------------------------------------
 
     def _is_late(self) -> bool:
-        with self._lock:  # otherwise another thread may take the oldest between two looks
+        with self._lock:  # otherwise another thread may take the oldest item between two calls
             return bool(self._waiting) and self._waiting[0][0] < time.monotonic() - self._within_s / 2
 
     def _written(self, taken: list[tuple[float, T]]) -> bool:
@@ -124,7 +122,7 @@ class WriteBehind(Generic[T]):
         return False
 
     def _run(self) -> None:
-        """Write late items; end when none has come for a while."""
+        """Write late items; return when none has come for a while."""
         while True:
             with self._lock:
                 if not self._waiting:
@@ -149,7 +147,7 @@ _all: weakref.WeakSet[WriteBehind[Any]] = weakref.WeakSet()
 
 
 def write_all_now() -> None:
-    """Make the pending writes of this process: it ends."""
+    """Write all pending items of this process, which is about to end."""
     for one in list(_all):
         one.write_now()
 

@@ -1,6 +1,6 @@
 """For tests of apps that use this package: workers that can be killed, servers, and questions about the store.
 
-The fixtures are in `plugin.py`, which pytest finds by itself. docs/testing.md shows how to use all of it. Each name is
+The fixtures are in `plugin.py`, which pytest finds by itself. docs/testing.md shows how to use them. Each name is
 imported when it is first used.
 """
 
@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .assertions import assert_dead, assert_enqueued, assert_packets, refute_enqueued
+    from .assertions import assert_dead, assert_enqueued, assert_packets, assert_step, refute_enqueued
     from .crashes import crash_after, crash_before
     from .databases import empty_store, move_clock
     from .inline import run_job, run_until_quiet
@@ -23,6 +23,7 @@ _MODULE_OF = {
     "assert_dead": ".assertions",
     "assert_enqueued": ".assertions",
     "assert_packets": ".assertions",
+    "assert_step": ".assertions",
     "crash_after": ".crashes",
     "crash_before": ".crashes",
     "empty_store": ".databases",
@@ -39,6 +40,7 @@ __all__ = [
     "assert_dead",
     "assert_enqueued",
     "assert_packets",
+    "assert_step",
     "crash_after",
     "crash_before",
     "empty_store",

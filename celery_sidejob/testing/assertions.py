@@ -1,4 +1,4 @@
-"""Assertions about the store; each message lists what is there instead."""
+"""Assertions about the store; each message lists what the store has instead."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from ..hooks.messages.kept_message import delivered
 from ..hooks.tasks.inline import body_of
 from ..jobs.job import Job
 from ..jobs.port import Port
+from ..jobs.steps import Step
 from ..model.durable import Message
 from ..model.status import Status
 from ..store import job_lists
@@ -18,13 +19,13 @@ from ..store.outbox.doorbells import undone
 from .subject import call_of, shown, sidejob_of
 
 MOST = 1000
-"""How many jobs, messages, entries or packets an assertion looks at."""
+"""The most jobs, messages, entries or packets that an assertion reads."""
 LISTED = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A durable task that was called and is not done."""
+    """A durable task that was called and is not finished."""
 
     task_id: str
     task: str
@@ -40,11 +41,11 @@ def assert_enqueued(
     task: Any, args: Iterable[Any] | None = None, kwargs: Mapping[str, Any] | None = None, *, queue: str | None = None,
     transaction: Any = None, sidejob: Any = None,
 ) -> Job | Waiting:  # fmt: skip
-    """Return the first queued job of a task, or durable task that is not done; AssertionError if there is none.
+    """Return the first queued job or unfinished durable task that matches; AssertionError if there is none.
 
-    `task` is a task or its name. What is not given is not compared. It counts whether or not it is due already. With
-    `transaction` (as everywhere: a connection, or the alias of one of Django's) what that open transaction has made
-    counts too: inside Django's `TestCase`, which never commits, that is all there is.
+    `task` is a task or its name. A parameter that is not given is not compared. Work that is not due yet counts too.
+    With `transaction` (as everywhere: a connection, or the alias of a Django database) the uncommitted work of that
+    transaction counts too: inside Django's `TestCase`, which never commits, there is no other.
     """
     there, found = _enqueued(task, args, kwargs, queue, transaction, sidejob)
     if not found:
@@ -56,7 +57,7 @@ def refute_enqueued(
     task: Any, args: Iterable[Any] | None = None, kwargs: Mapping[str, Any] | None = None, *, queue: str | None = None,
     transaction: Any = None, sidejob: Any = None,
 ) -> None:  # fmt: skip
-    """Raise AssertionError if `assert_enqueued` would find something."""
+    """Raise AssertionError if `assert_enqueued` would find a job or task."""
     _, found = _enqueued(task, args, kwargs, queue, transaction, sidejob)
     if found:
         raise AssertionError(f"{_wanted(task, args, kwargs, queue)} is enqueued; {_listed(found)}")
@@ -80,8 +81,33 @@ def assert_dead(
     raise AssertionError(f"No entry {' '.join(filter(None, wanted))} is in the dead set; {_listed(there)}")
 
 
+def assert_step(job: Job, name: str, value: Any = ..., *, error: str | None = None) -> Step:
+    """Return a step of an uncompleted job, by its name, or by name and number as ``"charge#2"``.
+
+    AssertionError unless it is done, with this `value`, if given, or with an error that contains this text.
+    """
+    there = job.steps
+    found = next((step for step in there if str(step) == name), None)
+    listed = "; ".join(f"{step} [{_state_of(step)}]" for step in there) or "none"
+    if found is None:
+        over = " Its steps went into its history when it completed." if job.refresh().status == Status.COMPLETED else ""
+        raise AssertionError(f"{shown(job)} has no step {name!r}; it has: {listed}.{over}")
+    failed = found.error if found.done else None
+    wrong = not found.done or (failed is None) != (error is None) or (value is not ... and found.value != value)
+    if wrong or (failed is not None and str(error) not in f"{failed['type']}: {failed['message']}"):
+        wanted = f"failed with {error!r}" if error is not None else "done" if value is ... else f"done with {value!r}"
+        raise AssertionError(f"Step {name!r} of {shown(job)} is not {wanted}; the steps are: {listed}.")
+    return found
+
+
+def _state_of(step: Step) -> str:
+    if step.error is not None:
+        return f"{'failed' if step.done else 'tried again'}: {step.error['type']}: {step.error['message']}"
+    return f"done: {step.value!r}" if step.done else "waits"
+
+
 def assert_packets(port: Port, values: Iterable[Any]) -> None:
-    """Raise AssertionError unless just these values wait on a port, in this order; none is taken off the port."""
+    """Raise AssertionError unless exactly these values wait on a port, in this order; the packets stay on the port."""
     wanted = list(values)
     there = [packet.value for packet in port.peek(MOST + len(wanted))]
     if there != wanted:
@@ -94,7 +120,7 @@ def _enqueued(
     task: Any, args: Iterable[Any] | None, kwargs: Mapping[str, Any] | None, queue: str | None, transaction: Any,
     sidejob: Any,
 ) -> tuple[list[Job | Waiting], list[Job | Waiting]]:  # fmt: skip
-    """Return all that is enqueued, and what of it is meant."""
+    """Return all enqueued work, and the work that matches."""
     owner = sidejob_of(sidejob or task)
     name = getattr(task, "name", task)
     connections = owner.runtime.connections

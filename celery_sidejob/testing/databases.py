@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import psycopg
 from psycopg import sql
@@ -21,14 +22,52 @@ from ..model.recurrence import Plan, Window
 from ..store.errors import first_line
 from .subject import sidejob_of
 
+
+def names() -> Mapping[str, str]:
+    """Return the names of the databases by their aliases; none in a process without Django."""
+    return {alias: str(connection.settings_dict["NAME"]) for alias, connection in _connections().items()}
+
+
+def alias_of_store(app: Any) -> str | None:
+    """Return the alias of the Django database that contains the app's store; None if none does."""
+    url = app.sidejob.settings.database_url
+    if url is None:
+        return None
+    store = conninfo_to_dict(url)
+    for alias, connection in _connections().items():
+        found = connection.settings_dict
+        if connection.vendor == "postgresql" and str(found["NAME"]) == store.get("dbname"):
+            return alias
+    return None
+
+
+def url_of(alias: str) -> str:
+    """Return the present URL of an alias's database."""
+    found = _connections()[alias].settings_dict
+    user, password, host, port, name = (
+        quote(str(found[key] or ""), safe="") for key in ("USER", "PASSWORD", "HOST", "PORT", "NAME")
+    )
+    login = f"{user}:{password}@" if password else f"{user}@" if user else ""
+    return f"postgresql://{login}{host}{f':{port}' if port else ''}/{name}"
+
+
+def _connections() -> Mapping[str, Any]:
+    settings, database = sys.modules.get("django.conf"), sys.modules.get("django.db")
+    if settings is None or database is None or not settings.settings.configured:
+        return {}
+    return {alias: database.connections[alias] for alias in database.connections}
+
+
 OWN = "sidejob_test_"
-"""What the names of the databases begin with that are made here."""
+"""The prefix of the names of databases that are made here."""
 XDIST = "PYTEST_XDIST_WORKER"
 """The variable that names a process of pytest-xdist."""
 
 
 class Databases:
     """Makes and drops databases on the server of an administrator's URL."""
+
+    clone = "CREATE DATABASE {} TEMPLATE {}"
 
     def __init__(self, admin_url: str) -> None:
         self.admin_url = admin_url
@@ -42,7 +81,7 @@ class Databases:
         """Make a database that exists within the block, cloned from `template`; yields its name."""
         name = f"{OWN}{secrets.token_hex(6)}"
         try:
-            self._execute("CREATE DATABASE {} TEMPLATE {}", name, template)
+            self._execute(self.clone, name, template)
         except psycopg.errors.InsufficientPrivilege as error:
             raise SettingsError(
                 f"The tests cannot make a database: {first_line(error)}. Grant the user CREATEDB, or let the fixture "
@@ -51,14 +90,8 @@ class Databases:
         try:
             yield name
         finally:
-            # FORCE: what a test has left connected, even frozen, must not keep the database.
+            # FORCE: a connection that a test has left open, even in a frozen process, must not keep the database.
             self._execute("DROP DATABASE IF EXISTS {} WITH (FORCE)", name)
-
-    def close_for_cloning(self, name: str) -> None:
-        """Let nobody connect to `name` from now on: a database that is in use cannot be cloned."""
-        self._execute("ALTER DATABASE {} WITH ALLOW_CONNECTIONS false", name)
-        with psycopg.connect(self.admin_url, autocommit=True) as connection:
-            connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name])
 
     def _execute(self, statement: str, *names: str) -> None:
         with psycopg.connect(self.admin_url, autocommit=True) as connection:
@@ -66,11 +99,11 @@ class Databases:
 
 
 KEPT = frozenset({"meta", "alembic_version", "registry", "leases", "broker_queues", "broker_bindings"})
-"""Tables that are not of a test: what the schema is, the tasks that exist, and the queues that are declared."""
+"""Tables that no test owns: the schema's revision, the known tasks, and the declared queues."""
 
 
 def check_is_for_tests(url: str) -> None:
-    """Raise SettingsError for a database whose name does not say that it is one of tests: it is going to be emptied."""
+    """Raise SettingsError unless the database's name says that it is for tests: it is going to be emptied."""
     name = str(conninfo_to_dict(url).get("dbname", ""))
     if "test" not in name.lower():
         raise SettingsError(
@@ -80,7 +113,7 @@ def check_is_for_tests(url: str) -> None:
 
 
 def refuse_tables_elsewhere() -> None:
-    """Have SQLAlchemy's `create_all` and `drop_all` raise SettingsError for a database that is not one of tests."""
+    """Make SQLAlchemy's `create_all` and `drop_all` raise SettingsError for a database that is not for tests."""
     from sqlalchemy import MetaData, Table, event
 
     def check(target: Any, connection: Any, **_: Any) -> None:
@@ -97,7 +130,7 @@ def refuse_tables_elsewhere() -> None:
 
 
 def check_can_be_reached(url: str, what: str, *, remedy: str) -> None:
-    """Raise SettingsError if no connection can be made; `what` is the server, and `remedy` says what else to do."""
+    """Raise SettingsError if no connection can be made; `what` names the server, `remedy` suggests a way out."""
     try:
         psycopg.connect(url, connect_timeout=5).close()
     except psycopg.Error as error:
@@ -107,26 +140,26 @@ def check_can_be_reached(url: str, what: str, *, remedy: str) -> None:
 
 
 def own_schema(schema: str, url: str) -> str:
-    """Return the schema of this process in a database: one of its own where processes of pytest-xdist share that.
+    """Return the schema of this process in a database: its own schema if processes of pytest-xdist share the database.
 
-    They do if a fixture of the user's gives all of them one URL. Ours are made by each process, and pytest-django has
-    the name of the process in its own.
+    They do if a user's fixture gives all of them one URL. Our fixtures make a database for each process, and
+    pytest-django puts the name of the process into the database's name.
     """
     name, process = str(conninfo_to_dict(url).get("dbname", "")), os.environ.get(XDIST, "")
     return schema if name.startswith(OWN) or process in name else f"{schema}_{process}"
 
 
 def drop_schema(url: str, schema: str) -> None:
-    """Remove what an earlier run of tests has left: a schema belongs to the broker of its run."""
+    """Remove the schema of an earlier test run: a schema belongs to the broker of its run."""
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(schema)))
 
 
 def empty(url: str, schema: str) -> None:
-    """Delete all jobs, messages and workers; nobody may be using the store."""
+    """Delete all jobs, messages and workers; no process may be using the store."""
     with psycopg.connect(url, autocommit=True) as connection, connection.transaction():
         rows = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = %s", [schema]).fetchall()
-        for name in sorted({name for (name,) in rows} - KEPT, key=lambda name: name != "jobs"):  # it takes most along
+        for name in sorted({name for (name,) in rows} - KEPT, key=lambda name: name != "jobs"):  # most go with them
             connection.execute(sql.SQL("DELETE FROM {}").format(sql.Identifier(schema, name)))
         connection.execute(
             sql.SQL("UPDATE {} SET holder = NULL, expires_at = now()").format(sql.Identifier(schema, "leases"))
@@ -134,7 +167,7 @@ def empty(url: str, schema: str) -> None:
 
 
 def declare_dead(url: str, schema: str, worker_id: int) -> None:
-    """Declare a worker dead whose process only seems to have died: what it holds is lost, and will be rescued."""
+    """Declare a worker dead whose process only seems to have died: its runs are lost, and will be rescued."""
     statement = """
         UPDATE {} SET suspect_at = coalesce(suspect_at, clock_timestamp()), suspect_by = coalesce(suspect_by, 'lock'),
           dead_at = coalesce(dead_at, now())
@@ -144,17 +177,15 @@ def declare_dead(url: str, schema: str, worker_id: int) -> None:
 
 
 STILL = frozenset({"meta", "alembic_version", "workers", "served", "leases", "broker_consumers"})
-"""Tables whose times do not move: a worker that lives would seem to be dead."""
-NEVER = "9000-01-01"
-"""Times beyond this one are no times: a row that is held back is due in the year 9000 (`NEVER`)."""
+"""Tables whose times do not move: otherwise a live worker would seem to be dead."""
 MOVES = 10
-"""How often a move of the clock begins: it ends at a deadlock with workers that write the same rows."""
+"""How often a move of the clock is tried: it fails at a deadlock with workers that write the same rows."""
 
 
 def move_back(url: str, schema: str, seconds: float) -> None:
     """Move all times of jobs, messages, results and schedules into the past.
 
-    It locks every row, in no order that workers know: where Postgres ends it for a deadlock, it begins again.
+    It locks every row, in another order than workers do: if Postgres ends it because of a deadlock, it begins again.
     """
     with psycopg.connect(url, autocommit=True) as connection:
         for left in reversed(range(MOVES)):
@@ -172,16 +203,16 @@ def _move_back(connection: psycopg.Connection[Any], schema: str, seconds: float)
         JOIN information_schema.tables t USING (table_schema, table_name)
         WHERE c.table_schema = %s AND c.data_type = 'timestamp with time zone' AND t.table_type = 'BASE TABLE'
         GROUP BY c.table_name"""
-    one = sql.SQL("{0} = CASE WHEN {0} < {1} THEN {0} - make_interval(secs => {2}) ELSE {0} END")
+    one = sql.SQL("{0} = {0} - make_interval(secs => {1})")
     for table, names in connection.execute(columns, [schema]).fetchall():
         if table not in STILL:
-            moved = sql.SQL(", ").join(one.format(sql.Identifier(name), NEVER, seconds) for name in names)
+            moved = sql.SQL(", ").join(one.format(sql.Identifier(name), seconds) for name in names)
             connection.execute(sql.SQL("UPDATE {} SET {}").format(sql.Identifier(schema, table), moved))
     _move_plans(connection, sql.Identifier(schema, "schedules"), timedelta(seconds=seconds))
 
 
 def _move_plans(connection: psycopg.Connection[Any], schedules: sql.Identifier, by: timedelta) -> None:
-    """Move what is still to come of schedules, whose rows are locked already, into the past."""
+    """Move the remaining times of schedules, whose rows are locked already, into the past."""
     read = sql.SQL("SELECT name, plan, jitter_s, paused_at IS NOT NULL FROM {}").format(schedules)
     write = sql.SQL("UPDATE {} SET plan = %s, next_at = %s, due_at = %s, revision = revision + 1 WHERE name = %s")
     for name, windows, jitter_s, is_paused in connection.execute(read).fetchall():
@@ -191,9 +222,9 @@ def _move_plans(connection: psycopg.Connection[Any], schedules: sql.Identifier, 
 
 
 def empty_store(sidejob: Any = None) -> None:
-    """Delete all jobs, messages, dead entries and workers; the broker keeps its messages, which then mean nothing.
+    """Delete all jobs, messages, dead entries and workers; the broker keeps its messages, without effect.
 
-    SettingsError, and nothing is deleted, if the database's name does not say that it is one for tests.
+    Raises SettingsError, and deletes nothing, unless the database's name says that it is for tests.
     """
     settings = sidejob_of(sidejob).settings
     url = settings.require_database_url()
@@ -202,12 +233,12 @@ def empty_store(sidejob: Any = None) -> None:
 
 
 def move_clock(by: timedelta | float, *, sidejob: Any = None) -> None:
-    """Have this time pass (a timedelta, or seconds): for jobs, messages, timers, schedules, retention and the dead set.
+    """Let this time pass (a timedelta, or seconds) for jobs, messages, timers, schedules, retention and the dead set.
 
-    All times in the store move into the past, so nothing in a production process asks for a clock. Workers do not seem
-    silent: `kill` and `freeze` are for that. Messages that a worker has in its memory, as those with an `eta` within
-    `sidejob_timer_horizon`, wait as long as before. The `nominal_time` of what a schedule makes is as much earlier.
-    A cron expression that is given, changed or resumed afterwards goes by the calendar of today.
+    It moves all times in the store into the past, so production code needs no clock for tests. Workers do not become
+    silent: use `kill` and `freeze` for that. Messages in a worker's memory, such as those with an `eta` within
+    `sidejob_timer_horizon`, wait as long as before. The `nominal_time` of a schedule's jobs is earlier by the same
+    time. A cron expression that is given, changed or resumed afterwards follows today's calendar.
     """
     seconds = in_seconds(by)
     if not is_seconds(seconds):

@@ -1,11 +1,11 @@
-"""Processes that neither run nor die: SIGSTOP for all that belong together."""
+"""Processes that neither run nor die: SIGSTOP for a whole group."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 from ..embedded.processes import process_table
 from .waiting import wait_until
@@ -14,18 +14,8 @@ STOPPED = "T"
 DEAD = ("Z", "X")
 
 
-@contextlib.contextmanager
-def frozen(pid: int) -> Iterator[None]:
-    """Within the block the process and its descendants stand still: a server that accepts and never answers."""
-    freeze(lambda: family(pid))
-    try:
-        yield
-    finally:
-        thaw(lambda: family(pid))
-
-
 def freeze(find: Callable[[], Iterable[int]]) -> None:
-    """Stop all processes that `find` returns, with those made meanwhile; when this returns they stand still."""
+    """Stop all processes that `find` returns, and new ones that appear meanwhile; on return all are stopped."""
 
     def all_stopped() -> bool:
         pids, table = set(find()), process_table()
@@ -51,18 +41,13 @@ def family(pid: int) -> list[int]:
 
 
 def session(leader: int) -> list[int]:
-    """Return what is alive of the session that a process has begun, whether or not that process is."""
+    """Return the live processes of the session that a process has begun, even if that process is gone."""
     table = process_table()
     return [pid for pid, (state, _, _) in table.items() if state not in DEAD and _session_of(pid) == leader]
 
 
-def is_alive(pid: int) -> bool:
-    """Tell whether the process exists and is not a zombie."""
-    return process_table().get(pid, DEAD)[0] not in DEAD
-
-
 def send_all(pids: Iterable[int], number: signal.Signals) -> None:
-    """Send a signal to each of these processes that is still there."""
+    """Send a signal to each of these processes that still exists."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..hooks.broker.publishing import INLINE
-from ..hooks.jobs.eager import run_owed, worker_here
+from ..hooks.jobs.eager import DIED, run_owed, worker_here
 from ..hooks.outcome import Outcome
 from ..hooks.tasks.inline import run_kept
 from ..hooks.worker import recording
@@ -19,8 +19,8 @@ from ..model.checks import shown as in_text
 from ..model.crash_points import Died
 from ..model.durable import Message
 from ..model.errors import InvalidValueError
-from ..operations.noted_asks import apply_due, apply_noted_asks
-from ..operations.publications import deliver_page
+from ..operations.changes.noted_asks import apply_due, apply_noted_asks
+from ..operations.changes.publications import deliver_page
 from ..operations.runtime import Runtime
 from ..services.duty import Report
 from ..services.heartbeat.heartbeat import Heartbeat
@@ -38,10 +38,10 @@ PAGE = 100
 
 
 def run_job(job: Job, *, raise_errors: bool = True) -> Job:
-    """Do the one run that a job owes now, and return the job as it is then.
+    """Do the one run that a job owes now, and return the job as it is afterwards.
 
-    What else it asks for stays asked for: its children, say, and its next run. With `raise_errors` the error of its
-    body is raised, once its end is written. AssertionError if no run is owed.
+    Work that the run asks for does not run, such as its children and its next run. With `raise_errors` the error of its
+    body is raised after its end is written. AssertionError if no run is owed.
     """
     if not isinstance(job, Job):
         raise InvalidValueError(f"run_job() takes a job, as enqueue() returns it, not {in_text(job)}.")
@@ -59,11 +59,11 @@ def run_job(job: Job, *, raise_errors: bool = True) -> Job:
 
 
 def run_until_quiet(sidejob: Any, *, limit: int = 1000, raise_errors: bool = True) -> int:
-    """Run the jobs and durable tasks that are due, and all that they lead to; return the number of runs.
+    """Run all due jobs and durable tasks, and all work that follows from them; return the number of runs.
 
-    What is due later stays in the store; `move_clock` brings it nearer. With `raise_errors` the first error of a body
-    is raised, once its end is written; without it, errors are kept as a worker keeps them. AssertionError if there is
-    more to run after `limit` runs, with the jobs and tasks that are still due.
+    Work that is due later stays in the store; `move_clock` brings it nearer. With `raise_errors` the first error of a
+    body is raised after its end is written; otherwise errors are stored as a worker does. AssertionError if work is
+    still due after `limit` runs; the message lists it.
     """
     if not isinstance(getattr(sidejob, "runtime", None), Runtime):
         raise InvalidValueError(f"run_until_quiet() takes a SideJob, not {in_text(sidejob)}.")
@@ -87,7 +87,7 @@ def run_until_quiet(sidejob: Any, *, limit: int = 1000, raise_errors: bool = Tru
 
 @contextmanager
 def _working(runtime: Runtime) -> Iterator[Heartbeat]:
-    """Have this process be a worker within the block, and tell no other one of what is asked for."""
+    """Let this process be a worker within the block; other workers are not woken by its asks."""
     inline = INLINE.set(set())
     try:
         _rescue_lost(runtime)
@@ -103,9 +103,9 @@ def _working(runtime: Runtime) -> Iterator[Heartbeat]:
 
 
 def _rescue_lost(runtime: Runtime) -> None:
-    """Rescue or bury what dead workers held, as the sweeper does: killed ones, and what this process was as it "died".
+    """Rescue or bury the runs of dead workers, as the sweeper does: of killed workers, and of this one if it "died".
 
-    A worker whose process is gone is not waited for.
+    A worker whose process is gone is declared dead at once.
     """
     for row in workers.list_all(runtime.connections, runtime.settings):
         if row.dead_at is None and _is_gone(row.ident):
@@ -114,7 +114,7 @@ def _rescue_lost(runtime: Runtime) -> None:
 
     def all_rescued() -> bool:
         DeadWorkers(sweep).run_once()
-        LostRuns(sweep).run_once()  # not a job that the server has locked until it notices its client's death
+        LostRuns(sweep).run_once()  # except jobs that the server keeps locked until it notices its client's death
         return not any(row.dead_at for row in workers.list_all(runtime.connections, runtime.settings))
 
     wait_until(all_rescued, message="the runs of dead workers to be rescued")
@@ -124,13 +124,13 @@ def _rescue_lost(runtime: Runtime) -> None:
 
 
 def _is_gone(ident: str) -> bool:
-    """Tell whether a worker has run on this machine, and does not any more."""
+    """Tell whether a worker has run on this machine, and is gone, or "died" in this process."""
     host, _, pid = ident.rpartition(":")[0].rpartition(":")
-    return host == socket.gethostname() and not family(int(pid))
+    return ident in DIED or (host == socket.gethostname() and not family(int(pid)))
 
 
 def _due(runtime: Runtime) -> Any:
-    """Apply what the sweeper would, and return the rows of what could run now."""
+    """Do the sweeper's due work, and return the rows of all runs that could begin now."""
     for channel in publications.channels(runtime.connections, after="", limit=PAGE):
         while deliver_page(runtime, channel):
             pass
@@ -140,7 +140,7 @@ def _due(runtime: Runtime) -> Any:
 
 
 def _run(sidejob: Any, worker: Heartbeat, row: Any) -> Outcome | None:
-    """Do the run of a row; None if it is over already."""
+    """Do the run of a row; None if it is already over."""
     if row.task not in sidejob.app.tasks:
         raise AssertionError(f"{row.task} is due, and this process does not know it: import the module of this task.")
     if row.body is None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .worker import Worker, Workers
 
 WORKERS: pytest.StashKey[Workers] = pytest.StashKey()
-"""Where a test has its workers, whose output is shown if it fails."""
+"""The workers of a test, whose output is shown if it fails."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -28,7 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """See to it that the app's own tables are made and dropped in databases of tests alone, if it has such tables."""
+    """Make sure that the app's own tables, if any, are made and dropped only in databases for tests."""
     if session.config.getini("sidejob_app") and "sqlalchemy" in sys.modules:
         from .databases import refuse_tables_elsewhere
 
@@ -37,7 +37,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session")
 def sidejob_postgres_url() -> Iterator[str]:
-    """An administrator's URL of a Postgres: that of SIDEJOB_TEST_DATABASE_URL, or of a throwaway one."""
+    """An administrator's URL of a Postgres: that of SIDEJOB_TEST_DATABASE_URL, or of a throwaway server."""
     from .servers import postgres
 
     with postgres() as url:
@@ -46,7 +46,7 @@ def sidejob_postgres_url() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def sidejob_redis() -> Iterator[RedisPart]:
-    """A Redis, or a part of that of SIDEJOB_TEST_REDIS_URL; only for an app whose broker or backend is one."""
+    """A Redis, or a part of the Redis at SIDEJOB_TEST_REDIS_URL; only for an app whose broker or backend is Redis."""
     from .servers import redis_part
 
     with redis_part() as part:
@@ -55,12 +55,11 @@ def sidejob_redis() -> Iterator[RedisPart]:
 
 @pytest.fixture(scope="session")
 def sidejob_database_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The URL of the store: a database that this process makes and drops. Override it to use one of your own.
+    """The URL of the store: a database that this process makes and drops. Override it to use your own database.
 
-    If the store is in one of Django's databases, and pytest-django makes that for tests, it is that one.
+    If the store is in a Django database that pytest-django makes for tests, it is that database.
     """
-    from .databases import Databases
-    from .django_databases import alias_of_store, url_of
+    from .databases import Databases, alias_of_store, url_of
 
     if request.config.pluginmanager.hasplugin("django"):
         alias = alias_of_store(_app(request))
@@ -75,7 +74,7 @@ def sidejob_database_url(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def sidejob_broker_url(request: pytest.FixtureRequest, sidejob_database_url: str) -> str:
-    """The URL of the broker, of the kind that the app has. Override it to use another one."""
+    """The URL of the broker, of the same type as the app's. Override it to use another broker."""
     from .servers import broker_url
 
     return broker_url(_app(request), sidejob_database_url, _part(request))
@@ -83,7 +82,7 @@ def sidejob_broker_url(request: pytest.FixtureRequest, sidejob_database_url: str
 
 @pytest.fixture(scope="session")
 def sidejob_settings() -> Mapping[str, Any]:
-    """Further changes of the app's configuration for tests; none. Override it to have some."""
+    """Further changes to the app's configuration for tests; none by default. Override it to add some."""
     return {}
 
 
@@ -92,7 +91,7 @@ def sidejob_configuration(
     request: pytest.FixtureRequest, sidejob_database_url: str, sidejob_broker_url: str,
     sidejob_settings: Mapping[str, Any],
 ) -> Mapping[str, Any]:  # fmt: skip
-    """All changes of the app's configuration, in this process and in the workers of tests."""
+    """All changes to the app's configuration, in this process and in the workers of tests."""
     from .servers import configuration
 
     changes = configuration(_app(request), sidejob_database_url, sidejob_broker_url, _part(request))
@@ -101,7 +100,7 @@ def sidejob_configuration(
 
 @pytest.fixture(scope="session")
 def sidejob_app(request: pytest.FixtureRequest, sidejob_configuration: Mapping[str, Any]) -> Iterator[Any]:
-    """Your app, on the servers of the tests until the end of the run."""
+    """Your app, on the servers of the tests until the end of the test run."""
     from .servers import configured
 
     app = _app(request)
@@ -114,7 +113,7 @@ def sidejob_store(request: pytest.FixtureRequest, sidejob_app: Any) -> Iterator[
     """The app's `SideJob` on an empty store and broker; both are emptied after the test."""
     from .servers import empty_all
 
-    part = _part(request)  # now: fixtures are not to be asked for when a test is over
+    part = _part(request)  # now, because no fixture may be requested once a test is over
     yield sidejob_app.sidejob
     empty_all(sidejob_app, part)
 
@@ -134,7 +133,7 @@ def sidejob_workers(
 
 @pytest.fixture
 def sidejob_worker(sidejob_workers: Workers) -> Worker:
-    """A real worker of your app with one process, which consumes when the test begins."""
+    """A real worker of your app with one process, already consuming when the test begins."""
     return sidejob_workers.start()
 
 

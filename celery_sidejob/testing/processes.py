@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ..embedded.processes import children
 from .freezing import freeze, send_all, session, thaw
@@ -15,34 +15,12 @@ from .waiting import patient, wait_until
 LOG_TAIL_LINES = 60
 
 
-class Started(Protocol):
-    """As much of `subprocess.Popen` as is needed here."""
-
-    pid: int
-    returncode: int | Any
-
-    def poll(self) -> int | None:
-        """Return the exit code, or None while the process runs."""
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end and return the exit code."""
-
-    def send_signal(self, sig: int) -> None:
-        """Send a signal, unless the process has ended."""
-
-    def kill(self) -> None:
-        """Send SIGKILL, unless the process has ended."""
+Start = Callable[..., Any]
+"""Starts a process as `start_process` does; returns an object with the methods of `subprocess.Popen`."""
 
 
-class Start(Protocol):
-    """Starts a process in a session of its own, whose output goes to a file."""
-
-    def __call__(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, log_path: Path) -> Started:
-        """Start it, and wait for nothing."""
-
-
-def start_process(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, log_path: Path) -> Started:
-    """Start a process in a session of its own, whose output goes to a file."""
+def start_process(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, log_path: Path) -> Any:
+    """Start a process in its own session, whose output goes to a file."""
     with log_path.open("wb") as sink:
         return subprocess.Popen(
             argv, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT,
@@ -51,9 +29,9 @@ def start_process(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, log
 
 
 class Process:
-    """A process with a session of its own, whose output goes to a file.
+    """A process with its own session, whose output goes to a file.
 
-    Its "group" is all of that session: itself, its pool's processes, and those of its children that outlive it.
+    Its "group" is the whole session: itself, its pool's processes, and children that outlive it.
     """
 
     def __init__(
@@ -72,15 +50,15 @@ class Process:
 
     @property
     def alive(self) -> bool:
-        """Whether the main process has not ended; a frozen one is alive."""
+        """Whether the main process has not ended; a frozen process is alive."""
         return self._started.poll() is None
 
     def log(self) -> str:
-        """Return all it has written, to standard output and standard error."""
-        return self.log_path.read_text(errors="replace")
+        """Return everything it has written, to standard output and standard error; nothing before it has begun."""
+        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
 
     def log_tail(self, lines: int = LOG_TAIL_LINES) -> str:
-        """Return the last lines it has written."""
+        """Return the last lines of its output."""
         return "\n".join(self.log().splitlines()[-lines:])
 
     def wait_for_log(self, text: str, timeout: float = 10.0, *, count: int = 1) -> None:
@@ -91,7 +69,7 @@ class Process:
         """Return once the fact is true; AssertionError at once if the process ends before that."""
 
         def outcome() -> str:
-            alive = self.alive  # asked before the fact: its last deed must not be missed
+            alive = self.alive  # asked before the fact: the process's last effect must not be missed
             if fact():
                 return "true"
             return "" if alive else "ended"
@@ -107,29 +85,20 @@ class Process:
         """Return its exit code, or minus the signal that ended it, once the main process has ended."""
         timeout = patient(timeout)
         try:
-            return self._started.wait(timeout)
+            return int(self._started.wait(timeout))
         except subprocess.TimeoutExpired:
             raise TimeoutError(f"{self!r} not ended within {timeout:g} s:\n{self.log_tail()}") from None
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send any signal to the main process; nothing when it has ended."""
+        """Send any signal to the main process; without effect once it has ended."""
         self._started.send_signal(number)
 
     def terminate(self) -> None:
         """Send SIGTERM to the main process: a worker's warm shutdown. Does not wait."""
         self.send_signal(signal.SIGTERM)
 
-    def kill_main(self) -> None:
-        """Send SIGKILL to the main process alone; when this returns it is gone, its children perhaps not.
-
-        On Linux the pool's processes of a prefork worker have asked to be killed at that moment (celery.platforms), and
-        are gone a little later even in the middle of a task.
-        """
-        self._started.kill()
-        self._started.wait(10)
-
     def kill_group(self) -> None:
-        """Send SIGKILL to everything in its session; when this returns all of it is gone."""
+        """Send SIGKILL to everything in its session; on return all of it is gone."""
 
         def all_gone() -> bool:
             members = self.group()
@@ -141,7 +110,7 @@ class Process:
         self._started.wait(10)
 
     def freeze(self) -> None:
-        """Send SIGSTOP to everything in its session; when this returns all of it stands still."""
+        """Send SIGSTOP to everything in its session; on return all of it is stopped."""
         freeze(self.group)
 
     def thaw(self) -> None:
@@ -154,5 +123,5 @@ class Process:
         return [pid for pid in children(self.pid) if pid in alive]
 
     def group(self) -> list[int]:
-        """Return everything alive in its session, whether or not the main process still is."""
+        """Return every live process in its session, even if the main process is gone."""
         return session(self.pid)

@@ -1,7 +1,7 @@
-"""The servers of a run of tests, and the user's app on them.
+"""The servers of a test run, and the user's app on them.
 
-Where the environment names a server it is used, else a throwaway one is started. Of a given Postgres we make and drop
-databases of our own. In a given Redis our keys have a prefix of their own; others are left alone.
+If the environment names a server, the tests use it; otherwise a throwaway server is started. On a given Postgres the
+tests make and drop their own databases. In a given Redis their keys have their own prefix; other keys are not touched.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ QUICK: Mapping[str, Any] = {
     "sidejob_heartbeat_interval": 1,
     "sidejob_lost_after": 2,
 }
-"""Settings with shorter times than the defaults: a test kills its workers, and waits for what follows."""
+"""Settings with shorter times than the defaults: a test kills its workers, and waits for the consequences."""
 
 OVERRIDING = ("CELERY_BROKER_URL", "CELERY_BROKER_READ_URL", "CELERY_BROKER_WRITE_URL", "CELERY_RESULT_BACKEND")
-"""Variables that Celery takes before any configuration."""
+"""Variables that take precedence over any configuration in Celery."""
 
 
 @dataclass(frozen=True)
 class RedisPart:
-    """A Redis, and the prefix of the keys in it that are the tests' own; with none all keys are."""
+    """A Redis, and the prefix of the tests' keys in it; without a prefix all keys are the tests'."""
 
     url: str
     prefix: str = ""
@@ -61,7 +61,7 @@ class RedisPart:
             ) from error
 
     def empty(self, *, bindings: bool = False) -> None:
-        """Delete the tests' keys; the bindings of queues only if asked to: the app's open connections rely on them."""
+        """Delete the tests' keys; the bindings of queues only on request: the app's open connections rely on them."""
         import redis  # here, because an app on another broker may not have it
 
         with redis.Redis.from_url(self.url) as client:
@@ -73,7 +73,7 @@ class RedisPart:
 
 @contextmanager
 def postgres() -> Iterator[str]:
-    """Have a Postgres within the block; yields an administrator's URL."""
+    """Provide a Postgres within the block; yields an administrator's URL."""
     given = os.environ.get(POSTGRES)
     if given:
         check_can_be_reached(given, f"the Postgres that {POSTGRES} names", remedy="unset it to have one started")
@@ -85,7 +85,7 @@ def postgres() -> Iterator[str]:
 
 @contextmanager
 def redis_part() -> Iterator[RedisPart]:
-    """Have a Redis within the block, or a part of the given one."""
+    """Provide a Redis within the block, or a part of the given Redis."""
     given = os.environ.get(REDIS)
     if not given:
         with _throwaway(embedded.Valkey(), REDIS) as server:
@@ -101,7 +101,7 @@ def redis_part() -> Iterator[RedisPart]:
 
 @contextmanager
 def _throwaway(server: Any, variable: str) -> Iterator[Any]:
-    """Start a server of ours; SettingsError if there is none to start."""
+    """Start a throwaway server; SettingsError if there is no program for it."""
     try:
         server.start()
     except embedded.ServerError as error:
@@ -115,7 +115,7 @@ def _throwaway(server: Any, variable: str) -> Iterator[Any]:
 
 
 def app_of(name: str | None) -> Celery:
-    """Return the app that `celery -A name` would find."""
+    """Return the app that `celery -A name` finds."""
     if not name:
         raise SettingsError(
             "Which app is tested? Name it in pytest's configuration as `celery -A` is given it: sidejob_app = shop "
@@ -138,14 +138,14 @@ def app_of(name: str | None) -> Celery:
 
 
 def _is_absent(name: str, error: ImportError | AttributeError) -> bool:
-    """Tell whether the app itself was not found, and not what its module needs."""
+    """Tell whether the app itself was not found, rather than something that its module imports."""
     if isinstance(error, AttributeError):
         return getattr(error.obj, "__name__", None) == name.partition(":")[0]
     return error.name is not None and f"{name}.".replace(":", ".").startswith(f"{error.name}.".replace(":", "."))
 
 
 def kind_of(url: Any) -> str:
-    """Return the kind of server that a broker's or a result backend's URL needs: redis, postgres, amqp or other."""
+    """Return the kind of server that the URL of a broker or result backend needs: redis, postgres, amqp or other."""
     scheme = (url if isinstance(url, str) else next(iter(url or ()), "")).partition(":")[0]
     if scheme.startswith(("redis", "rediss", "valkey")) or scheme in ("sidejob", "sidejobs", "sentinel"):
         return "redis"
@@ -155,7 +155,7 @@ def kind_of(url: Any) -> str:
 
 
 def broker_url(app: Celery, database_url: str, part: RedisPart | None) -> str:
-    """Return the URL of the test's broker: of the kind that the app has."""
+    """Return the URL of the test's broker: of the same kind as the app's."""
     own = app.conf.broker_url
     match kind_of(own):
         case "redis" if part is not None:
@@ -188,7 +188,7 @@ def _check_amqp(url: str) -> None:
     try:
         with Connection(url, connect_timeout=CONNECT_S) as connection:
             connection.connect()
-    except Exception as error:  # of the library that talks to it, whichever that is
+    except Exception as error:  # the broker's library may raise anything
         raise SettingsError(
             f"The tests cannot reach the RabbitMQ that {AMQP} names: {first_line(error)}. Start it, or correct the "
             "variable."
@@ -219,7 +219,7 @@ def configuration(app: Celery, database_url: str, broker: str, part: RedisPart |
 
 @contextmanager
 def configured(app: Celery, changes: Mapping[str, Any]) -> Iterator[None]:
-    """Have the app use other servers within the block; the schema is made there."""
+    """Let the app use other servers within the block; the schema is made there."""
     url, before = changes["sidejob_database_url"], dict(app.conf.changes)
     check_is_for_tests(url)
     check_can_be_reached(url, "the database that the fixture sidejob_database_url returns", remedy="return another one")
@@ -239,7 +239,7 @@ def configured(app: Celery, changes: Mapping[str, Any]) -> Iterator[None]:
 
 
 def empty_all(app: Celery, part: RedisPart | None) -> None:
-    """Delete what a test has left in the store and in the broker."""
+    """Delete everything that a test has left behind in the store and in the broker."""
     app.sidejob.close()
     empty(app.sidejob.settings.require_database_url(), app.sidejob.settings.schema)
     if part is not None:

@@ -1,4 +1,4 @@
-"""The app that a test asks about, and how its jobs are shown in messages."""
+"""The app that a test asks about, and the text of its jobs in messages."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ..model.errors import SettingsError
 
 
 def sidejob_of(subject: Any = None) -> Any:
-    """Return the `SideJob` of a task, a job or an app; without any of these that of the present app."""
+    """Return the `SideJob` of a task, a job or an app; without any of these, of the present app."""
     if isinstance(subject, Job):
         runtime = subject._runtime
         for app in apps.every_app():
             found = getattr(app, "sidejob", None)
-            with suppress(SettingsError):  # of another app, which is not configured
+            with suppress(SettingsError):  # raised by another app, which is not configured
                 if found is not None and found.runtime.connections is runtime.connections:
                     return found
-    # A SideJob has an app as a task has one.
+    # A SideJob has an app, like a task.
     app = getattr(subject, "app", None) or apps.present()
     found = getattr(app, "sidejob", None)
     if found is None:
@@ -29,7 +29,7 @@ def sidejob_of(subject: Any = None) -> Any:
 
 
 def shown(job: Job) -> str:
-    """Return a job as messages show it."""
+    """Return a job's text for messages."""
     return f"job {job.id} {call_of(job.task, job.args, job.kwargs)} [{job.status}, queue {job.queue}]"
 
 

@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def patient(timeout: float) -> float:
-    """Return a deadline in seconds, longer by the factor `SIDEJOB_TEST_PATIENCE` for a machine that does much else."""
+    """Return a deadline in seconds, multiplied by `SIDEJOB_TEST_PATIENCE` on a busy machine."""
     return timeout * float(os.environ.get("SIDEJOB_TEST_PATIENCE", "1"))
 
 
@@ -22,9 +22,9 @@ def wait_until(
     interval: float = 0.02,
     message: str = "",
 ) -> T:
-    """Return the first truthy value of `predicate`; after `timeout` seconds TimeoutError tells its last answer.
+    """Return the first truthy value of `predicate`; after `timeout` seconds TimeoutError shows its last value.
 
-    The environment variable `SIDEJOB_TEST_PATIENCE` is a factor for all timeouts, for a machine that does much else.
+    The environment variable `SIDEJOB_TEST_PATIENCE` multiplies all timeouts, for a busy machine.
     An exception of the predicate counts as "not yet". If the last call raised it, it is the TimeoutError's cause. The
     predicate is called at least once, and once more after the deadline, so that a busy machine fails no test.
     """

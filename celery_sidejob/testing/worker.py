@@ -1,4 +1,4 @@
-"""A real `celery worker` of the user's app, in processes of its own: started, killed, stopped and frozen by a test."""
+"""A real `celery worker` of the user's app, in its own processes: started, killed, stopped and frozen by a test."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any, Self
 from ..embedded.account import temporary_path
 from ..embedded.janitor import Janitor, uninterrupted
 from ..embedded.processes import environment
-from . import crashes, django_databases
+from . import crashes, databases
 from .processes import Process
 from .variables import APP, CONFIGURATION, DJANGO, READY
 
@@ -31,8 +31,8 @@ _numbers = itertools.count(1)
 class Worker:
     """A worker of the app that ``celery -A app`` would find; as a context manager it is killed at the end of the block.
 
-    `configuration` are keys of ``app.conf`` with the values that they have in the worker. `env` are further variables;
-    the others are those of this process, and so are `sys.path` and the working directory.
+    `configuration` has keys of ``app.conf`` with their values in the worker. `env` has further environment variables.
+    The other variables, `sys.path` and the working directory are those of this process.
     """
 
     def __init__(  # noqa: PLR0913 - each is an option of `celery worker`, or says where it runs
@@ -41,7 +41,7 @@ class Worker:
         directory: Path | None = None,
     ) -> None:  # fmt: skip
         self.name = f"worker{next(_numbers)}-{secrets.token_hex(2)}@test"
-        """The name it answers to in remote control."""
+        """Its name in remote control."""
         self._argv = [
             sys.executable, "-m", "celery", "-A", "celery_sidejob.testing.worker_app", "worker", "-n", self.name,
             "--loglevel=INFO", "--without-gossip", "--without-mingle", f"--pool={pool}", f"--concurrency={concurrency}",
@@ -53,7 +53,7 @@ class Worker:
         self._temporary: Path | None = None
         self._env = {
             **os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": _python_path(), APP: app,
-            CONFIGURATION: json.dumps(dict(configuration or {})), DJANGO: json.dumps(django_databases.names()),
+            CONFIGURATION: json.dumps(dict(configuration or {})), DJANGO: json.dumps(databases.names()),
         }  # fmt: skip
         self._given = dict(env or {})
         self._lives: list[Process] = []
@@ -97,24 +97,24 @@ class Worker:
         _janitor().forget_process(self._life.pid)
 
     def stop(self, timeout: float = STOP_TIMEOUT_S) -> int:
-        """Stop it as a deployment does (SIGTERM): it ends what it runs; returns its exit code."""
+        """Stop it as a deployment does (SIGTERM): it finishes its runs; returns its exit code."""
         self._life.terminate()
         code = self._life.wait(timeout)
         self.kill()
         return code
 
     def restart(self, timeout: float = READY_TIMEOUT_S) -> Self:
-        """Start it once more with the same options, after a `stop()` if it runs."""
+        """Start it again with the same options, after a `stop()` if it runs."""
         if self.alive:
             self.stop()
         return self.start(timeout)
 
     def freeze(self) -> None:
-        """Let all its processes stand still (SIGSTOP): it holds what it holds, and beats no more."""
+        """Stop all its processes with SIGSTOP: it keeps its messages and locks, and sends no heartbeat."""
         self._life.freeze()
 
     def thaw(self) -> None:
-        """Let a frozen worker go on."""
+        """Let a frozen worker continue."""
         self._life.thaw()
 
     def close(self) -> None:
@@ -126,33 +126,33 @@ class Worker:
             _janitor().forget_directory(self._temporary)
             self._temporary = None
 
-    # -- what it shows -------------------------------------------------------------------------------------------
+    # -- its processes and output --------------------------------------------------------------------------------
 
     @property
     def alive(self) -> bool:
-        """Whether its main process runs; a frozen one does."""
+        """Whether its main process runs, even frozen."""
         return bool(self._lives) and self._lives[-1].alive
 
     @property
     def pid(self) -> int:
-        """Its main process."""
-        return self._life.pid
+        """The id of its main process."""
+        return int(self._life.pid)
 
     @property
     def pool_pids(self) -> Sequence[int]:
-        """The processes of its pool; only `prefork` has any."""
+        """The ids of its pool's processes; only `prefork` has any."""
         return self._life.children()
 
     def log(self) -> str:
-        """Return all that its lives have written."""
+        """Return its whole output, over all its starts."""
         return "".join(life.log() for life in self._lives)
 
     def log_tail(self) -> str:
-        """Return the last lines of its present or last life."""
+        """Return the last lines of its output since its last start."""
         return self._lives[-1].log_tail() if self._lives else ""
 
     def wait_for_log(self, text: str, timeout: float = 10.0) -> None:
-        """Return once its present life has written this text."""
+        """Return once it has written this text since its last start."""
         self._life.wait_for_log(text, timeout)
 
     @property
@@ -184,7 +184,7 @@ class Workers:
         self._configuration = configuration
         self._directory = directory
         self.started: list[Worker] = []
-        """All workers of the test, those that have ended too."""
+        """All workers of the test, including those that have ended."""
 
     def start(self, *, configuration: Mapping[str, Any] | None = None, **options: Any) -> Worker:
         """Start a worker, and return when it consumes; the options are those of `Worker`."""
@@ -194,19 +194,19 @@ class Workers:
         return worker.start()
 
     def close(self) -> None:
-        """Kill those that run."""
+        """Kill the workers that run."""
         for worker in self.started:
             worker.close()
 
 
 def _python_path() -> str:
-    """Return a PYTHONPATH by which a process imports what this one does."""
+    """Return a PYTHONPATH with which a process imports the same modules as this process."""
     return os.pathsep.join(entry or os.getcwd() for entry in sys.path)
 
 
 @cache
 def _janitor() -> Janitor:
-    """Return what kills the workers of this process if it dies itself."""
+    """Return the janitor that kills this process's workers if it dies itself."""
     made = Janitor(environment())
     atexit.register(made.close)
     return made

@@ -1,6 +1,6 @@
 """The app of a worker that a test has started: the user's app, on the servers of the test.
 
-`worker.py` runs ``celery -A celery_sidejob.testing.worker_app worker``, so that Celery imports everything in its own
+`worker.py` runs ``celery -A celery_sidejob.testing.worker_app worker``, so that Celery imports everything in its usual
 order: first it patches for the pool, then it imports the app.
 """
 
@@ -27,7 +27,7 @@ def _told() -> Any:
         from django.conf import settings  # the test has it; the app may not have imported it yet
         from django.db import connections
 
-        if settings.configured or "DJANGO_SETTINGS_MODULE" in os.environ:  # otherwise the app does without Django
+        if settings.configured or "DJANGO_SETTINGS_MODULE" in os.environ:  # otherwise the app works without Django
             for alias, name in names.items():
                 connections[alias].settings_dict["NAME"] = name
     return found

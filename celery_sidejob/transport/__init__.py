@@ -1,8 +1,8 @@
 """`broker_url = "sidejob://host:6379/0"`: Celery's Redis broker, with messages that a killed worker does not lose.
 
 For any app of Celery or kombu, with or without the rest of this package: importing this module makes the URLs known
-(`sidejobs://` is with TLS, `sidejob-sentinel://` asks sentinels for the server). It announces each message that
-is refused, recovered or buried.
+(`sidejobs://` uses TLS, `sidejob-sentinel://` asks sentinels for the server). It announces each message that is
+refused, recovered or buried.
 """
 
 from kombu.transport import TRANSPORT_ALIASES

@@ -1,6 +1,6 @@
 """The transport's announcements; a receiver that raises stops nothing.
 
-kombu has no signals, and a transport must not import Celery's: so these are as small as possible.
+kombu has no signals, and a transport must not import Celery's: so these are minimal.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Receiver = Callable[..., Any]
 
 
 class Announcement:
-    """An event: its receivers are called in the thread in which it happened."""
+    """An event: its receivers are called in the thread of the event."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -43,12 +43,12 @@ class Announcement:
 
 
 message_refused = Announcement("message_refused")
-"""`verb`, `consumer`, `delivery_tag`: this consumer was taken for dead, or its connection broke, and its message has
-gone to another. It was done twice, or will be; what was to be done to it ("ack", "reject", "requeue") was not."""
+"""`verb`, `consumer`, `delivery_tag`: this consumer counted as dead, or its connection broke, and its message has gone
+to another. The message was executed twice, or will be; the verb ("ack", "reject", "requeue") had no effect."""
 
 messages_recovered = Announcement("messages_recovered")
 """`consumer`, `queue`, `task_ids`: a dead consumer's messages are back at the head of their queue, oldest first."""
 
 message_buried = Announcement("message_buried")
-"""`queue`, `task_id`, `reason`: a message went to the dead list, for it is nothing that can be delivered (`task_id` is
-None) or has been delivered too often."""
+"""`queue`, `task_id`, `reason`: a message went to the dead list, because it cannot be delivered (`task_id` is None) or
+was delivered too often."""

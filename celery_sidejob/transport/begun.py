@@ -1,8 +1,8 @@
-"""Which messages of a consumer have begun: only those can have killed its process.
+"""The messages of a consumer that have begun: only these can have killed its process.
 
-A kombu consumer begins with a message when it receives it. A Celery worker may hold it for long, until a process of its
-pool is free; Celery's list of requests tells. That list is found in `sys.modules`, because this transport
-imports nothing of Celery.
+A kombu consumer begins a message when it receives it. A Celery worker may keep it for long, until a process of its pool
+is free; Celery's list of requests shows this. The list is found in `sys.modules`, because this transport does not
+import Celery.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def waiting() -> set[str]:
 
 
 def running() -> set[str]:
-    """Return the delivery tags of messages that it has begun and not ended."""
+    """Return the delivery tags of messages that a worker in this process has begun and not ended."""
     state = sys.modules.get(STATE)
     return set() if state is None else _tags(_all(state.active_requests))
 
@@ -35,12 +35,12 @@ def returns(properties: Mapping[str, Any]) -> int:
     """Return how often a message has come back from a consumer that had begun it."""
     try:
         return int(properties.get("delivery_count") or 0)
-    except (TypeError, ValueError, OverflowError):  # somebody else's
+    except (TypeError, ValueError, OverflowError):  # written by another program
         return 0
 
 
 def is_for_later(headers: Mapping[str, Any]) -> bool:
-    """Tell whether a message has an eta that has not come: its worker only holds it."""
+    """Tell whether a message has an eta in the future: then its worker only keeps it."""
     try:
         eta = datetime.fromisoformat(headers["eta"])
     except (KeyError, TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""A dead list, whichever transport has it: messages that nobody is given again until a person says otherwise."""
+"""A dead list of any transport: messages that are delivered to no worker until a person decides."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class DeadMessage(ABC):
     """A message that was given up."""
 
     text: bytes = field(repr=False)
-    """By which the list finds it again."""
+    """The key under which the list stores it."""
     queue: str
     task_id: str | None
     """The id of its task; None for a message without a task."""
     reason: str
     at: datetime
     message: str = field(repr=False)
-    """As it was in its queue."""
+    """The message as it was in its queue."""
 
     @property
     @abstractmethod
     def id(self) -> str:
-        """By what people name it: not every message has a task id."""
+        """The name of the entry for people: not every message has a task id."""
 
     @property
     @abstractmethod
@@ -51,13 +51,13 @@ class DeadList(ABC, Generic[M]):
     @classmethod
     @abstractmethod
     def of(cls, channel: Any) -> DeadList[M]:
-        """Return that of a channel's broker."""
+        """Return the dead list of a channel's broker."""
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     def __iter__(self) -> Iterator[M]:
-        """Yield all, those first that have been there for longer."""
+        """Yield all entries, the oldest first."""
         cursor = Cursor()
         while True:
             cursor, page = self.page(cursor)
@@ -68,26 +68,26 @@ class DeadList(ABC, Generic[M]):
 
     @abstractmethod
     def page(self, cursor: Cursor) -> tuple[Cursor, list[M]]:
-        """Return a page behind a cursor, and that cursor: the beginning, if an entry before it was removed."""
+        """Return the page behind a cursor, and the new cursor: the beginning, if an earlier entry was removed."""
 
     @abstractmethod
     def delete(self, text: bytes) -> bool:
-        """Remove a message for good; False if somebody else has."""
+        """Remove a message for good; False if it was already removed."""
 
     @abstractmethod
     def deliver_again(self, message: M) -> bool:
-        """Have a message delivered again, as if it had never been; False if it was retried or deleted meanwhile.
+        """Deliver a message again as a fresh one; False if it was retried or deleted meanwhile.
 
         Raises ValueError for an entry that is no message, and would be back at once.
         """
 
 
 Dropped = tuple[str, str | None, datetime]
-"""The queue of a dropped message, its task's id, and when it was given up."""
+"""The queue of a dropped message, its task id, and the time when it was given up."""
 
 
 def log_dropped(dropped: Iterable[Dropped], *, limit: int | None, days: float | None) -> None:
-    """Log messages that a dead list with these bounds keeps no longer."""
+    """Log messages that a dead list with these bounds no longer keeps."""
     for queue, task_id, at in dropped:
         logger.error(
             "A message of queue %r (task %s) was dropped from the dead list, where it was since %s: the list "

@@ -1,4 +1,4 @@
-"""The elements of a queue that may be no messages: somebody else's, or with a type that only their sender knows."""
+"""Decodes elements of a queue that may be no messages: another program's, or with a type that only the sender knows."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class NotAMessageError(Exception):
 
     @property
     def reason(self) -> str:
-        """What is wrong with it."""
+        """The fault, as text."""
         return f"it is no message: {(self.__cause__ or self)!r}"
 
 
 def made(make: Callable[[], T]) -> T:
-    """Decode an element of a queue; NotAMessageError if a second try fails too, so it is no passing trouble."""
+    """Decode an element of a queue; NotAMessageError if a second try fails too, so that it is no passing trouble."""
     try:
         return make()
     except Exception:
@@ -33,16 +33,16 @@ def made(make: Callable[[], T]) -> T:
 
 
 class Payload(dict[str, Any]):
-    """What kombu makes a message of, from a row of the outbox: nobody's message is one, whatever it says."""
+    """The ingredients of kombu's message, from a row of the outbox; no received text can be one, whatever it says."""
 
     held: Any = None
 
 
 class Message(virtual.Message):
-    """kombu's, which tells when what it is to be made of is no message: its bytes are not as its encoding says, say."""
+    """kombu's message, which reports invalid ingredients, such as bytes that do not fit their encoding."""
 
     held: Any = None
-    """The hold of the row that the message is of, and what its process is to know of it, if this worker holds that."""
+    """The hold of the message's row and the facts for its process, if this worker holds the row."""
 
     def __init__(self, payload: Any, channel: Any = None, **options: Any) -> None:
         made(partial(super().__init__, payload, channel=channel, **options))
@@ -51,7 +51,7 @@ class Message(virtual.Message):
             self.held = payload.held
 
     def _check(self) -> None:
-        """Raise TypeError for what ends a consumer, and in Celery the worker: the next one would get the message."""
+        """Raise TypeError for a fault that would end a consumer, and in Celery the worker, and then the next worker."""
         for name in ("content_type", "content_encoding"):
             if not isinstance(getattr(self, name), str | None):
                 raise TypeError(f"{name} is no text")
@@ -63,7 +63,7 @@ class Message(virtual.Message):
 
 
 def check_task(headers: Mapping[str, Any]) -> None:
-    """Raise TypeError for headers of a task by which a worker would end, not the task fail."""
+    """Raise TypeError for headers of a task that would end a worker rather than fail the task."""
     for name in ("task", "id"):
         if isinstance(headers.get(name), list | dict):
             raise TypeError(f"the header {name} is no text")

@@ -1,4 +1,4 @@
-"""The check of `broker_transport_options`, and those options that both transports have."""
+"""The check of `broker_transport_options`, and the options that both transports have."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..model.checks import MOST_S, SLIP, Form, is_number, is_seconds, nearest
 DEFAULTS: Mapping[str, Any] = {
     "loop_timeout": 30.0, "delivery_limit": 20, "dead_list_limit": 10_000, "dead_list_days": 90,
 }  # fmt: skip
-"""What both transports take for an option that is not given."""
+"""The defaults of both transports for options that are not given."""
 
 SHARED: Mapping[str, Form] = {
     "consumer_timeout": (f"a number of seconds above 0, {MOST_S}", lambda value: is_seconds(value) and value > 0),
@@ -27,7 +27,7 @@ SHARED: Mapping[str, Form] = {
         lambda value: value is None or (is_seconds(value) and value > 0),
     ),
 }  # fmt: skip
-"""Options, each with its values."""
+"""The options that both transports have, each with its values."""
 
 
 def require_kombu(scheme: str) -> None:
@@ -37,12 +37,12 @@ def require_kombu(scheme: str) -> None:
 
 
 def check_options(given: Mapping[str, Any], ours: Mapping[str, Form]) -> None:
-    """Refuse a value that makes no sense, before a live consumer is declared dead because of it.
+    """Refuse an invalid value before a live consumer is declared dead because of it.
 
-    Refuses a name too that nearly matches one of `ours`; other names belong to kombu or another transport.
+    Also refuses a name that nearly matches one of `ours`; other names belong to kombu or another transport.
     """
     for name in given.keys() - ours.keys():
-        meant = nearest(name, ours, like=SLIP)  # `connect_timeout` and `consumer_timeout` are alike by 0.77
+        meant = nearest(name, ours, like=SLIP)  # `connect_timeout` and `consumer_timeout` have a similarity of 0.77
         if meant is not None:
             raise ValueError(f"{name} is not a transport option. Did you mean {meant}?")
     for name, (meaning, fits) in ours.items():

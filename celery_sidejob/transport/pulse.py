@@ -1,9 +1,9 @@
 """Whether the consuming thread makes progress: the heart beats in another thread and does not know.
 
 A worker's loop comes round about once a second. While one of its callbacks does not return, nothing is fetched, begun
-or acknowledged, so the messages of this worker belong to workers whose loops go on. Two kinds of waiting are no reason
-to take its messages away: the pool solo runs tasks in the loop's own thread, and a worker that must stop may wait
-for its tasks, after its loop has ended or in the handler of a signal. The thread's stack tells these apart.
+or acknowledged, so the messages of this worker belong to workers whose loops go on. Two waits are no reason to take its
+messages away: the pool solo runs tasks in the loop's own thread, and a worker that must stop may wait for its tasks,
+after its loop has ended or in the handler of a signal. The thread's stack tells these apart.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ logger = get_logger(__name__)
 LOOP = "kombu.asynchronous.hub"
 """The module whose frame is on the stack of a thread while one of its loop's callbacks runs."""
 ALLOWED = {"celery.app.trace", "celery.apps.worker"}
-"""The modules in which a callback may stay for any time: they run a task's body, and handle a worker's signals."""
+"""The modules in which a callback may stay for any time: they run a task's body, or handle a worker's signals."""
 
 
 class Pulse:
@@ -32,7 +32,7 @@ class Pulse:
     def __init__(self, timeout_s: float | None) -> None:
         self._timeout_s = timeout_s
         self._moved_at: float | None = None
-        """When it last moved; None while no progress is expected, as for a consumer without a loop."""
+        """The time of its last progress; None while no progress is expected, as for a consumer without a loop."""
         self._loops_in: int | None = None
         self._is_told = False
 
@@ -55,7 +55,7 @@ class Pulse:
                 self._moved_at = None
 
     def stands_still(self) -> bool:
-        """Tell whether the thread has been stuck for too long; called by another thread, and logged once."""
+        """Tell whether the thread has been stuck for too long; another thread calls this; logged once."""
         moved_at = self._moved_at
         if self._timeout_s is None or moved_at is None or monotonic() - moved_at < self._timeout_s:
             self._is_told = False

@@ -11,7 +11,7 @@ class Quarantine:
     """The quarantine of one channel: while a message is in it, the channel fetches nothing."""
 
     def __init__(self, *, limit: float, silence_s: float) -> None:
-        """`limit` is how often a message may come back; after `silence_s` a consumer counts as dead."""
+        """`limit`: how often a message may come back. `silence_s`: after so many seconds a consumer counts as dead."""
         self.limit = limit
         self._silence_s = silence_s
         self._alone: tuple[Any, float] | None = None
@@ -24,8 +24,8 @@ class Quarantine:
     def begin(self, delivery_tag: Any, returns: int) -> None:
         """Fetch nothing beside this message, until a heart has noted which messages have begun.
 
-        From half of the limit on it lasts until the message is done: messages that run long beside it may be to blame
-        just as well.
+        From half of the limit on it lasts until the message is done: messages that run long beside it may be just as
+        much to blame.
         """
         is_grave = 2 * returns >= self.limit
         self._alone = delivery_tag, inf if is_grave else monotonic() + self._silence_s

@@ -1,7 +1,8 @@
 """Topic exchanges whose patterns are compared word by word.
 
-kombu keeps a regular expression with each binding, and runs it on each message. Whoever can write to the broker can
-keep one there that takes hours, or that is none; also the pattern ``#.#.#.#.#.#.#.#`` of its own takes minutes.
+kombu keeps a regular expression with each binding, and runs it on each message. A program that can write to the broker
+can put an expression there that takes hours, or that is invalid; and even kombu's own expression for the pattern
+``#.#.#.#.#.#.#.#`` takes minutes.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from kombu.transport.virtual import exchange as exchanges
 
 
 class TopicExchange(exchanges.TopicExchange):
-    """kombu's, which looks at the pattern as it was given."""
+    """kombu's, which compares the pattern as it was given."""
 
     def lookup(self, table: Iterable[Sequence[str]], exchange: str, routing_key: str, default: str | None) -> set[str]:
         """Replaces kombu's: return the queues whose pattern matches."""
@@ -20,7 +21,7 @@ class TopicExchange(exchanges.TopicExchange):
 
 
 def matches(pattern: str, routing_key: str) -> bool:
-    """Tell whether a routing key matches a pattern, as kombu says: `*` is one word, `#` is one word or more."""
+    """Tell whether a routing key matches a pattern, by kombu's rule: `*` is one word, `#` is one word or more."""
     words = routing_key.split(".")
     ends = {0}  # where the words may end that the pattern has taken so far
     for part in pattern.split("."):

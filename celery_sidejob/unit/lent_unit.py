@@ -12,7 +12,7 @@ from ..model.errors import (
     StoreUnavailableError,
     UnitNotCommittedError,
 )
-from ..operations.runs import NO_END, Unit
+from ..operations.runs.runs import NO_END, Unit
 from ..store.borrowed.borrowed import Borrowed, is_open
 from ..store.statement import Reader
 from ..store.trouble import is_trouble
@@ -32,6 +32,8 @@ class LentUnit:
     """The work to be done after the commit; None where a hook does it."""
     commit_was_heard: Callable[[], bool]
     """Whether the caller got an answer to its commit, once that is known to have happened."""
+    step: str | None
+    """The step whose unit it is; None for the body's own unit."""
 
     def is_open(self, executor: Reader) -> bool:
         """Tell whether the transaction is neither committed nor rolled back yet."""
@@ -50,20 +52,20 @@ class LentUnit:
         """Return the error for a run that goes on while the transaction is open."""
         if self.borrowed.has_broken:
             return CommitInDoubtError(
-                f"The connection given to job.unit() or checkpoint() of job {self.job_id} broke, and Postgres has not "
-                "decided yet what becomes of its transaction. Do not repeat the block: let this error end the run, "
-                "which begins again from what is committed."
+                f"The connection given to job.unit(), checkpoint() or step() of job {self.job_id} broke, and Postgres "
+                "has not decided yet what becomes of its transaction. Do not repeat the block: let this error end the "
+                "run, which begins again from what is committed."
             )
         return IllegalMoveError(
-            f"The transaction given to job.unit() or checkpoint() of job {self.job_id} is still open: commit or roll "
-            "it back before the run goes on."
+            f"The transaction given to job.unit(), checkpoint() or step() of job {self.job_id} is still open: commit "
+            "or roll it back before the run goes on."
         )
 
     def rolled_back(self, left: Unit) -> Undone | None:
         """Return what the body must be told after a rollback, if anything; `left` is the unit still to be committed."""
         if not (left.has_inputs or self.is_block):
             return None  # a checkpoint without inputs: all of it is still to come
-        return Undone(self.job_id, left.has_inputs, self.borrowed.has_broken)
+        return Undone(self.job_id, left.has_inputs or self.step is not None, self.borrowed.has_broken, step=self.step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,8 @@ class Undone:
     has_broken: bool = False
     cause: BaseException | None = None
     """The error by which the block was left, if it was not committed because of that."""
+    step: str | None = None
+    """The step whose transaction it was."""
 
     def error(self) -> Exception:
         """Return the error for a body that goes on, or ends, as if the unit had been committed."""
@@ -86,8 +90,13 @@ class Undone:
             return self.cause  # no failure of the body, which has caught it
         if self.has_broken:  # the store's trouble, and not the body's: the run is lost, and begins again
             return StoreUnavailableError(
-                f"The connection given to job.unit() or checkpoint() of job {self.job_id} broke before its transaction "
-                "was committed. What was read for it is on its port again."
+                f"The connection given to job.unit(), checkpoint() or step() of job {self.job_id} broke before its "
+                "transaction was committed. What was read for it is on its port again."
+            )
+        if self.step is not None:
+            return UnitNotCommittedError(
+                f"The transaction given to step {self.step!r} of job {self.job_id} was rolled back, or not committed "
+                "after step.value was set: repeat the step before the run goes on, and commit it."
             )
         return UnitNotCommittedError(
             f"The transaction given to job.unit() or checkpoint() of job {self.job_id} was rolled back, or not "

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import logging
+import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..model.errors import StoreUnavailableError
+from ..model.logger import logger
 from ..operations.hold import Hold
 from ..operations.runtime import Runtime
 from ..store import progress
 from ..store.statement import Transaction
-
-logger = logging.getLogger("celery_sidejob")
 
 EVERY_S = 1.0
 
@@ -23,6 +23,8 @@ class Told:
 
     runtime: Runtime
     hold: Hold
+    show: Callable[[str], object] | None = None
+    """Shows it, as JSON text, to callers that wait for the result."""
     _pending: tuple[float | None, float | None, str | None] | None = None
     _written_at: float = float("-inf")
 
@@ -49,3 +51,6 @@ class Told:
             self.runtime.connections.transact("progress", work, single=True)
         except StoreUnavailableError as error:
             logger.debug("The progress of job %d is not kept: %s", self.hold.job_id, error)
+            return
+        if self.show is not None:
+            self.show(json.dumps({"current": done, "total": total, "note": note}))

@@ -10,8 +10,8 @@ from typing import Any
 
 from ..model.changes import PortKey
 from ..operations.hold import Hold
-from ..operations.limits import behind_marks
-from ..operations.runs import Unit
+from ..operations.runs.limits import behind_marks
+from ..operations.runs.runs import Unit
 from ..operations.runtime import Runtime
 from ..store import packets
 from . import view
@@ -81,6 +81,11 @@ class ReadAhead:
         """Tell whether `next` would find a packet."""
         return bool(self._fill(unit, key).ahead)
 
+    def head(self, key: PortKey) -> int | None:
+        """Return the id of the next packet at hand."""
+        kept = self._buffers.get(key)
+        return int(kept.ahead[0].id) if kept is not None and kept.ahead else None
+
     def empty(self, key: PortKey) -> Any | None:
         """Return the stored port, with its default and channels, if this unit has found it without packets."""
         kept = self._buffers.get(key)
@@ -96,11 +101,12 @@ class ReadAhead:
         hold, seen = self._hold, self._seen(key)
         return packets.count(self._connections, key, seen=seen, job_id=hold.job_id, run_no=hold.run_no)
 
-    def begin_next(self) -> None:
-        """Forget what the unit has read: it is applied."""
+    def begin_next(self, still: Sequence[tuple[int, int]]) -> None:
+        """Forget what the unit has read, because it is applied, but for packets that the next has read already."""
         self.some_configured = False
+        ids = {packet for _, packet in still}
         for kept in self._buffers.values():
-            kept.read.clear()
+            kept.read = [row for row in kept.read if row.id in ids]
             kept.empty = None
 
     def unread(self, ids: set[int]) -> None:

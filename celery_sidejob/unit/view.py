@@ -59,7 +59,8 @@ def row_of(new: NewJob) -> Any:
     return SimpleNamespace(
         **{column.name: getattr(new, column.name) for column in SHOWN.values()},
         id=new.id, status=Status.QUEUED, changes=0, created_at=None, ran_at=None, ended_at=None, run_no=0, unit_no=None,
-        run_kind=None, worker_id=None, losses=0, retries=0, asked_again=False, error=None, task_id=new.task_id,
+        run_kind=None, worker_id=None, losses=0, retries=0, asked_again=False, has_steps=None, error=None,
+        task_id=new.task_id,
         unique_key=None if new.unique is None else new.unique.key, ports=new.ports,
     )  # fmt: skip
 
@@ -73,6 +74,17 @@ def state(changes: Sequence[Change], job_id: int, stored: Mapping[str, str]) -> 
         elif isinstance(change, UnsetState) and change.job_id == job_id:
             for gone in change.keys:
                 found.pop(gone, None)
+    return found
+
+
+def keys_set(changes: Sequence[Change]) -> set[tuple[int, str]]:
+    """Return the keys of jobs' states that are set or removed: (job id, key)."""
+    found = set[tuple[int, str]]()
+    for change in changes:
+        if isinstance(change, SetState):
+            found.update((change.job_id, key) for key in change.values)
+        elif isinstance(change, UnsetState):
+            found.update((change.job_id, key) for key in change.keys)
     return found
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import secrets
 import sys
 import sysconfig
 import tempfile
+import threading
 import time
 from contextlib import ExitStack, closing
 from functools import partial
@@ -33,7 +35,6 @@ from census_demo.servers import running_servers
 from census_demo.store import Store
 from census_demo.workers import Workers, running_workers
 
-BROKEN = Path(__file__).resolve().parent.parent / "broken"
 READY_DEADLINE_S = 60.0
 STANDSTILL_S = 60.0
 LOOKS = 50
@@ -57,10 +58,10 @@ def main() -> int:
         parser = make_parser()
         try:
             arguments = parser.parse_args()
-            plan = make_plan(arguments.path, BROKEN)
+            plan = make_plan(arguments.path)
         except UnusablePathError as error:
             parser.error(str(error))
-        return demonstrate(console, plan, arguments.broker, interruption, started)
+        return demonstrate(console, plan, arguments, interruption, started)
     except Interrupted as interrupted:
         console.print(f"{interrupted}: ending everything that was started here")
         return interrupted.exit_code
@@ -80,16 +81,17 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--broker", choices=KINDS, help="what Celery's messages are in; by default postgres, which is the store as well"
     )
+    parser.add_argument("--web", action="store_true", help="serve the web page of the census, until Ctrl-C")
     return parser
 
 
 def demonstrate(
-    console: Console, plan: Plan, broker: str | None, interruption: Interruption, started: ExitStack
+    console: Console, plan: Plan, arguments: argparse.Namespace, interruption: Interruption, started: ExitStack
 ) -> int:
     """Run the census, disturb it, and compare its result with that of a plain loop."""
     describe(console, plan)
     began_at = time.monotonic()
-    servers = started.enter_context(running_servers(partial(write, console), broker))
+    servers = started.enter_context(running_servers(partial(write, console), arguments.broker))
     os.environ.update(servers.environment)  # before the app first reads its settings
     code_census.app.conf.task_default_queue = servers.queue  # in the workers the environment says so
     upgrade(servers.database_url, servers.schema, owner=code_census.sidejob.owner)
@@ -98,15 +100,18 @@ def demonstrate(
         workers = started.enter_context(running_workers(servers.environment, lambda: interruption.heard is not None))
     wait_for_workers(store, workers, interruption)
     console.print(f"Up after {time.monotonic() - began_at:.1f} s\n")
+    if arguments.web:
+        serve_page(console)
 
     accidents = Accidents(store, workers, servers.broker, servers.queue)
-    root, collector = code_census.start({str(part): one_in for part, one_in in plan.paths.items()})
+    root, collector = code_census.start({str(plan.path): plan.one_in})
     with Bars(console, {"jobs made": plan.jobs, "jobs done": plan.jobs}) as bars:
         watch(root, plan, bars, accidents, workers, interruption)
     collector.terminate().wait(Status.TERMINATED, timeout=READY_DEADLINE_S)
     totals, unparsable = root.state["totals"], set(collector.state)
     drawing = draw(plan, root, collector, accidents)
-    workers.stop()  # so that the plain loop has the machine to itself
+    if not arguments.web:
+        workers.stop()  # so that the plain loop has the machine to itself
 
     with Bars(console, {"compared": plan.files}) as bars:
         plainly, plainly_unparsable = count_plainly(plan, bars)
@@ -119,16 +124,38 @@ def demonstrate(
         console.print("The jobs and the plain loop differ.", style="bold red")
         return 1
     console.print("The jobs and the plain loop have counted the same.", style="bold green")
+    if arguments.web:
+        console.print("The web page stays until Ctrl-C.")
+        while True:
+            interruption.check()
+            time.sleep(0.2)
     return 0
+
+
+def serve_page(console: Console) -> None:
+    """Serve the web page in a thread, which ends with the demo."""
+    from celery_sidejob.web.server import serve  # imported here: without --web nothing of it is needed
+
+    password = secrets.token_urlsafe(6)
+    said = threading.Event()
+
+    def say(text: str) -> None:
+        console.print(f"{text} Log in as demo with {password}\n", soft_wrap=True)
+        said.set()
+
+    options = {"users": {"demo": password}, "said": say}
+    page = threading.Thread(target=serve, args=(code_census.sidejob, "127.0.0.1", 0), kwargs=options, daemon=True)
+    page.start()
+    said.wait(READY_DEADLINE_S)
 
 
 def describe(console: Console, plan: Plan) -> None:
     """Say what will be counted."""
-    write(console, f"A census of {plan.path}, and of {BROKEN.name}/, whose files do not parse")
+    write(console, f"A census of {plan.path}")
     if plan.is_sample:
         write(
             console,
-            f"It has {plan.all_files:,} files, too many for a demo on this machine: one in {plan.paths[plan.path]} is "
+            f"It has {plan.all_files:,} files, too many for a demo on this machine: one in {plan.one_in} is "
             "taken, always the same ones",
         )
     console.print(f"{plan.directories:,} directories and {plan.files:,} files: {plan.jobs:,} jobs")
@@ -188,7 +215,7 @@ def count_plainly(plan: Plan, bars: Bars) -> tuple[dict[str, int], set[str]]:
         compared += 1
         bars.show({"compared": compared})
 
-    return count_all(plan.paths, counted)
+    return count_all(plan.path, plan.one_in, counted)
 
 
 def draw(plan: Plan, root: Job, collector: Job, accidents: Accidents) -> Path:

@@ -20,18 +20,17 @@ def walk(path: Path, one_in: int) -> Iterator[tuple[Path, list[Path]]]:
         ahead += below
 
 
-def count_all(paths: dict[Path, int], counted: Callable[[], None]) -> tuple[dict[str, int], set[str]]:
+def count_all(path: Path, one_in: int, counted: Callable[[], None]) -> tuple[dict[str, int], set[str]]:
     """Count everything, calling `counted` after each file; returns the totals, and the files that cannot be read."""
     totals: Counter[str] = Counter()
     unparsable = set()
-    for path, one_in in paths.items():
-        for _, files in walk(path, one_in):
-            for file in files:
-                totals["files"] += 1
-                try:
-                    totals.update(count(file))
-                except UNPARSABLE:
-                    unparsable.add(str(file))
-                counted()
-    totals["unparsable"] = len(unparsable)
+    for _, files in walk(path, one_in):
+        for file in files:
+            totals["files"] += 1
+            try:
+                totals.update(count(file))
+            except UNPARSABLE:
+                totals["unparsable"] += 1
+                unparsable.add(str(file))
+            counted()
     return dict(totals), unparsable

@@ -29,10 +29,10 @@ class UnusablePathError(Exception):
 
 @dataclass(frozen=True)
 class Plan:
-    """The paths to count, each with the n of "one file in n", and the number of jobs for them."""
+    """The path to count, the n of "one file in n", and the number of jobs for it."""
 
     path: Path
-    paths: dict[Path, int]
+    one_in: int
     directories: int
     files: int
     all_files: int
@@ -48,8 +48,8 @@ class Plan:
         return self.files < self.all_files
 
 
-def make_plan(given: str, always: Path) -> Plan:
-    """Plan a census of a path, complete or of a sample that fits the budget, and of all of `always`.
+def make_plan(given: str) -> Plan:
+    """Plan a census of a path, complete or of a sample that fits the budget.
 
     Raises UnusablePathError if it is no directory with Python files, or has too many directories.
     """
@@ -64,18 +64,9 @@ def make_plan(given: str, always: Path) -> Plan:
     files = [file for _, files in found for file in files]
     if not files:
         raise UnusablePathError(f"there is no Python file in {path}, nor below it")
-    paths = {path: _one_in(len(found), files, jobs_s)}
-    if always not in {directory for directory, _ in found}:
-        paths[always] = 1
-    counted = [walked for part, one_in in paths.items() for walked in walk(part, one_in)]
-    more = sum(len(files) for part in paths.keys() - {path} for _, files in walk(part, 1))
-    return Plan(
-        path=path,
-        paths=paths,
-        directories=len(counted),
-        files=sum(len(files) for _, files in counted),
-        all_files=len(files) + more,
-    )
+    one_in = _one_in(len(found), files, jobs_s)
+    counted = sum(len(files) for _, files in walk(path, one_in))
+    return Plan(path=path, one_in=one_in, directories=len(found), files=counted, all_files=len(files))
 
 
 def _checked(given: str) -> Path:

@@ -19,7 +19,7 @@ from sqlalchemy import select
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
     """A client of the web server, whose jobs run in the process that asks for them."""
-    celery_app.conf.update(broker_url="memory://", task_always_eager=True)
+    celery_app.conf.update(broker_url="memory://", task_always_eager=True, task_store_eager_result=True)
     Model.metadata.create_all(engine)
     sidejob.upgrade_schema()
     with make_session.begin() as session:
@@ -38,6 +38,7 @@ def test_an_order_is_fulfilled(client: TestClient, path: str) -> None:
     before = in_stock()
     order = client.post(path, json={"email": "ada@example.com", "lines": {"kettle": 2}}).json()["order"]
     assert client.get(f"/orders/{order}/").json() == {"order": order, "job": "completed", "total": "40.00"}
+    assert client.get(f"/orders/{order}/receipt/").json() == {"total": "40.00"}
     assert in_stock() == before - 2
 
 
@@ -50,5 +51,5 @@ def test_what_is_not_sold_makes_no_job(client: TestClient, path: str) -> None:
 
 
 def test_the_stock_is_counted(client: TestClient) -> None:
-    job = client.post("/stocktakings/").json()["job"]
-    assert client.get(f"/stocktakings/{job}/").json() == {"job": "completed", "worth": f"{20 * in_stock()}.00"}
+    counted = client.post("/stocktakings/").json()["id"]
+    assert client.get(f"/stocktakings/{counted}/").json() == {"state": "SUCCESS", "worth": f"{20 * in_stock()}.00"}

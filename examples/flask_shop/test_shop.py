@@ -18,7 +18,13 @@ DATABASE_URL = os.environ["TEST_DATABASE_URL"]
 @pytest.fixture(scope="session")
 def app() -> Iterator[Flask]:
     """An application whose jobs run in the process that asks for them."""
-    celery = {"broker_url": "memory://", "sidejob_database_url": DATABASE_URL, "task_always_eager": True}
+    celery = {
+        "sidejob_database_url": DATABASE_URL,
+        "broker_url": "memory://",
+        "result_backend": "sidejobpg://",
+        "task_always_eager": True,
+        "task_store_eager_result": True,
+    }
     app = create_app({"TESTING": True, "DATABASE_URL": DATABASE_URL, "CELERY": celery})
     app.test_cli_runner().invoke(args=["create-tables"])
     app.extensions["sidejob"].upgrade_schema()
@@ -38,6 +44,7 @@ def client(app: Flask) -> FlaskClient:
 def test_an_order_is_fulfilled_and_cancelled(app: Flask, client: FlaskClient) -> None:
     order = client.post("/orders/", json={"email": "ada@example.com", "lines": {"kettle": 2}}).get_json()["order"]
     assert client.get(f"/orders/{order}/").get_json() == {"order": order, "job": "completed", "total": "40.00"}
+    assert client.get(f"/orders/{order}/receipt/").get_json() == {"total": "40.00"}
     with app.app_context():
         assert session.scalars(select(Product.stock)).one() == 3
 

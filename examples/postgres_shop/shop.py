@@ -25,7 +25,7 @@ from celery_sidejob import RunningJob, SideJob, sidejob_task
 
 SERVER = os.environ.get("DATABASE_URL", "postgresql:///shop").partition("://")[2]
 
-app = Celery("shop", broker="sidejobpg://", backend=f"db+postgresql+psycopg://{SERVER}")
+app = Celery("shop", broker="sidejobpg://", backend="sidejobpg://")
 app.conf.sidejob_database_url = f"postgresql://{SERVER}"
 sidejob = SideJob(app)
 engine = create_engine(f"postgresql+psycopg://{SERVER}")

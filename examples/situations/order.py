@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import sys
+from datetime import timedelta
 
 from situations import app, sidejob
 
 from celery_sidejob import NO_DATA, JobFailed, RunningJob
 
-WEEK_S = 7 * 24 * 3600
+WEEK = timedelta(weeks=1)
 REMINDERS = 3
 
 
 @sidejob.task(name="order.follow", inports=["payments"])
 def follow(job: RunningJob, order: int) -> str:
     """Wait for the payment of an order; remind the customer every week, and give up after the third reminder."""
-    if job.get("paid") or job.input("payments").read() is not NO_DATA:
-        job.set(paid=True)
-        return f"order {order} is paid"
-    reminded = job.get("reminded")  # None: no run has committed yet; the first one may have been killed
-    if reminded == REMINDERS:
-        raise JobFailed("not paid", f"order {order} was not paid in {REMINDERS + 1} weeks")
-    if reminded is not None:
-        remind.delay(order)  # a durable task, which belongs to the same commit
-    job.set(reminded=0 if reminded is None else reminded + 1)
-    job.suspend(timeout=WEEK_S)  # until a payment, or for a week; no worker is busy meanwhile
+    for number in range(REMINDERS + 1):
+        if job.receive("payments", timeout=WEEK) is not NO_DATA:  # no worker is busy meanwhile
+            return f"order {order} is paid"
+        if number < REMINDERS:
+            job.step("remind", send_reminder, order)
+    raise JobFailed("not paid", f"order {order} was not paid in {REMINDERS + 1} weeks")
+
+
+def send_reminder(order: int) -> None:
+    """Call a durable task, in the commit of the step."""
+    remind.delay(order)
 
 
 @app.task(name="order.remind", durable=True)

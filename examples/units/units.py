@@ -62,7 +62,7 @@ def with_a_row(job: RunningJob) -> None:
     for number in job.for_inputs("numbers"):
         with engine.connect() as connection:
             with job.unit(transaction=connection):
-                connection.execute(text("INSERT INTO results VALUES (:n, :s)"), {"n": number, "s": square(number)})
+                connection.execute(text("INSERT INTO squares VALUES (:n, :s)"), {"n": number, "s": square(number)})
                 job.output("squares").write(number)
             connection.commit()
 

@@ -8,13 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any
 
-import psycopg
-
-from tests.tools.databases import SCHEMA
+from tests.tools.databases import Eye
 from tests.tools.in_process import RULES
-from tests.tools.pgbouncer import direct
 
 ALWAYS: Mapping[str, str] = {
     **RULES,
@@ -57,37 +53,27 @@ class NotQuietError(AssertionError):
     """Something did not come to rest in time."""
 
 
-def violations(url: str, *, at_rest: bool = False, schema: str = SCHEMA) -> list[str]:
+def violations(eye: Eye, *, at_rest: bool = False) -> list[str]:
     """Return the rules that are broken, each with the ids of up to five rows; none if all is well."""
-    found = []
-    with _connect(url, schema) as connection:
-        # One snapshot: between two statements a correct store may move from one good state to another.
-        connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        for rule, statement in {**ALWAYS, **(AT_REST if at_rest else {})}.items():
-            ids = [row[0] for row in connection.execute(statement).fetchall()]
-            if ids:
-                found.append(f"{rule}: not so for {ids[:5]}{' …' if len(ids) > 5 else ''}")
-        connection.execute("COMMIT")
-    return found
+    found = _rows(eye, {**ALWAYS, **(AT_REST if at_rest else {})}, most=6)
+    return [f"{rule}: not so for {ids[:5]}{' …' if len(ids) > 5 else ''}" for rule, ids in found.items()]
 
 
-def unfinished(url: str, *, schema: str = SCHEMA) -> dict[str, list[tuple[Any, ...]]]:
+def unfinished(eye: Eye) -> dict[str, list[str]]:
     """Return the rows of what is still going on, {kind: rows}; empty when everything is quiet."""
-    with _connect(url, schema) as connection:
-        found = {kind: connection.execute(statement).fetchall() for kind, statement in UNFINISHED.items()}
-    return {kind: rows for kind, rows in found.items() if rows}
+    return _rows(eye, UNFINISHED)
 
 
-def wait_quiet(url: str, timeout: float, *, schema: str = SCHEMA) -> float:
+def wait_quiet(eye: Eye, timeout: float) -> float:
     """Return after how many seconds everything was quiet; NotQuietError with what was not after `timeout`.
 
     Meanwhile the rules that always hold are looked at again and again.
     """
     begun = time.monotonic()
     while True:
-        broken = violations(url, schema=schema)
+        broken = violations(eye)
         assert broken == [], broken
-        left = unfinished(url, schema=schema)
+        left = unfinished(eye)
         waited = time.monotonic() - begun
         if not left:
             return waited
@@ -96,5 +82,8 @@ def wait_quiet(url: str, timeout: float, *, schema: str = SCHEMA) -> float:
         time.sleep(0.05)
 
 
-def _connect(url: str, schema: str) -> psycopg.Connection[Any]:
-    return psycopg.connect(direct(url), autocommit=True, options=f"-c search_path={schema}")
+def _rows(eye: Eye, statements: Mapping[str, str], most: int | None = None) -> dict[str, list[str]]:
+    """The rows of each statement, from one snapshot: a store may move from one good state to another at any time."""
+    limit = "" if most is None else f"LIMIT {most}"
+    each = (f"SELECT %s::text, ARRAY(SELECT row::text FROM ({one} {limit}) row)" for one in statements.values())
+    return {what: rows for what, rows in eye.rows(" UNION ALL ".join(each), *statements) if rows}

@@ -14,7 +14,7 @@ from kombu import Connection
 
 from tests.tools.apps import make_app
 from tests.tools.brokers import Broker
-from tests.tools.databases import SCHEMA
+from tests.tools.databases import SCHEMA, Eye
 from tests.tools.pgbouncer import direct
 from tests.tools.recorder import Record
 from tests.tools.waiting import wait_until
@@ -38,6 +38,7 @@ class Site:
         self.processes = processes
         self.env = {"SIDEJOB_DATABASE_URL": database_url, **broker.env, **record.env, **QUICK}
         self._crashed = record.path.with_suffix(".crashed")
+        self._eye = Eye(database_url)
         self._clients: list[Celery] = []
         self.app = self.client(sidejob_database_url=database_url)
 
@@ -57,6 +58,7 @@ class Site:
 
     def close(self) -> None:
         """Close what the clients have open."""
+        self._eye.close()
         for app in self._clients:
             if hasattr(app, "sidejob"):
                 app.sidejob.close()
@@ -108,12 +110,7 @@ class Site:
 
     def sql(self, statement: str, *parameters: Any) -> list[Any]:
         """Run SQL in our schema."""
-        with psycopg.connect(
-            direct(self.database_url), autocommit=True, options=f"-c search_path={SCHEMA}",
-            row_factory=psycopg.rows.namedtuple_row,
-        ) as connection:  # fmt: skip
-            cursor = connection.execute(statement, parameters or None)
-            return cursor.fetchall() if cursor.description else []
+        return self._eye.rows(statement, *parameters)
 
     @contextmanager
     def locked(self, result: Any) -> Iterator[None]:
@@ -161,7 +158,7 @@ class Site:
             connection.default_channel.queue_delete("durable")
 
 
-SEVERAL = pytest.mark.pools("prefork", "threads", "gevent", reason="runs one body at a time")
+SEVERAL = pytest.mark.pools("prefork", "threads", "asyncio", "awaited", "gevent", reason="runs one body at a time")
 PROCESSES = pytest.mark.pools("prefork", reason="a process of the pool is killed")
 
 

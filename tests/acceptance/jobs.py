@@ -6,6 +6,7 @@ unit that counts, whatever dies. What merely happened, any number of times, is n
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import json
 import os
@@ -14,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
 from celery import Celery
@@ -42,6 +44,26 @@ app.conf.update(
 if "SCHEDULES" in os.environ:
     app.conf.sidejob_schedules = json.loads(os.environ["SCHEDULES"])
 sidejob = SideJob(app)
+
+
+def awaited(decorate: Any) -> Any:
+    """Return a decorator of tasks that makes a body a coroutine, which waits for a thread."""
+
+    def decorator(**options: Any) -> Any:
+        def made(body: Any) -> Any:
+            @wraps(body)
+            async def run(*args: Any, **kwargs: Any) -> Any:
+                return await asyncio.to_thread(body, *args, **kwargs)
+
+            return decorate(**options)(run)
+
+        return made
+
+    return decorator
+
+
+if "AWAITED" in os.environ:
+    app.task, sidejob.task = awaited(app.task), awaited(sidejob.task)
 
 engine = create_engine(
     os.environ["SIDEJOB_DATABASE_URL"].replace("postgresql://", "postgresql+psycopg://"),

@@ -100,6 +100,12 @@ def trace(job: RunningJob, parent: bool = False) -> None:
 
     context = otel.get_current_span().get_span_context()
     Record.from_env().note("span", job=job.id, trace=f"{context.trace_id:032x}", span=f"{context.span_id:016x}")
+
+    def look() -> None:
+        span: Any = otel.get_current_span()
+        Record.from_env().note("step", job=job.id, name=span.name, parent=f"{span.parent.span_id:016x}")
+
+    job.step("look", look)
     if parent:
         job.enqueue(trace, child_name="child")
 

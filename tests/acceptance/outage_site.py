@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 
 import psycopg
 import pytest
-from psycopg.rows import dict_row
 
 from celery_sidejob import Job
 from tests.acceptance.outage_app import CONFIGURATION, make_app
 from tests.acceptance.outage_jobs import GATES, open_gate
 from tests.tools.brokers import Broker
+from tests.tools.databases import Eye
 from tests.tools.pgbouncer import direct
 from tests.tools.recorder import Record
 from tests.tools.waiting import wait_until
@@ -38,6 +38,7 @@ class Site:
         self._processes = processes
         self.app = make_app(configuration)
         self.sidejob = self.app.sidejob
+        self._eye = Eye(self.database_url)
 
     @property
     def database_url(self) -> str:
@@ -74,10 +75,7 @@ class Site:
 
     def rows(self, query: str, *parameters: Any) -> list[dict[str, Any]]:
         """Ask the store directly, on a connection of our own."""
-        with psycopg.connect(
-            direct(self.database_url), row_factory=dict_row, options="-c search_path=sidejob"
-        ) as connection:
-            return connection.execute(query, parameters).fetchall()
+        return [row._asdict() for row in self._eye.rows(query, *parameters)]
 
     @contextmanager
     def locked(self, job: Job) -> Iterator[Callable[[], bool]]:
@@ -150,6 +148,7 @@ class Site:
 
     def close(self) -> None:
         """Close our client's connections."""
+        self._eye.close()
         self.sidejob.close()
         self.app.close()
 

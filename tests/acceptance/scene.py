@@ -15,13 +15,13 @@ from celery_sidejob import Job
 from tests.acceptance import checker
 from tests.tools.apps import make_app
 from tests.tools.brokers import Broker
-from tests.tools.pgbouncer import direct
+from tests.tools.databases import Eye
 from tests.tools.recorder import Record
 from tests.tools.workers import Processes, WorkerProcess
 
 APP = "tests.acceptance.jobs"
 LEDGER = """
-CREATE TABLE ledger (id bigint GENERATED ALWAYS AS IDENTITY, job bigint, run bigint, what text, value bigint)"""
+CREATE TABLE public.ledger (id bigint GENERATED ALWAYS AS IDENTITY, job bigint, run bigint, what text, value bigint)"""
 QUICK = {
     "SIDEJOB_LEASE": "6",
     "SIDEJOB_HEARTBEAT_INTERVAL": "1",
@@ -56,11 +56,12 @@ class Scene:
             poolclass=NullPool,
             connect_args={"prepare_threshold": None},
         )
-        with psycopg.connect(direct(database_url), autocommit=True) as connection:
-            connection.execute(LEDGER)
+        self.eye = Eye(database_url)
+        self.sql(LEDGER)
 
     def close(self) -> None:
         """Close what the client has open."""
+        self.eye.close()
         self.sidejob.close()
         self.app.close()
 
@@ -75,19 +76,11 @@ class Scene:
 
     def ledger(self) -> list[tuple[int, int, str, int]]:
         """What was entered, (job, run, what, value), in order."""
-        with psycopg.connect(direct(self.database_url), autocommit=True) as connection:
-            return connection.execute("SELECT job, run, what, value FROM ledger ORDER BY id").fetchall()
+        return self.sql("SELECT job, run, what, value FROM public.ledger ORDER BY id")
 
     def sql(self, statement: str, *parameters: Any) -> list[Any]:
         """Run SQL in the schema of sidejob and return the rows."""
-        with psycopg.connect(
-            direct(self.database_url),
-            autocommit=True,
-            options="-c search_path=sidejob",
-            row_factory=psycopg.rows.namedtuple_row,
-        ) as connection:
-            cursor = connection.execute(statement, parameters or None)
-            return cursor.fetchall() if cursor.description else []
+        return self.eye.rows(statement, *parameters)
 
     def row(self, job: Job) -> Any:
         """The job's row."""
@@ -117,8 +110,8 @@ class Scene:
 
     def settle(self, timeout: float) -> None:
         """Wait until everything is quiet, and judge the store."""
-        checker.wait_quiet(self.database_url, timeout)
-        assert checker.violations(self.database_url, at_rest=True) == []
+        checker.wait_quiet(self.eye, timeout)
+        assert checker.violations(self.eye, at_rest=True) == []
 
     def enqueue(self, task: str, args: Sequence[Any] = (), **options: Any) -> Job:
         """Make a job of one of the tasks of `jobs`."""

@@ -50,7 +50,7 @@ def test_connections_of_a_busy_and_of_an_idle_worker(site: Site, pool: str, conc
     )  # fmt: skip
 
 
-@pytest.mark.pools("prefork", "threads", "gevent", reason="runs one body at a time")
+@pytest.mark.pools("prefork", "threads", "asyncio", "awaited", "gevent", reason="runs one body at a time")
 def test_nothing_is_open_while_user_code_runs(site: Site) -> None:
     holding = [site.hold("gate", [1, 2]) for _ in range(2)]
     site.start_worker(concurrency=2)
@@ -98,7 +98,7 @@ def test_each_process_has_its_share(scene: Scene) -> None:
     revoked = scene.enqueue("holder", inports={"in": {"default": 1}})
     wait_until(lambda: sampled(lambda: bool(scene.record.of("holding"))), timeout=20, interval=0)
     scene.app.control.revoke(revoked.refresh().task_id, terminate=True, signal="SIGKILL")
-    wait_until(lambda: sampled(lambda: not checker.unfinished(scene.database_url)), timeout=50, interval=0)
+    wait_until(lambda: sampled(lambda: not checker.unfinished(scene.eye)), timeout=50, interval=0)
 
     parent = most.pop(worker.pid)
     assert parent <= PARENT

@@ -97,7 +97,7 @@ def test_a_slot_is_freed_once_whichever_side_of_the_commit_the_owner_dies_on(
         POOL.cast("acceptance.timed", (LIMIT,))
     waiting = POOL.apply_async("acceptance.timed", (LIMIT,), on_full="wait").job
     scene.worker(  # only now, or it could free a slot before the pool is full
-        concurrency=1, SIDEJOB_CRASH_POINTS=f"{killed_at}=kill", SIDEJOB_CRASH_ONCE=str(once), **QUICK
+        concurrency=1, SIDEJOB_CRASH_POINTS=f"{killed_at}=kill-child", SIDEJOB_CRASH_ONCE=str(once), **QUICK
     )  # fmt: skip
     wait_until(lambda: all(job.refresh().status == "completed" for job in [*jobs, waiting]), timeout=60,
                message="the jobs to complete")  # fmt: skip

@@ -40,7 +40,7 @@ def test_a_client_is_killed(scene: Scene, side: str) -> None:
 @pytest.mark.parametrize("side", ["before", "after"])
 def test_a_run_is_killed_at_its_commit(scene: Scene, tmp_path: Path, side: str) -> None:
     once = tmp_path / "acted"
-    scene.worker(SIDEJOB_CRASH_POINTS=f"end:{side}-commit=kill", SIDEJOB_CRASH_ONCE=str(once), **QUICK)
+    scene.worker(SIDEJOB_CRASH_POINTS=f"end:{side}-commit=kill-child", SIDEJOB_CRASH_ONCE=str(once), **QUICK)
     job = scene.hold(*PACKETS, task="connector")
     scene.settle(30)
     assert once.exists()

@@ -26,8 +26,6 @@ def around(*transactions: str) -> list[str]:
 BROKER = ["publish:before", "publish:after"]
 IN_RUNS = [*around("claim", "take", "checkpoint", "end", "mark", "settle", "mature", "enqueue"), *BROKER]
 """What a process of the pool comes past with the workload."""
-ALSO_IN_PARENT = {*around("mark"), *BROKER}
-"""What their parent comes past too, once it rescues one of them: with these it would be killed instead."""
 IN_SWEEPER = [
     "sweep:before",
     "sweep:before-publish",
@@ -83,8 +81,8 @@ def finish(scene: Scene, workload: Workload, timeout: float) -> None:
 def test_processes_of_the_pool_are_killed_at_every_point(scene: Scene, acted: Path) -> None:
     scene.worker(queues="elsewhere", name="sweeps", **QUICK)
     # What follows an asking's end is made by the sweeper after the first of its two points, so here it is the second.
-    points = [point for point in IN_RUNS if point not in {*ALSO_IN_PARENT, "enqueue:before-commit"}]
-    worker = scene.worker(concurrency=2, **armed(acted, points, "kill"))
+    points = [point for point in IN_RUNS if point != "enqueue:before-commit"]
+    worker = scene.worker(concurrency=2, **armed(acted, points, "kill-child"))
     workload = Workload.start(scene)
     finish(scene, workload, 50)
     assert names(acted) == set(points)
@@ -109,7 +107,7 @@ def test_every_answer_is_lost_once(scene: Scene, acted: Path, worker_pool: str) 
 
 @pytest.mark.pools("prefork", reason="the one who sweeps would be killed")
 @pytest.mark.slow
-@pytest.mark.parametrize("action", ["kill", "lost"])
+@pytest.mark.parametrize("action", ["kill-child", "lost"])
 @pytest.mark.parametrize("point", [*IN_RUNS, *around("read")])
 def test_one_point_in_the_pool(scene: Scene, acted: Path, point: str, action: str) -> None:
     scene.worker(queues="elsewhere", name="sweeps", **QUICK)
@@ -124,7 +122,7 @@ def in_ci(points: Iterable[str], *chosen: str) -> list[object]:
     return [pytest.param(point, marks=[] if point in chosen else [pytest.mark.slow]) for point in points]
 
 
-@pytest.mark.pools("prefork", "threads", "solo", reason="claims no pages")
+@pytest.mark.pools("prefork", "threads", "asyncio", "awaited", "solo", reason="claims no pages")
 @pytest.mark.parametrize(
     ("passage", "side", "action", "runs", "bodies"),
     [
@@ -161,6 +159,8 @@ def test_a_page_of_claims_and_one_of_ends(
 
 @pytest.mark.parametrize("point", in_ci(IN_SWEEPER, "mature:after-commit", "reserve:before-commit"))
 def test_the_sweeper_is_killed_and_another_follows(scene: Scene, acted: Path, point: str) -> None:
+    if point.startswith("reserve") and scene.broker.kind == "sidejobpg":
+        pytest.skip("sidejobpg: a kept message is in its queue by the commit that keeps it, and is published by nobody")
     env = armed(acted, [point], "kill")
     if point in AT_EVERY_TURN:
         env["SIDEJOB_CRASH_POINTS"] += "@10"  # not before it is ready
@@ -172,7 +172,7 @@ def test_the_sweeper_is_killed_and_another_follows(scene: Scene, acted: Path, po
     assert follower.alive
 
 
-@pytest.mark.pools("prefork", "threads", "gevent", reason="runs one body at a time")
+@pytest.mark.pools("prefork", "threads", "asyncio", "awaited", "gevent", reason="runs one body at a time")
 @pytest.mark.parametrize("point", in_ci(IN_RESCUE, "rescue:after-commit"))
 def test_the_sweeper_is_killed_while_it_rescues(scene: Scene, acted: Path, point: str) -> None:
     sweeper = scene.worker(queues="elsewhere", name="sweeps", **armed(acted, [point], "kill"))

@@ -15,7 +15,7 @@ def has_ended(scene: Scene, runs: int) -> bool:
     return len(scene.record.of("ended")) >= runs
 
 
-@pytest.mark.pools("prefork", "threads", reason="several runs at once")
+@pytest.mark.pools("prefork", "threads", "asyncio", "awaited", reason="several runs at once")
 def test_no_job_begins_before_those_it_depends_on_whatever_is_killed(scene: Scene) -> None:
     """Twelve layers of four jobs, each of which depends on two of the layer below."""
     chosen, worker = random.Random(3), scene.worker(concurrency=3, name="worker0", **QUICK)

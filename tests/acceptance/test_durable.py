@@ -119,18 +119,6 @@ except InvalidValueError:
     assert sorted(line["value"] for line in site.record.of("ran")) == [0, 2]
 
 
-@pytest.mark.parametrize("task", ["noted", "noted_late", "named.by_its_name"])
-def test_a_task_leaves_nothing_behind(site: Site, task: str) -> None:
-    site.worker()
-
-    result = site.call(task, 3)
-
-    assert result.get(timeout=TIMEOUT_S) == 3
-    site.wait_quiet()
-    assert len(site.ran(result)) == 1
-    assert site.dead() == []
-
-
 def test_an_emptied_broker_loses_no_durable_task(site: Site) -> None:
     results = [site.call("noted", number) for number in range(20)]
     wait_until(lambda: all(row.published_at for row in site.rows()), message="all to be marked as published")
@@ -307,7 +295,7 @@ def test_a_task_that_kills_its_process_too_often_is_dead(site: Site) -> None:
     assert "2 runs were lost" in entry.error
 
 
-@pytest.mark.pools("prefork", "threads", "gevent", reason="hears nothing while it runs a body")
+@pytest.mark.pools("prefork", "threads", "asyncio", "awaited", "gevent", reason="hears nothing while it runs a body")
 def test_a_cold_stop_gives_back_what_may_be_repeated(site: Site) -> None:
     first = site.worker()
     result = site.call("repeatable", 5)
@@ -427,62 +415,7 @@ def test_what_a_silent_worker_had_received_is_begun_soon_after_it_goes_on(site: 
 # -- how tasks end ---------------------------------------------------------------------------------------------------
 
 
-def test_a_failure_is_in_the_dead_set_with_its_traceback(site: Site) -> None:
-    site.worker()
-    result = site.call("failing", link_error=site.s("errback"))
-
-    site.wait_quiet()
-    (entry,) = site.dead()
-    assert (entry.reason, entry.error, entry.task_id) == ("failed", "ValueError: for good", result.id)
-    assert "raise ValueError" in entry.traceback
-    assert len(site.ran(result)) == 1
-    assert result.state == "FAILURE"
-    site.record.wait_for("errback", timeout=TIMEOUT_S)
-
-
-def test_a_retry_moves_the_row(site: Site) -> None:
-    site.worker()
-    good, bad = site.call("retrying", 2), site.call("retrying", 9)
-
-    assert good.get(timeout=TIMEOUT_S) == 2
-    site.wait_quiet()
-    assert [line["retries"] for line in site.ran(good)] == [0, 1, 2]
-    (entry,) = site.dead()
-    assert (entry.task_id, entry.retries, len(site.ran(bad))) == (bad.id, 2, 3)
-
-
-@pytest.mark.parametrize(
-    ("task", "kind"),
-    [
-        pytest.param(
-            "slow", "TimeLimitExceeded", marks=pytest.mark.pools("prefork", "gevent", reason="has no time limits")
-        ),
-        pytest.param(
-            "softly", "SoftTimeLimitExceeded", marks=pytest.mark.pools("prefork", reason="has no soft time limits")
-        ),
-    ],
-)
-def test_a_time_limit_is_a_failure_and_no_loss(site: Site, task: str, kind: str) -> None:
-    site.worker()
-    result = site.call(task)
-
-    site.wait_quiet()
-    (entry,) = site.dead()
-    assert (entry.reason, entry.error.partition(":")[0].partition("(")[0]) == ("failed", kind)
-    assert len(site.ran(result)) == 1
-
-
-def test_ignored_and_rejected_tasks(site: Site) -> None:
-    site.worker()
-    ignored, dropped, again = site.call("ignoring"), site.call("rejecting", False), site.call("rejecting", True)
-
-    assert again.get(timeout=TIMEOUT_S) == "taken"
-    site.wait_quiet()
-    assert [(entry.task_id, entry.reason) for entry in site.dead()] == [(dropped.id, "failed")]
-    assert [len(site.ran(one)) for one in (ignored, dropped, again)] == [1, 1, 2]
-
-
-@pytest.mark.pools("prefork", "threads", "gevent", reason="hears nothing while it runs a body")
+@pytest.mark.pools("prefork", "threads", "asyncio", "awaited", "gevent", reason="hears nothing while it runs a body")
 @pytest.mark.parametrize(("long", "short"), [("holder", "noted"), ("repeatable", "step")])
 def test_a_revoked_task_does_not_run_and_a_running_one_is_ended(site: Site, long: str, short: str) -> None:
     worker = site.worker()
@@ -515,37 +448,6 @@ def test_an_expired_task_is_dead_wherever_it_expired(site: Site) -> None:
         (in_broker.id, "expired"), (in_store.id, "expired"),
     }  # fmt: skip
     assert (in_store.state, site.ran(in_store)) == ("REVOKED", [])
-
-
-def test_a_task_that_stays_unknown_is_dead(site: Site) -> None:
-    site.worker()
-    result = site.app.send_task(f"{APP}.nobody_knows_it")
-    wait_until(lambda: site.sql("SELECT 1 FROM messages WHERE due_at > '8000-01-01'"), message="it to be parked")
-    assert result.state == "PENDING"
-    site.sql("UPDATE messages SET next_check_at = now()")
-
-    site.wait_quiet()
-    assert result.state == "FAILURE"
-    (entry,) = site.dead()
-    assert (entry.reason, entry.error.partition(":")[0]) == ("failed", "NotRegistered")
-
-
-@PROCESSES
-def test_a_retried_entry_of_the_dead_set_runs(site: Site) -> None:
-    first = site.worker()
-    result = site.call("holder", 4)
-    os.kill(site.holding(result)["pid"], signal.SIGKILL)
-    site.wait_quiet()
-
-    (entry,) = site.app.sidejob.dead
-    site.app.sidejob.dead.retry(entry.id)
-
-    site.holding(result, count=2)
-    site.go(result)
-    site.wait_quiet()
-    assert site.dead() == []
-    assert len(site.ran(result, value=4)) == 1
-    assert first.alive
 
 
 # -- canvas ----------------------------------------------------------------------------------------------------------

@@ -324,3 +324,88 @@ def test_a_task_that_is_durable_for_its_publisher_alone(site: Site) -> None:
     site.nothing_died(good)
     assert [len(site.ran(result)) for result in (good, bad)] == [1, 1]
     site.process.wait_for_log(f"{APP}.plain is durable for who called it, and not in this worker", TIMEOUT_S)
+
+
+# -- each way to end -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", ["noted", "noted_late", "named.by_its_name"])
+def test_a_task_leaves_nothing_behind(site: Site, task: str) -> None:
+    result = site.call(task, 3)
+
+    assert result.get(timeout=TIMEOUT_S) == 3
+    site.nothing_died(result)
+    assert len(site.ran(result)) == 1
+
+
+def test_a_failure_is_in_the_dead_set_with_its_traceback(site: Site) -> None:
+    result = site.call("failing", link_error=site.s("errback"))
+
+    entry = site.entry(result)
+    assert (entry.reason, entry.error) == ("failed", "ValueError: for good")
+    assert "raise ValueError" in entry.traceback
+    assert len(site.ran(result)) == 1
+    assert result.state == "FAILURE"
+    site.record.wait_for("errback", of=result.id, timeout=TIMEOUT_S)
+
+
+def test_a_retry_moves_the_row(site: Site) -> None:
+    good, bad = site.call("retrying", 2), site.call("retrying", 9)
+
+    assert good.get(timeout=TIMEOUT_S) == 2
+    site.nothing_died(good)
+    assert [line["retries"] for line in site.ran(good)] == [0, 1, 2]
+    assert (site.entry(bad).retries, len(site.ran(bad))) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("task", "kind"),
+    [
+        pytest.param(
+            "slow", "TimeLimitExceeded", marks=pytest.mark.pools("prefork", "gevent", reason="has no time limits")
+        ),
+        pytest.param(
+            "softly", "SoftTimeLimitExceeded", marks=pytest.mark.pools("prefork", reason="has no soft time limits")
+        ),
+    ],
+)
+def test_a_time_limit_is_a_failure_and_no_loss(site: Site, task: str, kind: str) -> None:
+    result = site.call(task)
+
+    entry = site.entry(result)
+    assert (entry.reason, entry.error.partition(":")[0].partition("(")[0]) == ("failed", kind)
+    assert len(site.ran(result)) == 1
+
+
+def test_ignored_and_rejected_tasks(site: Site) -> None:
+    ignored, dropped, again = site.call("ignoring"), site.call("rejecting", False), site.call("rejecting", True)
+
+    assert again.get(timeout=TIMEOUT_S) == "taken"
+    site.nothing_died(ignored, again)
+    assert site.entry(dropped).reason == "failed"
+    assert [len(site.ran(one)) for one in (ignored, dropped, again)] == [1, 1, 2]
+
+
+def test_a_task_that_stays_unknown_is_dead(site: Site) -> None:
+    result = site.app.send_task(f"{APP}.nobody_knows_it")
+    parked = "SELECT 1 FROM messages WHERE task_id = %s AND gate = 3"
+    wait_until(lambda: site.sql(parked, result.id), message="it to be parked")
+    assert result.state == "PENDING"
+    site.sql("UPDATE messages SET next_check_at = now() WHERE task_id = %s", result.id)
+
+    entry = site.entry(result)
+    assert result.state == "FAILURE"
+    assert (entry.reason, entry.error.partition(":")[0]) == ("failed", "NotRegistered")
+
+
+@PROCESSES
+def test_a_retried_entry_of_the_dead_set_runs(site: Site) -> None:
+    result = site.call("holder", 4)
+    os.kill(site.holding(result)["pid"], signal.SIGKILL)
+
+    site.app.sidejob.dead.retry(site.entry(result).id)
+
+    site.holding(result, count=2)
+    site.go(result)
+    site.nothing_died(result)
+    assert len(site.ran(result, value=4)) == 1

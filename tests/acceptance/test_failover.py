@@ -15,7 +15,7 @@ from celery_sidejob import StoreUnavailableError, embedded
 from tests.acceptance.test_durable import APP, TIMEOUT_S, Site
 from tests.tools.brokers import Broker
 from tests.tools.crash_points import Arm, lost
-from tests.tools.databases import SCHEMA, Databases, prepare_template
+from tests.tools.databases import SCHEMA, Databases, Eye, prepare_template
 from tests.tools.freezing import frozen
 from tests.tools.proxy import TcpProxy
 from tests.tools.recorder import Record
@@ -29,6 +29,7 @@ class Stores(Site):
     def __init__(self, first: str, second: str, broker: Broker, record: Record, processes: Processes) -> None:
         self.to_clients, self.to_workers = TcpProxy.to(first).start(), TcpProxy.to(first).start()
         self.first, self.second = first, second
+        self._eyes: dict[str, Eye] = {}
         self._failover = {"sidejob_failover_urls": [second]}
         super().__init__(first, broker, record, processes)
         self.env |= {
@@ -43,6 +44,8 @@ class Stores(Site):
     def close(self) -> None:
         """Close what is open, the proxies last."""
         super().close()
+        for eye in self._eyes.values():
+            eye.close()
         for proxy in (self.to_clients, self.to_workers):
             proxy.close()
 
@@ -58,11 +61,9 @@ class Stores(Site):
 
     def of(self, url: str, statement: str, *parameters: Any) -> list[Any]:
         """Run SQL in one of the stores."""
-        with psycopg.connect(
-            url, autocommit=True, options=f"-c search_path={SCHEMA}", row_factory=psycopg.rows.namedtuple_row
-        ) as connection:
-            cursor = connection.execute(statement, parameters or None)
-            return cursor.fetchall() if cursor.description else []
+        if url not in self._eyes:
+            self._eyes[url] = Eye(url)
+        return self._eyes[url].rows(statement, *parameters)
 
     def kept(self, url: str) -> list[str]:
         """The ids of the tasks that a store has."""
@@ -87,7 +88,7 @@ class Stores(Site):
         return [*self.of(self.first, "SELECT * FROM dead"), *self.of(self.second, "SELECT * FROM dead")]
 
 
-two_at_once = pytest.mark.pools("prefork", "threads", "gevent", reason="runs one body at a time")
+two_at_once = pytest.mark.pools("prefork", "threads", "asyncio", "awaited", "gevent", reason="runs one body at a time")
 DIED = """
     INSERT INTO dead (task_id, task, queue, reason, error, payload, body)
     VALUES (%s, 'mail', 'q', 'lost', 'gone', json_build_object(

@@ -6,6 +6,7 @@ import os
 import signal
 
 import pytest
+import redis
 
 from tests.acceptance.durable_site import TIMEOUT_S, Site, site_fixture  # noqa: F401 - the fixture `site`
 from tests.tools.proxy import TcpProxy
@@ -61,6 +62,53 @@ def test_a_transaction_that_has_locked_the_row_of_a_run_holds_up_no_other(site: 
         assert locked.id in {row.task_id for row in site.rows()}
     site.wait_quiet()
     assert [len(site.ran(result)) for result in (locked, *others)] == [1] * 6
+
+
+@pytest.mark.brokers("redis", "sidejob", "amqp", "sidejobpg")
+@pytest.mark.parametrize("action", ["kill-group", "lost"])
+def test_rows_that_are_held_and_whose_worker_has_no_answer_run_once(site: Site, action: str) -> None:
+    """Where the store is the broker, nothing is left in the queue then."""
+    site.worker_with_a_crash("durable-hold:after-commit", action)
+    results = [site.call("step", number) for number in range(3)]
+    site.wait_for_crash()
+    if action == "kill-group":
+        site.worker()
+    site.wait_quiet()
+    assert [len(site.ran(result)) for result in results] == [1] * 3
+    assert (site.record.of("lost"), site.dead()) == ([], [])
+
+
+@pytest.mark.brokers("redis", "sidejob", "amqp", "sidejobpg")
+def test_what_a_killed_worker_had_fetched_and_not_begun_runs_though_nobody_looks_into_the_broker(site: Site) -> None:
+    worker = site.worker(concurrency=2)
+    first = [site.call("repeatable", number) for number in range(2)]
+    processes = [site.holding(result)["pid"] for result in first]
+    site.go(*first)
+    site.wait_quiet()
+    for process in processes:
+        os.kill(process, signal.SIGSTOP)
+    results = [site.call("step", number) for number in range(2)]
+    wait_until(lambda: len(site.sql(HELD)) == 2, timeout=TIMEOUT_S, message="the rows to be held")
+    site.sql("UPDATE messages SET check_interval = interval '1 hour'")
+    worker.kill_group()
+    site.worker(concurrency=2)
+    site.wait_quiet()
+    assert [len(site.ran(result)) for result in results] == [1, 1]
+    assert (site.record.of("lost"), site.dead()) == ([], [])
+
+
+@pytest.mark.brokers("redis", only=["redis"], reason="shows what is not acknowledged")
+def test_a_held_message_is_acknowledged_when_its_run_begins_though_its_task_asks_for_that_at_the_end(
+    site: Site,
+) -> None:
+    site.worker()
+    result = site.call("repeatable")
+    site.holding(result)
+    with redis.Redis.from_url(site.broker.redis_url) as client:
+        wait_until(lambda: not client.hlen("unacked"), timeout=TIMEOUT_S, message="the message to be acknowledged")
+    site.go(result)
+    site.wait_quiet()
+    assert len(site.ran(result)) == 1
 
 
 def test_many_ends_and_kills_lose_and_double_nothing(site: Site) -> None:

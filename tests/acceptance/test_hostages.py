@@ -79,7 +79,7 @@ def test_what_was_fetched_behind_a_long_run_goes_to_an_idle_worker(
     hostages.end()
 
 
-@pytest.mark.pools("prefork", "threads", "gevent", reason="reads nothing while it is in a body")
+@pytest.mark.pools("prefork", "threads", "asyncio", "awaited", "gevent", reason="reads nothing while it is in a body")
 def test_a_warm_stop_gives_back_at_once_what_has_not_begun(site: Site) -> None:
     """It waits for what runs, which may take hours."""
     hostages = Hostages(site)

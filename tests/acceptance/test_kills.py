@@ -62,7 +62,7 @@ def test_a_job_keeps_its_unique_key_through_the_death_of_its_worker_until_it_has
     assert scene.enqueue("holder", unique="k") != job
 
 
-@pytest.mark.pools("prefork", "threads", "gevent", reason="runs one body at a time")
+@pytest.mark.pools("prefork", "threads", "asyncio", "awaited", "gevent", reason="runs one body at a time")
 def test_the_runs_of_a_killed_worker_begin_again_in_another(scene: Scene) -> None:
     first = scene.worker(concurrency=2)
     jobs = [scene.hold(value) for value in (1, 2)]
@@ -82,7 +82,7 @@ def test_the_runs_of_a_killed_worker_begin_again_in_another(scene: Scene) -> Non
         ends_once(scene, job, value)
 
 
-@pytest.mark.pools("prefork", "threads", "gevent", reason="runs one body at a time")
+@pytest.mark.pools("prefork", "threads", "asyncio", "awaited", "gevent", reason="runs one body at a time")
 def test_all_workers_are_killed_and_a_new_one_takes_everything_up(scene: Scene) -> None:
     workers = [scene.worker(), scene.worker()]
     jobs = [scene.hold(value) for value in (1, 2, 3)]

@@ -11,14 +11,12 @@ from contextlib import suppress
 from typing import Any
 
 import kombu
-import psycopg
 import pytest
 import redis
 
 from tests.tools.apps import make_app
 from tests.tools.brokers import Broker
-from tests.tools.databases import SCHEMA
-from tests.tools.pgbouncer import direct
+from tests.tools.databases import Eye
 from tests.tools.recorder import Record
 from tests.tools.waiting import wait_until
 from tests.tools.workers import Processes, WorkerProcess
@@ -133,7 +131,7 @@ class Site:
     def __init__(self, database_url: str, broker: Broker, record: Record, processes: Processes) -> None:
         self.broker, self.record, self._processes = broker, record, processes
         self._env = {"SIDEJOB_DATABASE_URL": database_url, **broker.env, **record.env, "SIDEJOB_LOST_AFTER": "2"}
-        self._database_url = database_url
+        self._eye = Eye(database_url)
         self.app = make_app(
             "client",
             broker=None,
@@ -145,9 +143,12 @@ class Site:
         self.sidejob = self.app.sidejob
         self._sent = 0
         self._producer: Any = None
+        self._counting = kombu.Connection(broker.url)
 
     def close(self) -> None:
         self._hang_up()
+        self._counting.release()
+        self._eye.close()
         self.sidejob.close()
         self.app.close()
 
@@ -193,14 +194,11 @@ class Site:
 
     def waits(self) -> int:
         """How many messages wait in the queue."""
-        with kombu.Connection(self.broker.url) as connection:
-            channel = connection.default_channel
-            return int(channel.queue_declare(QUEUE, durable=True, auto_delete=False).message_count)
+        channel = self._counting.default_channel
+        return int(channel.queue_declare(QUEUE, durable=True, auto_delete=False).message_count)
 
     def sql(self, statement: str) -> list[Any]:
-        options = f"-c search_path={SCHEMA}"
-        with psycopg.connect(direct(self._database_url), autocommit=True, options=options) as connection:
-            return connection.execute(statement).fetchall()
+        return self._eye.rows(statement)
 
     def prove(self) -> None:
         """Have a durable task, a job and a plain task run."""

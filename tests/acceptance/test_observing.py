@@ -299,6 +299,8 @@ def test_the_trace_of_who_asks_goes_on_in_the_run_and_in_its_children(watched: W
     for one in (job, child):
         (noted,) = watched.record.wait_for("span", job=one.id, timeout=20)
         assert noted["trace"] == trace
+        (step,) = watched.record.wait_for("step", job=one.id, timeout=20)
+        assert (step["name"], step["parent"]) == ("step/look", noted["span"]), "a step is a span below its run"
     (other,) = watched.record.wait_for("span", job=alone.id, timeout=20)
     assert other["trace"] not in (trace, "0" * 32)
     assert "Traceback" not in worker.log()

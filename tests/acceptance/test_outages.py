@@ -60,7 +60,7 @@ def test_an_emptied_broker_delays_jobs_and_loses_none(emptiable: Site, own_valke
     site.nothing_lost()
 
 
-@pytest.mark.pools("prefork", "threads", "gevent", reason="runs one body at a time")
+@pytest.mark.pools("prefork", "threads", "asyncio", "awaited", "gevent", reason="runs one body at a time")
 def test_a_broker_emptied_more_often_than_losses_are_allowed_buries_nothing(
     emptiable: Site, own_valkey: embedded.Valkey
 ) -> None:
@@ -181,7 +181,7 @@ def perishable(
         made.quiet()
 
 
-@pytest.mark.pools("prefork", "threads", "gevent", reason="runs one body at a time")
+@pytest.mark.pools("prefork", "threads", "asyncio", "awaited", "gevent", reason="runs one body at a time")
 @pytest.mark.parametrize("how", ["restart", "kill"])
 def test_a_restart_of_the_store_under_running_jobs(perishable: Site, own_postgres: embedded.Postgres, how: str) -> None:
     site = perishable
@@ -207,7 +207,7 @@ def test_a_restart_of_the_store_under_running_jobs(perishable: Site, own_postgre
     assert all(worker.alive for worker in workers)
 
 
-@pytest.mark.pools("prefork", "threads", "gevent", reason="runs one body at a time")
+@pytest.mark.pools("prefork", "threads", "asyncio", "awaited", "gevent", reason="runs one body at a time")
 def test_a_store_away_for_longer_than_the_lease(perishable: Site, own_postgres: embedded.Postgres) -> None:
     site = perishable
     jobs = [site.hold("gate", [number], queue=f"queue{number // 2}") for number in range(4)]
@@ -225,7 +225,7 @@ def test_a_store_away_for_longer_than_the_lease(perishable: Site, own_postgres: 
     assert all(worker.alive for worker in workers)
 
 
-@pytest.mark.pools("prefork", "threads", "gevent", reason="runs one body at a time")
+@pytest.mark.pools("prefork", "threads", "asyncio", "awaited", "gevent", reason="runs one body at a time")
 def test_runs_that_end_while_the_store_is_away_for_longer_than_the_lease(
     perishable: Site, own_postgres: embedded.Postgres
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from celery_sidejob import Job, UnknownTaskError
+from celery_sidejob.model.gate import Gate
 from tests.tools.brokers import Broker
 from tests.tools.in_process import Stage
 from tests.tools.recorder import Record
@@ -17,7 +18,7 @@ from tests.tools.workers import Processes, WorkerProcess
 
 APP = "tests.acceptance.parking_app"
 OLD, NEW = "parking.old", "parking.new"
-PARKED = "due_at = '9000-01-01Z'"
+PARKED = f"gate = {Gate.WORKER}"
 
 
 class Site:
@@ -89,7 +90,7 @@ def test_a_job_waits_for_the_deployment_that_has_its_task(site: Site) -> None:
     without.wait_for_log(f"Job {jobs[0].id} is parked")
     assert [job.waiting_for for job in jobs] == [["no worker"]] * 3
     assert [job.result.state for job in jobs] == ["PENDING"] * 3, "Celery would call it a failure"
-    row = "SELECT published_at, next_check_at, due_at, losses FROM messages"
+    row = "SELECT published_at, next_check_at::text, due_at, losses FROM messages"
     waiting = site.client.sql(row)
     other = site.sidejob.enqueue(OLD)
     other.wait(timeout=20)

@@ -128,7 +128,7 @@ def kill_the_proxy(postgres: embedded.Postgres, proxy: PgBouncer) -> None:
     proxy.start()
 
 
-@pytest.mark.pools("prefork", "threads", "gevent", reason="runs one body at a time")
+@pytest.mark.pools("prefork", "threads", "asyncio", "awaited", "gevent", reason="runs one body at a time")
 @pytest.mark.parametrize("outage", [restart_postgres, kill_postgres, kill_the_proxy])
 def test_running_jobs_survive_an_outage(
     perishable: Site, own_postgres: embedded.Postgres, own_pgbouncer: PgBouncer,
@@ -150,7 +150,7 @@ def test_running_jobs_survive_an_outage(
     assert all(worker.alive for worker in workers)
 
 
-@pytest.mark.pools("prefork", "threads", "gevent", reason="runs one body at a time")
+@pytest.mark.pools("prefork", "threads", "asyncio", "awaited", "gevent", reason="runs one body at a time")
 def test_a_proxy_away_for_longer_than_the_lease(perishable: Site, own_pgbouncer: PgBouncer) -> None:
     """The locks are held all the while, and nobody can beat."""
     site = perishable

@@ -103,7 +103,7 @@ def test_a_time_limit_strikes_before_the_message_is_a_job(
 @pytest.mark.parametrize("point", ["enqueue:before-commit", "enqueue:after-commit"])
 def test_the_process_dies_that_makes_a_job_of_it(scene: Scene, stranger: Celery, tmp_path: Path, point: str) -> None:
     acted = tmp_path / "acted"
-    scene.worker(SIDEJOB_CRASH_POINTS=f"{point}=kill", SIDEJOB_CRASH_ONCE=str(acted), **QUICK)
+    scene.worker(SIDEJOB_CRASH_POINTS=f"{point}=kill-child", SIDEJOB_CRASH_ONCE=str(acted), **QUICK)
     task_id = str(uuid.uuid4())
     stranger.send_task("acceptance.stepper", (1,), task_id=task_id)
 

@@ -14,6 +14,7 @@ import pytest
 
 from celery_sidejob import Job
 from celery_sidejob.jobs.queue import Queue
+from celery_sidejob.model.gate import Gate
 from tests.acceptance.scene import QUICK, Scene
 from tests.tools.waiting import wait_until
 
@@ -41,9 +42,7 @@ def ended(scene: Scene) -> set[int]:
 
 
 def at_gate(scene: Scene) -> int:
-    return int(
-        scene.sql("SELECT count(*) AS n FROM messages WHERE next_check_at BETWEEN '5000-01-01' AND '8999-01-01'")[0].n
-    )
+    return int(scene.sql(f"SELECT count(*) AS n FROM messages WHERE gate = {Gate.QUEUE}")[0].n)
 
 
 def queue_of(scene: Scene) -> Queue:
@@ -73,7 +72,7 @@ def test_jobs_of_a_managed_queue_are_served_by_priority_on_each_pool(scene: Scen
 
 CLAIMS = """
 import os, time, uuid
-from celery_sidejob.operations import runs
+from celery_sidejob.operations.runs import runs
 from celery_sidejob.store import workers
 from tests.tools.apps import make_app
 from tests.tools.recorder import Record
@@ -263,7 +262,9 @@ def test_a_time_limit_ends_the_run_that_is_in_progress_and_not_the_one_that_was_
     wait_until(lambda: named.refresh().status == "completed", timeout=20, message="the other job")
 
 
-@pytest.mark.pools("prefork", "threads", reason="a run lasts longer than the worker's look at what it holds")
+@pytest.mark.pools(
+    "prefork", "threads", "asyncio", "awaited", reason="a run lasts longer than the worker's look at what it holds"
+)
 def test_a_long_run_of_another_job_is_not_taken_for_a_stray(scene: Scene) -> None:
     named, running = a_turned_run(scene, "timed", 15.0)
     wait_until(lambda: running.refresh().status == "completed", timeout=40, message="the run")

@@ -19,12 +19,14 @@ from tests.acceptance.scene import Scene, Workload
 from tests.tools.brokers import Broker
 from tests.tools.freezing import frozen
 from tests.tools.proxy import TcpProxy
-from tests.tools.rabbitmq import GivenRabbitMQ, RabbitMQ
+from tests.tools.rabbitmq import GivenRabbitMQ, Node, RabbitMQ
 from tests.tools.recorder import Record
 from tests.tools.waiting import wait_until
 from tests.tools.workers import Processes
 
-READS_ON = pytest.mark.pools("prefork", "threads", reason="reads nothing while its bodies run: see docs/rabbitmq.md")
+READS_ON = pytest.mark.pools(
+    "prefork", "threads", "asyncio", "awaited", reason="reads nothing while its bodies run: see docs/rabbitmq.md"
+)
 ON_RABBITMQ = pytest.mark.brokers("amqp", only=["amqp", "quorum"], reason="is no RabbitMQ")
 LOST_AFTER_S = 2.0
 DELETIONS = 12
@@ -281,7 +283,7 @@ def test_a_worker_whose_queue_is_deleted_again_and_again_hears_of_it_each_time(i
 
 @ON_RABBITMQ
 def test_a_vhost_that_is_reset_delays_jobs_and_loses_none(
-    site: Site, rabbitmq: RabbitMQ | GivenRabbitMQ, vhost: str
+    site: Site, rabbitmq: Node | GivenRabbitMQ, vhost: str
 ) -> None:
     if not rabbitmq.may_administer:
         pytest.skip("we may not administer this RabbitMQ")
@@ -347,7 +349,7 @@ def test_a_queue_that_refuses_messages_has_none_of_them(site: Site) -> None:
     assert ready(url, "free") == 1
 
 
-@pytest.mark.pools("prefork", "threads", "gevent", reason="runs one body at a time")
+@pytest.mark.pools("prefork", "threads", "asyncio", "awaited", "gevent", reason="runs one body at a time")
 @pytest.mark.parametrize(
     "outage",
     [

@@ -52,7 +52,7 @@ def test_who_was_not_there_when_it_was_revoked_does_not_run_it(site: Site, event
     assert [events.types(result.id).count("task-revoked") for result in (waiting, later)] == [1, 1]
 
 
-@pytest.mark.pools("prefork", "threads", "gevent", reason="hears nothing while it runs a body")
+@pytest.mark.pools("prefork", "threads", "asyncio", "awaited", "gevent", reason="hears nothing while it runs a body")
 def test_what_waits_behind_a_run_whose_worker_knows_it_to_be_revoked_is_told_of_once(
     site: Site, events: Events
 ) -> None:

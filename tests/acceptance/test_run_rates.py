@@ -38,7 +38,8 @@ def test_a_job_runs_as_often_as_its_rate_allows_and_as_it_was_asked(scene: Scene
 def test_a_process_that_dies_around_a_delayed_claim_costs_no_ask_and_no_token(
     scene: Scene, tmp_path: Path, point: str
 ) -> None:
-    scene.worker(**QUICK, SIDEJOB_CRASH_POINTS=f"{point}=kill@{BURST + 4}", SIDEJOB_CRASH_ONCE=str(tmp_path / "acted"))
+    plan = f"{point}=kill-child@{BURST + 4}"
+    scene.worker(**QUICK, SIDEJOB_CRASH_POINTS=plan, SIDEJOB_CRASH_ONCE=str(tmp_path / "acted"))
     job = scene.enqueue("paced", (RUNS,))
     scene.settle(60)
     assert (tmp_path / "acted").exists()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 
-from celery_sidejob.operations import runs
+from celery_sidejob.operations.runs import runs
 from celery_sidejob.services.heartbeat.heartbeat import Heartbeat
 from tests.acceptance.outage_site import Site, site_fixture, site_of  # noqa: F401 - the fixture `site`
 from tests.tools.brokers import APART, Broker

@@ -10,7 +10,7 @@ from tests.tools.waiting import wait_until
 PACKETS = 200
 
 
-@pytest.mark.pools("prefork", "threads", "gevent", reason="runs one body at a time")
+@pytest.mark.pools("prefork", "threads", "asyncio", "awaited", "gevent", reason="runs one body at a time")
 def test_a_parent_and_another_job_read_a_childs_output(scene: Scene) -> None:
     workers = [scene.worker(**QUICK), scene.worker(**QUICK)]
     parent = scene.enqueue("collector")

@@ -13,9 +13,9 @@ from celery_sidejob.jobs.job import Job
 from celery_sidejob.model.errors import LeaseLostError
 from celery_sidejob.model.messages import Doorbell
 from celery_sidejob.model.status import RunEnd
-from celery_sidejob.operations import endings, runs
-from celery_sidejob.operations.job_run_end import Ending
-from celery_sidejob.operations.runs import Unit
+from celery_sidejob.operations.runs import endings, runs
+from celery_sidejob.operations.runs.job_run_end import Ending
+from celery_sidejob.operations.runs.runs import Unit
 from celery_sidejob.services.heartbeat.heartbeat import Heartbeat
 from celery_sidejob.services.stopped_runs import Stop, end_from_outside
 from tests.acceptance.outage_site import Site, site_fixture, site_of  # noqa: F401 - the fixture `site`
@@ -88,7 +88,7 @@ def test_a_cold_stop_gives_the_runs_back(site: Site, pool: str, signals: list[si
     site.nothing_lost()
 
 
-@pytest.mark.pools("prefork", "threads", "gevent", reason="runs one body at a time")
+@pytest.mark.pools("prefork", "threads", "asyncio", "awaited", "gevent", reason="runs one body at a time")
 def test_a_soft_stop_tells_the_jobs_at_once(
     tmp_path: Path, processes: Processes, record: Record, database_url: str, broker: Broker
 ) -> None:
@@ -157,7 +157,7 @@ def test_processes_replaced_for_their_memory_lose_nothing(site: Site) -> None:
 # -- revocation ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.pools("prefork", "threads", "gevent", reason="hears nothing while it runs a body")
+@pytest.mark.pools("prefork", "threads", "asyncio", "awaited", "gevent", reason="hears nothing while it runs a body")
 def test_revoking_a_running_job_ends_this_asking(site: Site, worker_pool: str) -> None:
     job = site.hold("gate", [1, 2])
     result = job.result
@@ -212,7 +212,7 @@ def test_revoking_again_and_again_counts_no_loss(site: Site) -> None:
     site.wait_for(job, "completed")
 
 
-@pytest.mark.pools("prefork", "threads", "gevent", reason="hears nothing while it runs a body")
+@pytest.mark.pools("prefork", "threads", "asyncio", "awaited", "gevent", reason="hears nothing while it runs a body")
 def test_revoking_a_job_that_waits_behind_another_ends_this_asking(site: Site) -> None:
     first, second = site.hold("gate"), site.hold("gate", [1])
     result = second.result
@@ -266,7 +266,7 @@ def test_a_soft_time_limit_that_strikes_at_the_end_of_a_run_leaves_nothing_behin
         assert site.record.of("holding", job=later.id)[0]["pid"] == begun["pid"]
 
 
-@pytest.mark.pools("prefork", "threads", "gevent", reason="hears nothing while it runs a body")
+@pytest.mark.pools("prefork", "threads", "asyncio", "awaited", "gevent", reason="hears nothing while it runs a body")
 @pytest.mark.parametrize("concurrency", [1, 2])
 def test_revoking_ends_the_run_though_a_copy_of_its_message_came(site: Site, concurrency: int) -> None:
     """With one process the copy waits in the queue; with two it is found stale before the revocation."""
@@ -284,7 +284,7 @@ def test_revoking_ends_the_run_though_a_copy_of_its_message_came(site: Site, con
     assert (row["run_no"], row["losses"], row["error"]["type"]) == (1, 0, "TaskRevokedError")
 
 
-@pytest.mark.pools("prefork", "threads", "gevent", reason="hears nothing while it runs a body")
+@pytest.mark.pools("prefork", "threads", "asyncio", "awaited", "gevent", reason="hears nothing while it runs a body")
 def test_revoking_a_job_that_somebody_has_locked_holds_up_nothing_else(
     tmp_path: Path, processes: Processes, record: Record, database_url: str, broker: Broker
 ) -> None:

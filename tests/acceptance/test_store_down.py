@@ -10,7 +10,7 @@ import pytest
 from celery_sidejob import StoreUnavailableError, embedded
 from celery_sidejob.operations import stores
 from tests.acceptance.test_durable import APP, TIMEOUT_S, Site
-from tests.tools.brokers import Broker
+from tests.tools.brokers import APART, Broker
 from tests.tools.databases import prepare_template
 from tests.tools.freezing import frozen
 from tests.tools.proxy import TcpProxy
@@ -44,6 +44,7 @@ def cut_off(postgres: embedded.Postgres, proxy: TcpProxy) -> Iterator[None]:
     proxy.pass_through()
 
 
+@pytest.mark.brokers("redis", only=APART, reason="is another Postgres here than the store, which no app may have")
 @pytest.mark.parametrize("away", [killed, stopped, cut_off])
 def test_a_call_ends_and_nothing_runs_twice(
     away: Away, own_postgres: embedded.Postgres, broker: Broker, record: Record, processes: Processes,

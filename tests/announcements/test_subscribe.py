@@ -86,6 +86,23 @@ def test_what_finds_no_room_in_the_server_is_counted(stage: Stage, monkeypatch: 
         assert stage.runtime.announcer.dropped == 1
 
 
+def test_a_quiet_thread_ends_and_the_next_announcement_has_another(
+    told: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("celery_sidejob.announcements.announcer.IDLE_S", 0.05)
+    before = set(threading.enumerate())
+
+    def ours() -> list[threading.Thread]:
+        now = set(threading.enumerate()) - before
+        return [thread for thread in now if thread.name == "sidejob-announcements"]
+
+    with told.sidejob.subscribe("/a", timeout=30) as subscription:
+        for number in range(3):
+            told.sidejob.publish("/a", number)
+            assert next(subscription) == ("/a", number)
+            wait_until(lambda: not ours(), message="the end of the thread")
+
+
 def test_one_who_waits_for_a_moment_again_and_again_is_not_remembered(stage: Stage) -> None:
     with stage.sidejob.subscribe("/a", timeout=0.001) as subscription:
 
@@ -138,7 +155,10 @@ def test_of_a_tree_that_is_deleted_the_lowest_is_told_first_and_nothing_is_left_
 
 
 def test_a_task_may_keep_its_status_to_itself(told: Stage) -> None:
-    quiet = told.task(nothing, name="quiet", publish_status=False)
+    @told.task(name="quiet", publish_status=False)
+    def quiet(job: RunningJob) -> None:
+        job.step("charge", str)
+
     loud = told.task(nothing, name="loud")
     first, second = quiet.enqueue(), loud.enqueue()
     told.runtime.announcer.flush(10)

@@ -27,6 +27,13 @@ def test_only_what_ended_differently_without_a_reason_is_run_once_more() -> None
     assert upstream.to_repeat(outcomes, {"test_active": "a reason"}) == [CHAIN]
 
 
+def test_a_reason_may_be_that_of_some_parameters() -> None:
+    reasons = {"test_apply*-old]": "a reason", "test_all": "another"}
+    names = ["t.test_a::test_apply[x-old]", "t.test_a::test_apply[x-new]", "t.test_a::test_all[x]"]
+
+    assert [upstream.reason_of(name, reasons) for name in names] == ["a reason", None, "another"]
+
+
 @pytest.mark.parametrize(("ours", "code"), [("passed", 0), ("failure", 1)])
 def test_a_difference_without_a_reason_is_an_error(ours: str, code: int) -> None:
     assert upstream.report({"stock": {CHAIN: "passed"}, "ours": {CHAIN: ours}}, {}) == code

@@ -27,7 +27,7 @@ def command(stage: Stage) -> Command:
 @pytest.fixture
 def answer(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Command:
     """Gives a command at a terminal, where somebody types this answer to its question."""
-    monkeypatch.setattr("celery_sidejob.cli.questions.can_ask", lambda: True)
+    monkeypatch.setattr("celery_sidejob.cli.selection.can_ask", lambda: True)
 
     def answer(text: str, *words: object) -> Said:
         return ask(stage.app, *words, typed=f"{text}\n")

@@ -22,7 +22,7 @@ from celery import Celery
 from celery_sidejob import RunningJob, SideJob, Status
 from celery_sidejob.cli import command as waits
 from celery_sidejob.cli import sidejob as group
-from celery_sidejob.operations import parking
+from celery_sidejob.operations.runs import parking
 from celery_sidejob.store import revisions
 from celery_sidejob.store.outbox.kinds import JOBS
 from celery_sidejob.store.schema import migrate, schema_check

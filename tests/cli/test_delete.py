@@ -61,6 +61,6 @@ def test_why_nothing_is_deleted(stage: Stage, tree: Job, command: Command) -> No
 def test_a_job_that_is_asked_to_run_while_the_question_waits(
     stage: Stage, tree: Job, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("celery_sidejob.cli.delete.confirm", lambda *_, **__: tree.run(force=True))
+    monkeypatch.setattr("celery_sidejob.cli.asking.confirm", lambda *_, **__: tree.run(force=True))
     assert "it is queued" in command("delete", "root", code=1).err
     assert tree.exists

@@ -21,7 +21,7 @@ from celery_sidejob.diagnosis.diagnosis import Diagnosis
 from celery_sidejob.embedded import Valkey
 from celery_sidejob.hooks.broker import announcing_client, broker_check
 from celery_sidejob.model.finding import Finding, Level
-from celery_sidejob.operations import parking
+from celery_sidejob.operations.runs import parking
 from celery_sidejob.store import registry, served, stats, workers
 from celery_sidejob.store.estimates import Count
 from celery_sidejob.store.outbox.kinds import JOBS

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from celery_sidejob import RunningJob
-from celery_sidejob.operations import parking
+from celery_sidejob.operations.runs import parking
 from celery_sidejob.store import served
 from celery_sidejob.store.outbox.kinds import JOBS
 from tests.tools.commands import ask

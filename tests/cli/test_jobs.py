@@ -119,7 +119,7 @@ def test_jobs_of_their_maker(stage: Stage, command: Command) -> None:
     [
         {}, {"status": "failed"}, {"status": ["failed", "queued"]}, {"queue": "q"}, {"queue": "q", "status": "queued"},
         {"tag": "t"}, {"parent": "top"}, {"older_than": 0}, {"since": 3600}, {"status": "running"},
-        {"task": "stage.call"}, {"waiting_for": "timer"},
+        {"task": "stage.call"}, {"waiting_for": "timer"}, {"batch": "b"}, {"batch": "b", "status": "running"},
     ],
     ids=str,
 )  # fmt: skip
@@ -129,7 +129,8 @@ def test_each_list_has_both_orders_and_bounds(stage: Stage, filters: dict[str, o
         stage.job(queue="q", tags=["t"], parent=top, child_name=f"k{n}")
         stage.job(queue="q", countdown=60)
         failed(stage, tags=["t"])
-        stage.claim(stage.job(parent=top, child_name=f"r{n}"))
+        stage.claim(running := stage.job(parent=top, child_name=f"r{n}"))
+        stage.sidejob.batch("b").add(running)
     oldest = stage.sidejob.jobs(**filters)
 
     assert len(oldest) >= 3

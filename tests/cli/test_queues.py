@@ -67,7 +67,7 @@ def test_doctor_finds_a_queue_that_was_paused_and_forgotten(stage: Stage) -> Non
 
 def test_what_waits_at_a_gate_is_not_taken_for_unpublished(stage: Stage) -> None:
     stage.job(queue="mail")
-    stage.sql("UPDATE messages SET published_at = NULL, next_check_at = due_at + interval '5000 years', "
+    stage.sql("UPDATE messages SET published_at = NULL, gate = 1, next_check_at = 'infinity', "
               "due_at = now() - interval '1 h'")  # fmt: skip
     found = stage.sidejob.stats()["queues"]["mail"]
     assert (found["depth"], found["unpublished"], found["oldest_unpublished_s"]) == (1, 0, None)

@@ -13,7 +13,7 @@ import pytest
 from celery.schedules import crontab, schedule
 
 from celery_sidejob import RunningJob
-from celery_sidejob.hooks.beat_entries import declaration_of
+from celery_sidejob.hooks.beat import declaration_of
 from celery_sidejob.model.recurrence import Timing
 from tests.cli.test_doctor import findings, levels
 from tests.tools.commands import Command, ask

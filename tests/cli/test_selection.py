@@ -12,10 +12,10 @@ import pytest
 
 from celery_sidejob import Job, RunningJob
 from celery_sidejob.cli import asking, selection
-from celery_sidejob.cli.questions import can_ask
+from celery_sidejob.cli.selection import can_ask
 from celery_sidejob.deadset import DeadSet
 from celery_sidejob.model.errors import IllegalMoveError, StoreUnavailableError
-from celery_sidejob.operations import revocation
+from celery_sidejob.operations.ledger import revocation
 from tests.services.sweep.test_task_sweep import Post, post
 from tests.tools.commands import Command, ask
 from tests.tools.in_process import Stage
@@ -318,7 +318,7 @@ def test_revoking_ends_with_how_far_it_came(
         return revoke(runtime, task_ids)
 
     monkeypatch.setattr(revocation, "revoke_in_all", fail_at_the_last)
-    monkeypatch.setattr("celery_sidejob.cli.revoke.PAGE", 1)
+    monkeypatch.setattr("celery_sidejob.cli.tasks.PAGE", 1)
     said = ask(post.app, "revoke", "--queue", "post", "--yes")
     assert (said.code, said.lines) == (code, ["Revoked: 2 tasks."])
     assert post.sql("SELECT task_id FROM messages WHERE doom IS NULL") == [("c",)]
@@ -386,7 +386,7 @@ def test_an_entry_that_cannot_leave_keeps_no_other_from_it(
 
 
 def test_tasks_are_revoked_by_name_queue_and_status(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("celery_sidejob.cli.revoke.PAGE", 2)
+    monkeypatch.setattr("celery_sidejob.cli.tasks.PAGE", 2)
     for n in range(5):
         post.send(f"waits-{n}")
     post.send("later", countdown=86400)
@@ -412,7 +412,7 @@ def test_tasks_are_revoked_by_name_queue_and_status(post: Post, monkeypatch: pyt
 
 
 def test_a_broker_that_is_away_is_asked_once(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("celery_sidejob.cli.revoke.PAGE", 1)
+    monkeypatch.setattr("celery_sidejob.cli.tasks.PAGE", 1)
     for n in range(3):
         post.send(f"waits-{n}")
     post.app.close()

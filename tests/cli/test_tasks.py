@@ -108,7 +108,7 @@ def test_tasks_are_listed_by_where_they_are(post: Post) -> None:
         post.send(task_id, **options)
     post.sidejob.queue("mail").pause()
     post.sidejob.queue("web").configure(limit=1)
-    post.sql("UPDATE messages SET next_check_at = due_at + interval '5000 years' WHERE task_id = 'limited'")
+    post.sql("UPDATE messages SET published_at = NULL, gate = 1, next_check_at = 'infinity' WHERE task_id = 'limited'")
     post.sql("UPDATE messages SET due_at = now() - interval '1 h' WHERE task_id = 'first'")
     post.begin("runs", post.worker())
     ask(post.app, "revoke", "revoked")

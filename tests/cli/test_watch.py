@@ -12,7 +12,7 @@ from threading import Event
 import pytest
 
 from celery_sidejob import Job, RunningJob
-from celery_sidejob.cli import watch
+from celery_sidejob.cli import jobs
 from tests.tools.commands import Said, ask
 from tests.tools.in_process import Stage
 from tests.tools.threads import in_thread
@@ -24,15 +24,15 @@ from tests.tools.workers import Processes
 def watching(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, object]]]:
     """Each look at the job is kept; the test goes on after it."""
     seen: list[dict[str, object]] = []
-    inspection = watch.Inspection
-    read = inspection.standing
+    views = jobs.JobViews
+    read = views.standing
 
     def standing(self: object, job: Job) -> dict[str, object]:
         seen.append(read(self, job))  # type: ignore[arg-type]
         return seen[-1]
 
     monkeypatch.setattr("celery_sidejob.cli.looks.LOOK_S", 0.01)
-    monkeypatch.setattr(inspection, "standing", standing)
+    monkeypatch.setattr(views, "standing", standing)
     yield seen
 
 

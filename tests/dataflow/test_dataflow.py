@@ -1,6 +1,6 @@
-"""A short walk of the machine; `python -m benchmarks dataflow` takes a long one.
+"""A short walk of the machine; `./run proof dataflow` takes a long one.
 
-`python -m benchmarks dataflow --seed 1` has found each of three old faults in its first ten walks, when its mend was
+`./run proof dataflow --seed 1` has found each of three old faults in its first ten walks, when its mend was
 taken back:
 
 - what was read for a block that was not committed is gone with the next commit: `self._undone = None` in

@@ -15,6 +15,8 @@ from urllib.request import Request, urlopen
 
 import psycopg
 
+from celery_sidejob import SideJob
+from tests.tools.apps import make_app
 from tests.tools.waiting import wait_until
 from tests.tools.workers import ROOT, Process, Processes, WorkerProcess
 
@@ -48,6 +50,16 @@ class Shop:
         self._processes = processes
         self._address = ""
 
+    @contextmanager
+    def client(self) -> Iterator[SideJob]:
+        """Lend an app that sees the same store."""
+        app = make_app("client", broker="sidejobpg://", sidejob_database_url=self.database_url)
+        try:
+            yield app.sidejob
+        finally:
+            app.sidejob.close()
+            app.close()
+
     # -- what a new user does ------------------------------------------------------------------------------------
 
     def run(self, *argv: str, **env: str) -> str:
@@ -79,10 +91,10 @@ class Shop:
         """Ask this web server from now on, as soon as it has printed its address."""
         self._address = wait_until(lambda: _address(server), timeout=30, message="the server to print its address")
 
-    def worker(self, name: str, **env: str) -> WorkerProcess:
-        """Start a worker; it is ready when this returns."""
+    def worker(self, name: str, *, queues: Sequence[str] = (), **env: str) -> WorkerProcess:
+        """Start a worker, of all queues or of these; it is ready when this returns."""
         return self._processes.start_worker(
-            self.celery_app, env={**self.env, **env}, cwd=self.directory, concurrency=2, name=name
+            self.celery_app, env={**self.env, **env}, cwd=self.directory, concurrency=2, name=name, queues=queues
         )
 
     def request(self, method: str, path: str, document: Any = None) -> Any:
@@ -217,6 +229,8 @@ def kill_in_the_middle(shop: Shop) -> None:
     shop.worker("second")
     shop.wait_for(begun + later, "completed")
 
+    for number in done + begun + later:  # the last may have come a moment after the end of its job
+        assert shop.request("GET", f"/orders/{number}/receipt/") == {"total": shop.order(number)["total"]}
     shop.judge(done + begun + later)
     assert shop.in_stock() == {"cup": 100 - 3 - 2 * 6, "kettle": 50 - 6 - 2 * 3}
     lost = shop.sql("SELECT count(*) FROM sidejob.jobs WHERE run_no > 1 AND args::text <> '[]'")

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
+import httpx
 import psutil
 import psycopg
 import pytest
@@ -114,10 +115,11 @@ def test_it_counts_right_after_a_kill_and_an_emptied_broker(
 ) -> None:  # fmt: skip
     (sample / "binary.py").write_bytes(bytes(range(256)) * 10)
     (sample / "deep.py").write_text("(" * 5000 + ")" * 5000)
+    (sample / "python2.py").write_text('print "Hello"\n')
     (sample / "[red] :smile: é.py").write_text("x = 1\n")
     (sample / "loop.py").symlink_to("loop.py")
     (sample / "json" / "back").symlink_to(sample)
-    files = len(list(sample.rglob("*.py"))) - 1 + 3
+    files = len(list(sample.rglob("*.py"))) - 1
     running = demo(*arguments, str(sample))
     running.wait_for_log("Up after", DEMO_S)
     servers = {process.name().partition("-")[0] for process in left_in(temporary)} & {"postgres", "valkey"}
@@ -128,16 +130,30 @@ def test_it_counts_right_after_a_kill_and_an_emptied_broker(
     assert "emptied the broker" in said
     table = tables_of(said)
     assert table["files"] == [str(files)] * 2
-    assert table["unparsable"] == ["5", "5"]
+    assert table["unparsable"] == ["3", "3"]
     assert "broker emptied" in table
     picture = ElementTree.parse(tmp_path / "census.svg")
-    jobs = files + len([path for path in sample.rglob("*") if path.is_dir() and not path.is_symlink()]) + 3
+    jobs = files + len([path for path in sample.rglob("*") if path.is_dir() and not path.is_symlink()]) + 2
     assert (picture.getroot()[0].text or "").endswith(f": {jobs + 1} jobs")
     recovered = picture.findall(".//*[@class='job completed recovered']")
     assert recovered
     assert len(picture.findall(".//*[@class='job completed']")) + len(recovered) == jobs
     assert left_in(temporary) == []
     assert list(temporary.iterdir()) == []
+
+
+def test_with_its_web_page_it_stays_until_ctrl_c(demo: Callable[..., Process], sample: Path, temporary: Path) -> None:
+    running = demo("--web", str(sample))
+    running.wait_for_log("The web page stays until Ctrl-C", DEMO_S)
+    found = re.search(r"(http://\S+/) Log in as demo with (\S+)", running.log())
+    assert found is not None
+    with httpx.Client(base_url=found[1]) as browser:
+        entered = browser.post("login", data={"name": "demo", "password": found[2]})
+        cookies = {"cookie": f"sidejob_web={entered.cookies['sidejob_web']}"}
+        assert "code_census.count" in browser.get("jobs", headers=cookies).text
+    running.send_signal(signal.SIGINT)
+    assert running.wait(GONE_S) == 130, running.log()
+    wait_until(lambda: not left_in(temporary), timeout=GONE_S, message="all processes to be gone")
 
 
 STRUCK = [
@@ -283,21 +299,20 @@ def test_more_files_than_there_is_time_for_are_sampled_and_more_directories_refu
 ) -> None:
     source = """
 import sys
-from pathlib import Path
 from census_demo import plan
-given, broken = sys.argv[1], Path(sys.argv[2])
+given = sys.argv[1]
 plan.probe = lambda: 1.0
 plan.BUDGET_S = 1000.0
-whole = plan.make_plan(given, broken)
+whole = plan.make_plan(given)
 plan.BUDGET_S = 20.0
-part = plan.make_plan(given, broken)
+part = plan.make_plan(given)
 plan.BUDGET_S = 1.0
 try:
-    plan.make_plan(given, broken)
+    plan.make_plan(given)
 except plan.UnusablePathError as error:
-    print(whole.is_sample, part.is_sample, whole.files == part.all_files > part.files > 3, error)
+    print(whole.is_sample, part.is_sample, whole.files == part.all_files > part.files > 0, error)
 """
-    process = processes.start_python(source, str(sample), str(EXAMPLES / "broken"), cwd=EXAMPLES)
+    process = processes.start_python(source, str(sample), cwd=EXAMPLES)
     assert process.wait() == 0, process.log()
     assert re.fullmatch(
         rf"False True True {sample} has more than \d directories, too many for a demo.*\n", process.log()
@@ -323,6 +338,27 @@ def test_the_jobs_of_a_census_count_each_file_once(
     assert again == totals
     assert list(unparsable) == [str(sample / "broken.py")]
     assert jobs == len(files) + len([path for path in [sample, *sample.rglob("*")] if path.is_dir()]) + 2
+
+
+def test_the_plain_loop_counts_files_that_all_parse_as_the_jobs_do(processes: Processes, sample: Path) -> None:
+    """Neither has a number of files that do not parse: the demo compares what they have."""
+    source = """
+import json, sys
+from collections import Counter
+from pathlib import Path
+import code_census
+from census_demo.plain import count_all
+
+jobs = Counter()
+for file in Path(sys.argv[1]).rglob("*.py"):
+    jobs.update({"files": 1, **code_census.count(file)})
+plainly, unparsable = count_all(Path(sys.argv[1]), 1, lambda: None)
+print(json.dumps([jobs, plainly, list(unparsable)]))
+"""
+    process = processes.start_python(source, str(sample), cwd=EXAMPLES)
+    assert process.wait() == 0, process.log()
+    jobs, plainly, unparsable = json.loads(process.log())
+    assert (plainly, unparsable) == (jobs, [])
 
 
 def test_a_sample_is_always_the_same(processes: Processes, sample: Path) -> None:

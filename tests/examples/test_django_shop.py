@@ -12,13 +12,16 @@ import pytest
 
 from tests.examples.shops import DjangoShop, kill_in_the_middle
 from tests.tools.databases import Databases
+from tests.tools.versions import KOMBU_5_7
 from tests.tools.waiting import wait_until
 from tests.tools.workers import Processes
 
+pytestmark = KOMBU_5_7
+
 
 @pytest.fixture
-def shop(tmp_path: Path, processes: Processes, empty_database_url: str, redis_url: str) -> DjangoShop:
-    return DjangoShop("django_shop", tmp_path, processes, empty_database_url, redis_url)
+def shop(tmp_path: Path, processes: Processes, empty_database_url: str) -> DjangoShop:
+    return DjangoShop("django_shop", tmp_path, processes, empty_database_url)
 
 
 @pytest.fixture

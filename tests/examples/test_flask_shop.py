@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from tests.examples.shops import FlaskShop, kill_in_the_middle
-from tests.tools.versions import SQLALCHEMY_2_0_22
+from tests.tools.versions import KOMBU_5_7, SQLALCHEMY_2_0_22
 from tests.tools.waiting import wait_until
 from tests.tools.workers import Processes
 
-pytestmark = SQLALCHEMY_2_0_22
+pytestmark = [KOMBU_5_7, SQLALCHEMY_2_0_22]
 
 
 @pytest.fixture
-def shop(tmp_path: Path, processes: Processes, empty_database_url: str, redis_url: str) -> FlaskShop:
-    return FlaskShop("flask_shop", tmp_path, processes, empty_database_url, redis_url)
+def shop(tmp_path: Path, processes: Processes, empty_database_url: str) -> FlaskShop:
+    return FlaskShop("flask_shop", tmp_path, processes, empty_database_url)
 
 
 def test_each_order_is_handled_once_whatever_dies(shop: FlaskShop) -> None:

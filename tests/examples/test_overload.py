@@ -24,7 +24,7 @@ def test_orders_are_refused_and_all_are_done_in_the_end(
     shop = Overload("overload", tmp_path, processes, empty_database_url)
     shop.celery("sidejob", "db", "upgrade")
     once = shop.directory / "killed"
-    crash = {"SIDEJOB_CRASH_POINTS": f"{killed_at}=kill", "SIDEJOB_CRASH_ONCE": str(once)} if killed_at else {}
+    crash = {"SIDEJOB_CRASH_POINTS": f"{killed_at}=kill-child", "SIDEJOB_CRASH_ONCE": str(once)} if killed_at else {}
     processes.start_worker("overload", env={**shop.env, **crash}, cwd=shop.directory, concurrency=2, name="worker")
 
     printed = shop.run("python", "overload.py").splitlines()

@@ -47,6 +47,6 @@ def test_all_numbers_come_through_a_port_that_is_too_small_for_them(ports: Ports
 def test_a_kill_leaves_no_writer_waiting(ports: Ports, killed_at: str) -> None:
     """The end of a run that found the port full, the commit that made room, the ask of the writer."""
     once = ports.directory / "killed"
-    ports.worker("worker", SIDEJOB_CRASH_POINTS=f"{killed_at}=kill@2", SIDEJOB_CRASH_ONCE=str(once))
+    ports.worker("worker", SIDEJOB_CRASH_POINTS=f"{killed_at}=kill-child@2", SIDEJOB_CRASH_ONCE=str(once))
     assert ports.run("python", "ports.py", "60").strip() == THROUGH
     assert once.exists()

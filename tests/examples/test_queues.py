@@ -26,7 +26,7 @@ def test_the_urgent_mail_goes_first(
     shop = Queues("queues", tmp_path, processes, empty_database_url)
     shop.celery("sidejob", "db", "upgrade")
     once = shop.directory / "killed"
-    crash = {"SIDEJOB_CRASH_POINTS": f"{killed_at}=kill", "SIDEJOB_CRASH_ONCE": str(once)} if killed_at else {}
+    crash = {"SIDEJOB_CRASH_POINTS": f"{killed_at}=kill-child", "SIDEJOB_CRASH_ONCE": str(once)} if killed_at else {}
     processes.start_worker("queues", env={**shop.env, **crash}, cwd=shop.directory, concurrency=4, name="worker")
 
     printed = shop.run("python", "queues.py").splitlines()

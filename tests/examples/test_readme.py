@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from itertools import accumulate
 from pathlib import Path
+from typing import LiteralString
 
 import psycopg
 
 from tests.examples.test_guides import blocks
 from tests.tools.versions import KOMBU_5_7
-from tests.tools.waiting import wait_until
-from tests.tools.workers import ROOT, Processes, WorkerProcess, environment
+from tests.tools.waiting import patient, wait_until
+from tests.tools.workers import ROOT, Process, Processes, WorkerProcess, environment
 
 README = ROOT / "README.md"
 SESSION = "import doctest, sys; sys.exit(doctest.testfile('session.txt', module_relative=False).failed)"
@@ -20,7 +22,7 @@ NUMBERS = 2_000
 """Each is a commit; the README's own 20,000 take a minute."""
 SUMS = f"""
 >>> from shop import sidejob
->>> job = sidejob.get(2).wait(timeout=40)
+>>> job = sidejob.get(2).wait(timeout={patient(40)})
 >>> list(job.output("sums")) == {list(accumulate(range(NUMBERS)))}
 True
 """
@@ -53,6 +55,14 @@ class QuickStart:
         """Start the worker; it is ready when this returns."""
         return self._processes.start_worker("shop", env={}, cwd=self.directory, concurrency=2)
 
+    def call(self) -> Process:
+        """Start the process that calls the durable task, and waits for its result."""
+        (shown,) = (text for text in blocks(README, "") if "send_mail.delay" in text)
+        (line,) = (line for line in shown.splitlines() if "send_mail.delay" in line)
+        python, option, program, background = shlex.split(line)
+        assert (python, background) == ("python", "&")
+        return self._processes.start([sys.executable, option, program], env={}, cwd=self.directory, name="caller")
+
     def shown(self, containing: str) -> str:
         """Return the README's session in a Python shell that has this in it."""
         (found,) = (text for text in blocks(README, "python") if text.startswith(">>>") and containing in text)
@@ -65,16 +75,40 @@ class QuickStart:
 
     def total(self) -> int:
         """How far the second job has come: 0 before its first commit."""
+        return self._number("SELECT value::text::int FROM sidejob.state WHERE job_id = 2")
+
+    def running(self) -> int:
+        """How many durable tasks run."""
+        return self._number("SELECT count(*) FROM sidejob.messages WHERE locked_by IS NOT NULL")
+
+    def _number(self, statement: LiteralString) -> int:
         with psycopg.connect(self._database_url) as connection:
-            found = connection.execute("SELECT value::text::int FROM sidejob.state WHERE job_id = 2").fetchone()
+            found = connection.execute(statement).fetchone()
         return found[0] if found else 0
 
     def _python(self, *arguments: str) -> None:
         done = subprocess.run(
-            [sys.executable, *arguments], cwd=self.directory, env=environment({}), timeout=60, check=False, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            [sys.executable, *arguments], cwd=self.directory, env=environment({}), timeout=patient(60), check=False,
+            text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout
+
+
+@KOMBU_5_7
+def test_a_caller_waits_over_the_death_of_a_worker(
+    tmp_path: Path, processes: Processes, empty_database_url: str
+) -> None:
+    shop = QuickStart(tmp_path, processes, empty_database_url)
+    shop.upgrade()
+    killed = shop.worker()
+    caller = shop.call()
+    wait_until(shop.running, timeout=30, message="the task to begin")
+    killed.kill_group()
+    assert caller.alive, "it waits for the task that it has called"
+    shop.worker()
+
+    assert caller.wait(patient(60)) == 0, caller.log()
+    assert caller.log().endswith("sent to ada@example.com\n")
 
 
 @KOMBU_5_7
@@ -82,11 +116,7 @@ def test_the_quick_start_runs_as_it_is_written(tmp_path: Path, processes: Proces
     shop = QuickStart(tmp_path, processes, empty_database_url)
     shop.upgrade()
     killed = shop.worker()
-    first = shop.shown("add_up.enqueue(kwargs=")
-    shop.shell(first)
-
-    imports = first.partition("\n")[0]
-    shop.shell(f"{imports}\n{shop.shown('range(20_000)').replace('20_000', str(NUMBERS))}")
+    shop.shell(shop.shown("range(20_000)").replace("20_000", str(NUMBERS)))
     wait_until(shop.total, timeout=30, message="the second job to begin")
     killed.kill()
     assert shop.total() < sum(range(NUMBERS)), "it was killed while it worked"

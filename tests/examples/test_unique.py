@@ -26,7 +26,7 @@ def test_one_job_and_one_task_are_made(
     shop = Unique("unique", tmp_path, processes, empty_database_url)
     shop.celery("sidejob", "db", "upgrade")
     once = shop.directory / "killed"
-    crash = {"SIDEJOB_CRASH_POINTS": f"{killed_at}=kill", "SIDEJOB_CRASH_ONCE": str(once)} if killed_at else {}
+    crash = {"SIDEJOB_CRASH_POINTS": f"{killed_at}=kill-child", "SIDEJOB_CRASH_ONCE": str(once)} if killed_at else {}
     processes.start_worker("unique", env={**shop.env, **crash}, cwd=shop.directory, concurrency=1, name="worker")
 
     printed = shop.run("python", "unique.py").splitlines()

@@ -14,7 +14,7 @@ from tests.tools.workers import Processes, WorkerProcess
 
 pytestmark = KOMBU_5_7
 
-RESULTS = "CREATE TABLE results (number int PRIMARY KEY, square int NOT NULL)"
+SQUARES = "CREATE TABLE squares (number int PRIMARY KEY, square int NOT NULL)"
 
 
 class Units(Shop):
@@ -39,7 +39,7 @@ class Units(Shop):
 def units(tmp_path: Path, processes: Processes, empty_database_url: str) -> Units:
     units = Units("units", tmp_path, processes, empty_database_url)
     units.celery("sidejob", "db", "upgrade")
-    units.sql(RESULTS)
+    units.sql(SQUARES)
     return units
 
 
@@ -52,9 +52,9 @@ def turns(worker: WorkerProcess) -> list[int]:
 @pytest.mark.parametrize(
     ("task", "killed_at", "begun"),
     [
-        ("each_turn", "checkpoint:before-commit=kill@3", [1, 2, 3, 3, 4, 5, 6]),
-        ("three_turns", "checkpoint:before-commit=kill@2", [1, 2, 3, 4, 5, 6, 4, 5, 6]),
-        ("in_steps", "checkpoint:after-commit=kill@3", [1, 2, 3, 4, 5, 6]),
+        ("each_turn", "checkpoint:before-commit=kill-child@3", [1, 2, 3, 3, 4, 5, 6]),
+        ("three_turns", "checkpoint:before-commit=kill-child@2", [1, 2, 3, 4, 5, 6, 4, 5, 6]),
+        ("in_steps", "checkpoint:after-commit=kill-child@3", [1, 2, 3, 4, 5, 6]),
     ],
 )
 def test_a_kill_repeats_what_is_not_committed(units: Units, task: str, killed_at: str, begun: list[int]) -> None:
@@ -68,12 +68,12 @@ def test_a_kill_repeats_what_is_not_committed(units: Units, task: str, killed_at
 
 def test_a_kill_keeps_the_rows_and_the_unit_together(units: Units) -> None:
     """The kill comes between the commit of the third turn and whatever the run does next."""
-    worker = units.killed_worker("end:before-commit=kill")
+    worker = units.killed_worker("end:before-commit=kill-child")
 
     assert units.do("with_a_row", "1", "2", "3") == "completed [1, 2, 3]"
 
     assert units.killed()
-    assert units.sql("SELECT * FROM results ORDER BY number") == [(1, 1), (2, 4), (3, 9)]
+    assert units.sql("SELECT * FROM squares ORDER BY number") == [(1, 1), (2, 4), (3, 9)]
     assert turns(worker) == [1, 2, 3], "the run that came after it found nothing left to do"
 
 

@@ -54,7 +54,7 @@ def do(world: World, name: str, *given: Any) -> Any:
         return found
     match when, call[0]:
         case "lost before", _:
-            raise Refused("StoreUnavailableError")
+            raise Refused("StoreDown")
         case "lost after", "enqueue":
             return found
         case "lost after", _:

@@ -1,4 +1,4 @@
-"""A body that Python does not run when it is called is refused, in whatever it is hidden; it never just completes."""
+"""A body that Python does not run when it is called is awaited or refused, in whatever it is hidden."""
 
 from __future__ import annotations
 
@@ -17,6 +17,12 @@ from tests.tools.in_process import Stage
 
 
 async def asynchronous(*args: Any) -> int:
+    return 7
+
+
+async def an_asynchronous_job(job: RunningJob, *args: Any) -> int:
+    await asyncio.sleep(0)
+    job.set(told=True)
     return 7
 
 
@@ -47,14 +53,17 @@ def named(function: Any) -> Any:
     return function
 
 
+AWAITED = [
+    pytest.param(asynchronous, id="async"),
+    pytest.param(named(Instance()), id="instance"),
+    pytest.param(Owner().method, id="method"),
+    pytest.param(named(partial(asynchronous, 1)), id="partial"),
+]
 BODIES = [
-    pytest.param(asynchronous, "an async def", id="async"),
     pytest.param(generator, "a generator", id="generator"),
     pytest.param(asynchronous_generator, "an asynchronous generator", id="asynchronous generator"),
-    pytest.param(named(Instance()), "an async def", id="instance"),
-    pytest.param(Owner().method, "an async def", id="method"),
 ]
-PARTIAL = pytest.param(named(partial(asynchronous, 1)), "an async def", id="partial")
+PARTIAL = pytest.param(named(partial(generator, 1)), "a generator", id="partial")
 """Celery itself takes none."""
 
 
@@ -94,8 +103,8 @@ def test_a_sidejob_task_refuses_it(app: Celery, body: Any, kind: str) -> None:
 
 
 def test_it_is_refused_by_its_name(app: Celery) -> None:
-    with pytest.raises(SettingsError, match="The body of a sidejob task, asynchronous, is an async def"):
-        app.sidejob.task(asynchronous)
+    with pytest.raises(SettingsError, match="The body of a sidejob task, generator, is a generator"):
+        app.sidejob.task(generator)
 
 
 @pytest.mark.parametrize("hook", ["on_startup", "on_shutdown"])
@@ -104,8 +113,8 @@ def test_so_do_its_hooks(app: Celery, hook: str) -> None:
     def body(job: RunningJob) -> None:
         pass
 
-    with pytest.raises(SettingsError, match=rf"given to {hook}, is an async def"):
-        getattr(body, hook)(asynchronous)
+    with pytest.raises(SettingsError, match=rf"given to {hook}, is a generator"):
+        getattr(body, hook)(generator)
 
 
 @pytest.mark.parametrize(
@@ -157,13 +166,13 @@ def test_so_does_a_task_that_is_a_class(app: Celery, method: str) -> None:
     def run(self: Any, job: RunningJob) -> None:
         pass
 
-    cls = type("Job", (SideJobTask,), {"name": "of.a.class", "run": run, method: asynchronous})
-    with pytest.raises(SettingsError, match=rf"{method}\(\) of of\.a\.class is an async def"):
+    cls = type("Job", (SideJobTask,), {"name": "of.a.class", "run": run, method: generator})
+    with pytest.raises(SettingsError, match=rf"{method}\(\) of of\.a\.class is a generator"):
         app.register_task(cls())
 
 
 def test_what_is_hidden_fails_the_run(stage: Stage) -> None:
-    for body in (passed_on(asynchronous), passed_on(generator), passed_on(asynchronous_generator)):
+    for body in (passed_on(generator), passed_on(asynchronous_generator)):
         job = stage.job(body, ignore_result=True)
         stage.drain()
         assert job.refresh().status == "failed"
@@ -176,10 +185,62 @@ def test_a_hook_that_hides_it_fails_the_run(stage: Stage) -> None:
         pass
 
     task = stage.task(body, name="hiding", shared=False)
-    task.on_startup(passed_on(asynchronous))
+    task.on_startup(passed_on(generator))
     job = task.enqueue()
     stage.drain()
     assert job.refresh().status == "failed"
+
+
+@pytest.mark.parametrize("body", AWAITED)
+def test_a_coroutine_is_awaited_wherever_it_comes_from(stage: Stage, body: Any) -> None:
+    for function in (body, passed_on(body)):
+        job = stage.job(function)
+        stage.drain()
+        assert job.refresh().status == "completed"  # otherwise it is refused, as generators are
+
+
+def test_a_coroutine_suspends_and_retries_as_any_body(stage: Stage) -> None:
+    async def resting(job: RunningJob) -> None:
+        await asyncio.sleep(0)
+        job.set(rested=True)
+        job.suspend()
+
+    async def retrying(job: RunningJob) -> int:
+        await asyncio.sleep(0)
+        if job.request.retries < 2:
+            raise job.retry(countdown=0)
+        job.set(tries=job.request.retries)
+        return 7
+
+    rests, retries = stage.job(resting), stage.job(retrying)
+    stage.drain()
+    assert (rests.refresh().status, rests.get("rested")) == ("suspended", True)
+    assert (retries.refresh().status, retries.get("tries")) == ("completed", 2)
+
+
+def test_hooks_may_be_coroutines(stage: Stage) -> None:
+    task = stage.task(an_asynchronous_job, name="awaited", shared=False)
+    task.on_startup(lambda job: an_asynchronous_job(job))
+    task.on_shutdown(an_asynchronous_job)
+    job = task.enqueue()
+    stage.drain()
+    assert job.refresh().get("told")
+
+    job.unset("told")
+    job.terminate()
+    stage.drain()
+    assert (job.refresh().status, job.get("told")) == ("terminated", True)
+
+
+def test_a_task_as_a_class_may_have_coroutines(stage: Stage) -> None:
+    async def run(self: Any, job: RunningJob) -> int:
+        return await an_asynchronous_job(job)
+
+    cls = type("Job", (SideJobTask,), {"name": "of.a.class", "run": run})
+    task = stage.app.register_task(cls())
+    job = task.enqueue()
+    stage.drain()
+    assert (job.refresh().status, job.get("told")) == ("completed", True)
 
 
 def test_what_runs_it_inside_is_as_any_body(stage: Stage) -> None:

@@ -67,8 +67,9 @@ def test_a_setting_of_any_form_is_shown_without_its_password(key: str, form: str
     assert "'shop_hours': [9, 'to', 17]" in text
 
 
-def test_every_setting_that_holds_a_url_is_a_secret() -> None:
-    assert {setting.name for setting in SETTINGS if "url" in setting.name} == {setting.name for setting in SECRET}
+def test_every_setting_that_holds_a_url_is_a_secret_and_who_may_log_in() -> None:
+    urls = {setting.name for setting in SETTINGS if "url" in setting.name}
+    assert urls | {"web_users", "web_secret"} == {setting.name for setting in SECRET}
 
 
 @pytest.mark.parametrize("namespace", ["CELERY", "celery", "SHOP_"])

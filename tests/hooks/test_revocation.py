@@ -20,7 +20,7 @@ from celery_sidejob import SideJob, StoreUnavailableError
 from celery_sidejob.hooks.steps.consumer_step import DisconnectionStep
 from celery_sidejob.model.durable import Message
 from celery_sidejob.model.loss import Loss
-from celery_sidejob.operations import durable_ends, durable_locks
+from celery_sidejob.operations.ledger import durable_ends, durable_locks
 from tests.services.sweep.test_task_sweep import Post, post
 from tests.tools.apps import make_app
 from tests.tools.monitor import Events

@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import sys
 
-from celery_sidejob.operations import deletion, lock_set, tree_terminations
+from celery_sidejob.operations import lock_set
+from celery_sidejob.operations.changes import deletion, tree_terminations
 from tests.tools.apps import make_app
 
 

@@ -1,4 +1,4 @@
-"""Asynchronous sessions and connections of the caller: refused with a hint, and the hint works."""
+"""Asynchronous sessions and connections of the caller, in awaited calls and by SQLAlchemy's `run_sync`."""
 
 from __future__ import annotations
 
@@ -32,26 +32,20 @@ def published(stage: Stage) -> bool:
     return stage.sql("SELECT count(*) FROM messages WHERE published_at IS NULL") == [(0,)]
 
 
-@pytest.mark.parametrize("kind", ["session", "scoped session", "connection"])
-def test_an_asynchronous_transaction_of_sqlalchemy_is_refused_and_told_to_use_run_sync(stage: Stage, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["session", "scoped session", "connection", "psycopg"])
+def test_an_asynchronous_transaction_is_refused_in_a_call_that_is_not_awaited(stage: Stage, kind: str) -> None:
     async def given() -> None:
-        async with engine_of(stage) as engine, AsyncSession(engine) as session, engine.connect() as connection:
+        async with (
+            engine_of(stage) as engine, AsyncSession(engine) as session, engine.connect() as connection,
+            await psycopg.AsyncConnection.connect(stage.database_url) as of_psycopg,
+        ):  # fmt: skip
             scoped = async_scoped_session(lambda: session, scopefunc=asyncio.current_task)  # type: ignore[arg-type]
-            lent = {"session": session, "scoped session": scoped, "connection": connection}[kind]
+            lent = {"session": session, "scoped session": scoped, "connection": connection, "psycopg": of_psycopg}[kind]
             stage.idle.enqueue(transaction=lent)
 
-    with pytest.raises(TypeError, match=r"`await session.run_sync\(lambda s: task.enqueue\(..., transaction=s\)\)`"):
+    with pytest.raises(TypeError, match=r"not awaited: await it, as in `await task.aenqueue\(..., transaction=session"):
         asyncio.run(given())
     assert stage.sidejob.count_jobs() == {}
-
-
-def test_an_asynchronous_connection_of_psycopg_is_refused_and_told_of_run_sync(stage: Stage) -> None:
-    async def given() -> None:
-        async with await psycopg.AsyncConnection.connect(stage.database_url) as connection:
-            stage.idle.enqueue(transaction=connection)
-
-    with pytest.raises(TypeError, match=r"SQLAlchemy's AsyncSession, and `await session.run_sync\("):
-        asyncio.run(given())
 
 
 Lent = AsyncSession | AsyncConnection

@@ -253,7 +253,7 @@ def test_who_closes_waits_for_who_is_adding(stage: Stage, aside: Callable[..., F
 
 def batch_block(batch: Batch) -> Any:
     """The block of a batch that stays open."""
-    from celery_sidejob.operations import batches
+    from celery_sidejob.operations.changes import batches
 
     return batches.within(batch._id)
 
@@ -341,6 +341,23 @@ def test_what_a_member_makes_is_no_member_even_if_it_runs_in_the_block(stage: St
         job = stage.job(lambda job: made.append(stage.sidejob.enqueue(stage.idle)))
         run_job(job)
     assert (batch.jobs, len(made)) == ([job], 1)
+
+
+def test_its_jobs_are_found_among_others(stage: Stage) -> None:
+    with stage.sidejob.batch("import") as batch:
+        first, tagged = stage.job(unique="one"), stage.job(tags=["a"], queue="q")
+    outside = stage.job(tags=["a"], queue="q")
+    stage.sidejob.batch("empty")
+    assert stage.sidejob.jobs(batch=batch) == stage.sidejob.jobs(batch="import") == [first, tagged]
+    assert stage.sidejob.jobs(batch="import", unique="one") == [first]
+    assert stage.sidejob.jobs(batch="empty", unique="one") == stage.sidejob.jobs(batch="empty") == []
+    for also in ({"tag": "a"}, {"queue": "q"}, {"queue": "q", "status": "queued"}):
+        assert stage.sidejob.jobs(batch="import", **also) == [tagged], also
+    for job in (first, tagged, outside):
+        stage.claim(job)
+    assert stage.sidejob.jobs(batch="import", tag="a", status="running") == [tagged]
+    with pytest.raises(BatchNotFoundError, match="'none'"):
+        stage.sidejob.jobs(batch="none")
 
 
 def test_wait_returns_when_it_has_ended(stage: Stage) -> None:

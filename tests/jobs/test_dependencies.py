@@ -19,11 +19,11 @@ from celery_sidejob import (
     JobNotFoundError,
     RunningJob,
 )
-from celery_sidejob.inspection import Inspection
+from celery_sidejob.inspection.jobs import JobViews
 from celery_sidejob.model.crash_points import Died
-from celery_sidejob.operations import dependencies as operations
-from celery_sidejob.operations.noted_asks import apply_due_timers
-from celery_sidejob.operations.recovery import rescue
+from celery_sidejob.operations.changes import dependencies as operations
+from celery_sidejob.operations.changes.noted_asks import apply_due_timers
+from celery_sidejob.operations.runs.recovery import rescue
 from tests.jobs.test_queue import QUEUE, taken
 from tests.tools.between import between_look_and_lock
 from tests.tools.crash_points import Arm
@@ -180,14 +180,14 @@ def test_jobs_are_found_by_what_they_wait_for(stage: Stage) -> None:
 def test_a_person_sees_who_waits_for_whom(stage: Stage) -> None:
     first = stage.job()
     waits = blocked(stage, first)
-    details = Inspection(stage.runtime).details(waits)
+    details = JobViews(stage.runtime).details(waits)
     assert (details["dependencies"], details["dependents"], details["waiting_for"]) == (
         [first.id],
         [],
         ["dependencies"],
     )
     assert details["message"]["due_at"] is None, "it is due at no time"
-    assert Inspection(stage.runtime).details(first)["dependents"] == [waits.id]
+    assert JobViews(stage.runtime).details(first)["dependents"] == [waits.id]
 
 
 # -- failures ----------------------------------------------------------------------------------------------------------
@@ -317,7 +317,7 @@ def test_undepend_undoes_a_failure_that_nobody_has_looked_at(stage: Stage, monke
     first = stage.job()
     waits = blocked(stage, first, on_failure="fail")
     with monkeypatch.context() as patch:
-        patch.setattr("celery_sidejob.operations.follow_up.look", lambda runtime, job_ids: None)
+        patch.setattr("celery_sidejob.operations.changes.follow_up.look", lambda runtime, job_ids: None)
         first.terminate(without_shutdown=True)
         assert stage.sql("SELECT state FROM dependencies") == [("failed",)]
     waits.undepend(first)

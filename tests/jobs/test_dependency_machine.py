@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from celery_sidejob import CycleError, DependencyFailedError, HasDependentsError, Job, RunningJob
-from celery_sidejob.operations.noted_asks import apply_due
+from celery_sidejob.operations.changes.noted_asks import apply_due
 from tests.tools.in_process import EMPTY, Stage
 
 STEPS = 50
@@ -113,8 +113,8 @@ class Dependencies(RuleBasedStateMachine):
             yield
             return
         with (
-            mock.patch("celery_sidejob.operations.follow_up.look"),
-            mock.patch("celery_sidejob.operations.noted_asks.look"),
+            mock.patch("celery_sidejob.operations.changes.follow_up.look"),
+            mock.patch("celery_sidejob.operations.changes.noted_asks.look"),
         ):
             yield
         apply_due(self.stage.runtime, 1000)

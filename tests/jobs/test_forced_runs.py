@@ -10,7 +10,7 @@ import pytest
 
 from celery_sidejob import Job, RunningJob
 from celery_sidejob.model.status import ASKABLE
-from celery_sidejob.operations import recovery
+from celery_sidejob.operations.runs import recovery
 from tests.tools.in_process import Stage
 
 

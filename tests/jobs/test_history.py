@@ -201,7 +201,7 @@ def test_a_run_sends_no_statement_for_its_history(stage: Stage, monkeypatch: pyt
 
 
 def test_what_an_error_tells_is_redacted(stage_database_url: str) -> None:
-    stage = Stage(stage_database_url, sidejob_redact=lambda value: "***")
+    stage = Stage(stage_database_url, sidejob_redact=lambda value: "***" if "division" in f"{value}" else value)
     try:
         job = stage.job(lambda job: 1 / 0)
         with pytest.raises(ZeroDivisionError):

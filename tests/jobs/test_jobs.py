@@ -33,7 +33,7 @@ from celery_sidejob import (
 )
 from celery_sidejob.model import values
 from celery_sidejob.model.status import ASKABLE, MOVES
-from celery_sidejob.operations import recovery
+from celery_sidejob.operations.runs import recovery
 from tests.tools.crash_points import Arm, lost
 from tests.tools.in_process import Stage
 

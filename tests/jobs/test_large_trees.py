@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from celery_sidejob import IllegalMoveError, Job, Status
-from celery_sidejob.operations import deletion, lock_set, tree_terminations
+from celery_sidejob.operations import lock_set
+from celery_sidejob.operations.changes import deletion, tree_terminations
+from celery_sidejob.operations.changes.noted_asks import apply_noted_asks
 from celery_sidejob.operations.lock_set import TOGETHER
-from celery_sidejob.operations.noted_asks import apply_noted_asks
 from celery_sidejob.services.duty import Report
-from celery_sidejob.services.sweep import trees as sweep
+from celery_sidejob.services.sweep import ends as sweep
+from celery_sidejob.services.sweep.ends import TreeDeletions, TreeTerminations
 from celery_sidejob.services.sweep.sweep import Sweep
-from celery_sidejob.services.sweep.trees import TreeDeletions, TreeTerminations
 from celery_sidejob.store.connection.own_executor import OwnExecutor
 from celery_sidejob.store.statement import Statement
 from tests.tools.between import Between, between_look_and_lock
@@ -58,6 +59,14 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def most(monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many jobs are terminated in one transaction: a tenth of the real number, and a larger tree as many pages."""
+    monkeypatch.setattr(lock_set, "TOGETHER", TOGETHER // 10)
+    monkeypatch.setattr(tree_terminations, "PAGE", tree_terminations.PAGE // 10)
+    return TOGETHER // 10
+
+
+@pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the statements of the transactions from now on, without those that tell others of a commit."""
     names = {id(statement): name for name, statement in statements().items()}
@@ -76,12 +85,12 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 # -- statements --------------------------------------------------------------------------------------------------------
 
 
-def test_ten_thousand_jobs_are_terminated_in_one_transaction_of_few_statements(stage: Stage, sent: list[str]) -> None:
-    root = tree(stage, TOGETHER)
+def test_a_tree_is_terminated_in_one_transaction_of_few_statements(stage: Stage, sent: list[str], most: int) -> None:
+    root = tree(stage, most)
     sent.clear()
     root.terminate(recursive=True)
     assert sent == ["trees._SUBTREE", "jobs._LOCK", "trees._SUBTREE", "asks._TERMINATE"]
-    assert statuses(stage) == {"terminating": TOGETHER}
+    assert statuses(stage) == {"terminating": most}
 
 
 def test_ten_thousand_jobs_are_deleted_in_one_transaction_of_few_statements(stage: Stage, sent: list[str]) -> None:
@@ -101,15 +110,15 @@ EACH_PAGE = [f"tree_terminations.{name}" for name in ("_TAKE", "_FIND")] + [
 ]  # fmt: skip
 
 
-def test_a_larger_tree_is_terminated_a_page_in_each_transaction(stage: Stage, sent: list[str]) -> None:
-    root = tree(stage, TOGETHER + 1)
+def test_a_larger_tree_is_terminated_a_page_in_each_transaction(stage: Stage, sent: list[str], most: int) -> None:
+    root = tree(stage, most + 1)
     sent.clear()
     root.terminate(recursive=True)
     assert sent[:4] == ["trees._SUBTREE", "jobs._LOCK", "asks._TERMINATE", "tree_terminations._BEGIN"]
     pages = sent.count("tree_terminations._FIND")
     assert sent[4:] == EACH_PAGE * pages + ["tree_terminations._TAKE", "tree_terminations._LEFT"]
-    assert pages <= TOGETHER / tree_terminations.PAGE + 2
-    assert statuses(stage) == {"terminating": TOGETHER + 1}
+    assert pages <= most / tree_terminations.PAGE + 2
+    assert statuses(stage) == {"terminating": most + 1}
     assert stage.row_counts()["tree_terminations"] == 0
 
 
@@ -122,7 +131,7 @@ def test_a_larger_tree_is_deleted_a_part_in_each_transaction(stage: Stage, sent:
     assert stage.row_counts()["tree_deletions"] == 0
 
 
-def test_a_parent_of_many_and_a_long_line_are_terminated_in_pages_too(stage: Stage, sent: list[str]) -> None:
+def test_a_parent_of_many_and_a_long_line_are_terminated_in_pages_too(stage: Stage, sent: list[str], most: int) -> None:
     parent, line = stage.job(), stage.job()
     stage.drain()
     for root in (parent, line):
@@ -130,11 +139,11 @@ def test_a_parent_of_many_and_a_long_line_are_terminated_in_pages_too(stage: Sta
             INSERT INTO jobs (id, task, queue, status, run_no, ended_run, ended_at, parent_id, name)
             SELECT {root.id} * 100000 + n, 'stage.idle', 'q', 'completed', 1, 1, now(),
               CASE WHEN n = 1 OR {root.id} = {parent.id} THEN {root.id} ELSE {root.id} * 100000 + n - 1 END, 'c' || n
-            FROM generate_series(1, {TOGETHER}) n""")
+            FROM generate_series(1, {most}) n""")
         sent.clear()
         root.terminate(recursive=True)
-        assert sent.count("tree_terminations._FIND") <= TOGETHER / tree_terminations.PAGE + 2
-    assert statuses(stage) == {"terminating": 2 * TOGETHER + 2}
+        assert sent.count("tree_terminations._FIND") <= most / tree_terminations.PAGE + 2
+    assert statuses(stage) == {"terminating": 2 * most + 2}
 
 
 # -- others meanwhile --------------------------------------------------------------------------------------------------
@@ -152,6 +161,7 @@ WHEN = [
 ]  # fmt: skip
 
 
+@pytest.mark.few(8)
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("how", ["enqueue", "adopt", "transaction"])
 @pytest.mark.parametrize("when", WHEN)

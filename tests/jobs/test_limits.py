@@ -627,7 +627,7 @@ def test_a_reader_that_looks_at_an_older_state_does_not_overlook_who_waits(stage
     assert (job.refresh().status, on(target.input("in"))) == ("completed", [1])
 
 
-@pytest.mark.parametrize("point", ["read:before-commit", "read:after-commit", "mature:before-commit"])
+@pytest.mark.parametrize("point", ["take:before-commit", "take:after-commit", "mature:before-commit"])
 def test_a_reader_that_dies_leaves_nobody_waiting_for_room_that_is_there(stage: Stage, at: Arm, point: str) -> None:
     target = limited(stage, 1)
     quietly(stage, target.input("in"), 0)
@@ -641,7 +641,7 @@ def test_a_reader_that_dies_leaves_nobody_waiting_for_room_that_is_there(stage: 
     at(point, die)
     with pytest.raises(SystemExit):
         target.input("in").read()
-    if point == "read:before-commit":
+    if point == "take:before-commit":
         assert (on(target.input("in")), job.refresh().status) == ([0], "suspended")
         assert target.input("in").read() == 0
     stage.drain()  # what was noted is applied by the sweeper

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from celery_sidejob import InvalidValueError, Job, RunningJob
-from celery_sidejob.operations import recovery
+from celery_sidejob.operations.runs import recovery
 from celery_sidejob.store.connection.own_executor import OwnExecutor
 from tests.tools.in_process import Stage
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from celery_sidejob import CapacityPool, IllegalMoveError, InvalidValueError, Job, LeaseLostError, RunningJob
-from celery_sidejob.operations import parking
-from celery_sidejob.operations.recovery import rescue
+from celery_sidejob.operations.runs import parking
+from celery_sidejob.operations.runs.recovery import rescue
 from celery_sidejob.store.outbox.kinds import JOBS
 from celery_sidejob.store.outbox.publishing import mark_published
 from tests.jobs.test_queue import QUEUE, taken

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from celery_sidejob import Job, RunningJob
-from celery_sidejob.inspection import Inspection
+from celery_sidejob.inspection.jobs import JobViews
 from celery_sidejob.model.errors import StoreUnavailableError
 from celery_sidejob.unit import progress
 from tests.tools.in_process import Stage
@@ -80,9 +80,9 @@ def test_a_run_that_was_taken_away_says_nothing(stage: Stage) -> None:
 
 def test_it_goes_with_the_job_and_is_shown(stage: Stage) -> None:
     job = stage.inside(lambda job: job.progress(3, 4, "pages"))
-    details = Inspection(stage.runtime).details(job)["progress"]
+    details = JobViews(stage.runtime).details(job)["progress"]
     assert (details["shown"], details["fraction"]) == ("3 of 4: pages", 0.75)
-    assert Inspection(stage.runtime).tree(job, limit=10)[0].progress == details
+    assert JobViews(stage.runtime).tree(job, limit=10)[0].progress == details
     job.terminate(without_shutdown=True)
     job.delete()
     assert stage.sql("SELECT count(*) FROM progress") == [(0,)]
@@ -95,3 +95,21 @@ def test_without_a_store_the_run_goes_on(stage: Stage, monkeypatch: pytest.Monke
     monkeypatch.setattr(progress.progress, "set_", away)
     job = stage.inside(lambda job: job.progress(3, 4))
     assert (str(job.status), job.progress_of) == ("completed", None)
+
+
+def test_a_caller_that_waits_for_the_result_sees_it(stage: Stage) -> None:
+    stage.app.conf.update(result_backend="cache+memory://")
+    seen: list[Any] = []
+
+    def body(job: RunningJob) -> int:
+        result: Any = job.result
+        job.progress(1, 4, "the first")
+        seen.append((result.state, result.info))
+        job.progress(4, 4)
+        return 7
+
+    job = stage.job(body)
+    result: Any = job.result
+    stage.run(job)
+    assert seen == [("PROGRESS", {"current": 1, "total": 4, "note": "the first"})]
+    assert (result.state, result.get(timeout=5)) == ("SUCCESS", 7)

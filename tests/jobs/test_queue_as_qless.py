@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from celery_sidejob import InvalidValueError, Job, JobNotFoundError, RunningJob
-from celery_sidejob.operations import parking, runs
 from celery_sidejob.operations.hold import Hold
+from celery_sidejob.operations.runs import parking, runs
 from celery_sidejob.services.sweep.prune import Prune
 from celery_sidejob.services.sweep.sweep import Sweep
 from celery_sidejob.store.outbox.kinds import JOBS

@@ -11,7 +11,7 @@ import pytest
 
 from celery_sidejob import Job, RunningJob, SettingsError
 from celery_sidejob.model.crash_points import AnswerLost
-from celery_sidejob.operations import recovery
+from celery_sidejob.operations.runs import recovery
 from celery_sidejob.testing import move_clock
 from tests.tools.apps import make_app
 from tests.tools.crash_points import Arm

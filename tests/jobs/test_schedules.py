@@ -420,7 +420,7 @@ def test_times_with_jitter_are_made_later(stage: Stage) -> None:
     start = past(stage, 50.5)
     stage.sidejob.schedule("tick", stage.idle, every=1, start=start, catch_up="all", jitter=1)
     made_count = sweep(stage)
-    assert made_count in (50, 51)
+    assert 50 <= made_count <= (store_time(stage) - start) // SECOND + 1
     row = operations.get(stage.runtime, "tick")
     assert row.next_at is not None
     assert row.due_at is not None

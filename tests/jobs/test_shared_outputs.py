@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from celery_sidejob import Job, RunningJob, StoreUnavailableError
-from celery_sidejob.operations import recovery
+from celery_sidejob.operations.runs import recovery
 from celery_sidejob.unit.open_unit import OpenUnit, within
 from tests.tools.crash_points import Arm, lost
 from tests.tools.in_process import Stage

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -15,39 +14,23 @@ from celery_sidejob import InvalidValueError, Job, RunningJob, Statistics, Store
 from celery_sidejob.hooks.signals import SignalObserver
 from celery_sidejob.model.statistics import Amount, Measure, Tally
 from celery_sidejob.model.status import RunEnd
-from celery_sidejob.operations import endings, recovery
-from celery_sidejob.operations.job_run_end import Ending
+from celery_sidejob.operations.runs import endings, recovery
+from celery_sidejob.operations.runs.job_run_end import Ending
 from celery_sidejob.operations.stores import Store
 from celery_sidejob.prometheus import exposition
 from celery_sidejob.services.sweep.prune import Prune
 from celery_sidejob.services.sweep.sweep import Sweep
 from celery_sidejob.store import tallies
-from celery_sidejob.store.measured import MeasuredConnections
 from celery_sidejob.testing.inline import run_until_quiet
 from tests.jobs.test_schedules import past
 from tests.tools.commands import ask
+from tests.tools.counting import connections_of
 from tests.tools.crash_points import Arm, lost
 from tests.tools.in_process import Stage
 from tests.tools.threads import in_thread
 
 QUEUE = "mail"
 TODAY = "(now() AT TIME ZONE 'UTC')::date"
-
-
-@pytest.fixture
-def counted(stage: Stage) -> Iterator[Stage]:
-    """A process that counts, as a worker's does."""
-    connections = connections_of(stage)
-    connections.measures.take()
-    connections.measures.begin()
-    yield stage
-    connections.measures.end()
-    connections.measures.take()
-
-
-def connections_of(stage: Stage) -> MeasuredConnections:
-    assert isinstance(stage.runtime.connections, MeasuredConnections)
-    return stage.runtime.connections
 
 
 def of(stage: Stage, **filters: Any) -> Statistics:

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from celery_sidejob import JobNotFoundError, RunningJob
-from celery_sidejob.operations import parking
+from celery_sidejob.operations.runs import parking
 from celery_sidejob.store import workers
 from celery_sidejob.store.outbox.kinds import JOBS
 from tests.tools.in_process import Stage

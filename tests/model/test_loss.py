@@ -49,6 +49,7 @@ LOSSES = {
     LossKind.STORE: (
         Loss(LossKind.STORE, cause="it is away"), "Postgres out of reach of the run: it is away",
     ),
+    LossKind.REFUSED: (Loss(LossKind.REFUSED, WORKER, cause="no"), "end refused by Postgres: no"),
     LossKind.UNKNOWN: (Loss(), "worker died"),
 }  # fmt: skip
 

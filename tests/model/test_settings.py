@@ -15,6 +15,7 @@ from celery_sidejob.model.settings import SETTINGS, Settings, read_settings
 URL = "postgresql://localhost/shop"
 
 # The table of settings.
+USER = f"operate:scrypt:{'a' * 32}:{'0' * 64}"
 DEFAULTS = {
     "database_url": None,
     "direct_url": None,
@@ -30,6 +31,7 @@ DEFAULTS = {
     "poll_interval": 30,
     "poll_queue": None,
     "worker_services": True,
+    "sync_threads": 10,
     "on_store_down": "error",
     "timer_horizon": 60,
     "retention": None,
@@ -41,6 +43,8 @@ DEFAULTS = {
     "schedules": None,
     "max_value_bytes": 1_000_000,
     "redis_url": None,
+    "web_users": None,
+    "web_secret": None,
     "redact": None,
 }
 
@@ -68,6 +72,7 @@ GOOD = {
     "poll_interval": [(0.5, 0.5)],
     "poll_queue": [("sweep", "sweep"), (None, None)],
     "worker_services": [(False, False), (True, True)],
+    "sync_threads": [(40, 40), (1, 1)],
     "on_store_down": [("publish", "publish"), ("error", "error")],
     "timer_horizon": [(0, 0.0)],
     "retention": [
@@ -93,6 +98,8 @@ GOOD = {
         ),
     ],
     "max_value_bytes": [(1, 1), (10**9, 10**9)],
+    "web_users": [({"ann": USER}, {"ann": USER}), ({}, {}), (None, None)],
+    "web_secret": [("s" * 32, "s" * 32), (None, None)],
     "redis_url": [("redis://h/0", "redis://h/0"), ("redis+socket:///x", "redis+socket:///x"), (None, None)],
     "redact": [(redact, redact), (None, None)],
 }
@@ -115,6 +122,7 @@ BAD = {
     "poll_interval": [0, -1, None, timedelta(0)],
     "poll_queue": ["", 7],
     "worker_services": ["yes", 1, None],
+    "sync_threads": [0, -1, "10", 1.5, None],
     "on_store_down": ["raise", None, ["error"]],
     "timer_horizon": [-1],
     "retention": [
@@ -143,6 +151,8 @@ BAD = {
         {"keep": 5, "tasks": {"mail": {"tasks": {}}}},
     ],
     "max_value_bytes": [0, -1, 1e6, "1MB"],
+    "web_users": [USER, ["ann"], {"ann": "operate:pass"}, {"": USER}, {"ann": None}, {1: USER}],
+    "web_secret": ["short", "", 7],
     "redis_url": ["localhost", 7, ""],
     "redact": ["shop.redact", 7],
 }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from celery_sidejob.operations import mailboxes, publications
+from celery_sidejob.operations.changes import mailboxes, publications
 from tests.tools.apps import make_app
 
 CHANNEL = "/news"

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from celery_sidejob.model.durable import Content, digest_of
-from celery_sidejob.operations import durable_locks
-from celery_sidejob.operations.contents import is_forged
-from celery_sidejob.operations.durable_runs import Run
+from celery_sidejob.operations.ledger import durable_locks
+from celery_sidejob.operations.ledger.contents import is_forged
+from celery_sidejob.operations.ledger.durable_runs import Run
 from celery_sidejob.store import workers
 from tests.tools.contents import content_of
 from tests.tools.in_process import Stage

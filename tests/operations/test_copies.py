@@ -10,7 +10,7 @@ import pytest
 
 from celery_sidejob import StoreUnavailableError
 from celery_sidejob.model.durable import Address
-from celery_sidejob.operations.failover import deduplication
+from celery_sidejob.operations import deduplication
 from tests.tools.apps import make_app
 from tests.tools.in_process import Stage
 from tests.tools.proxy import TcpProxy

@@ -5,18 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, nullcontext
 from typing import Any
 
 import psycopg
 import pytest
-from celery import Celery
+from celery import Celery, states
 
-from celery_sidejob import StoreUnavailableError, embedded
+from celery_sidejob import LeaseLostError, StoreUnavailableError, embedded
 from celery_sidejob.model.durable import Message
-from celery_sidejob.operations import durable_ends, durable_locks
-from celery_sidejob.operations.durable_runs import Run
+from celery_sidejob.operations.ledger import durable_ends, durable_locks
+from celery_sidejob.operations.ledger.durable_runs import Run
 from celery_sidejob.store import workers
+from celery_sidejob.store.connection.own_executor import OwnExecutor
 from celery_sidejob.store.schema.migrate import upgrade
 from tests.tools.apps import make_app
 from tests.tools.contents import content_of
@@ -148,3 +149,24 @@ def test_an_end_waits_while_another_process_may_publish_its_chord(
     wait_until(lambda: rows(mortal) == left, timeout=20, message="the run's end")
     assert right.is_settled == decided
     assert "Task part ends later" in caplog.text
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+def test_a_result_is_kept_by_the_statement_that_ends_its_run(
+    app: Celery, mortal: embedded.Postgres, monkeypatch: pytest.MonkeyPatch, is_held: bool
+) -> None:
+    app.conf.result_backend = "sidejobpg://"
+    run = begun(app, "one")
+    with app.backend.riding() as run.riders:
+        app.backend.store_result("one", 1, states.SUCCESS)
+    if not is_held:
+        with closing(psycopg.connect(mortal.url, autocommit=True)) as connection:
+            connection.execute("UPDATE sidejob.messages SET generation = 2")
+    command, commands = OwnExecutor._command, []
+    monkeypatch.setattr(OwnExecutor, "_command", lambda self, text: (commands.append(text), command(self, text))[1])
+
+    with nullcontext() if is_held else pytest.raises(LeaseLostError):
+        durable_ends.end(run.runtime, run)
+
+    assert app.AsyncResult("one").state == (states.SUCCESS if is_held else states.PENDING)
+    assert not is_held or commands == []

@@ -11,8 +11,9 @@ import pytest
 from celery import Celery
 
 from celery_sidejob.model.loss import Loss, LossKind
-from celery_sidejob.operations import after_commit, durable_locks
-from celery_sidejob.operations.durable_runs import Run
+from celery_sidejob.operations import after_commit
+from celery_sidejob.operations.ledger import durable_locks
+from celery_sidejob.operations.ledger.durable_runs import Run
 from celery_sidejob.store import workers
 from tests.tools.apps import make_app
 from tests.tools.contents import content_of

@@ -13,8 +13,9 @@ import pytest
 
 from celery_sidejob import IllegalMoveError, Job
 from celery_sidejob.model.crash_points import acting
-from celery_sidejob.operations import parking, runs
-from celery_sidejob.operations.shutdown import end_parked
+from celery_sidejob.model.gate import Gate
+from celery_sidejob.operations.runs import parking, runs
+from celery_sidejob.operations.runs.shutdown import end_parked
 from celery_sidejob.store import asks, jobs, parked
 from celery_sidejob.store.outbox.kinds import JOBS, TASKS
 from celery_sidejob.store.outbox.publishing import mark_published
@@ -56,7 +57,7 @@ def is_parked(stage: Stage, job: Job) -> bool:
 
 
 def parked_jobs(stage: Stage) -> list[tuple[Any, ...]]:
-    return stage.sql("SELECT job_id FROM messages WHERE due_at = '9000-01-01Z'")
+    return stage.sql(f"SELECT job_id FROM messages WHERE gate = {Gate.WORKER}")
 
 
 # -- parked and released ---------------------------------------------------------------------------------------------
@@ -170,7 +171,7 @@ def test_a_run_that_was_forced_before_its_worker_said_what_it_serves_leaves_noth
 
 def test_many_are_released_in_pages(stage: Stage) -> None:
     many = stage.sidejob.enqueue_many([{"task": stage.idle}] * (parked.RELEASED_TOGETHER + 1))
-    stage.sql("UPDATE messages SET due_at = '9000-01-01Z', next_check_at = '9000-01-01Z'")
+    stage.sql(f"UPDATE messages SET published_at = NULL, gate = {Gate.WORKER}, next_check_at = 'infinity'")
     worker = stage.new_worker()
     assert announce(stage, worker=worker) == parked.RELEASED_TOGETHER
     assert announce(stage, worker=worker) == len(many) - parked.RELEASED_TOGETHER
@@ -562,7 +563,7 @@ def decline(stage: Stage, task_id: str, *, task: str = LETTER, **options: Any) -
 
 
 def parked_tasks(stage: Stage) -> list[str]:
-    return [row[0] for row in stage.sql("SELECT task_id FROM messages WHERE due_at = '9000-01-01Z'")]
+    return [row[0] for row in stage.sql(f"SELECT task_id FROM messages WHERE gate = {Gate.WORKER}")]
 
 
 def age(stage: Stage) -> None:

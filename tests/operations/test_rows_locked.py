@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import celery_sidejob
-from celery_sidejob.operations import recovery
+from celery_sidejob.operations.runs import recovery
 from tests.tools.in_process import Stage
 from tests.tools.proxy import TcpProxy
 from tests.tools.waiting import wait_until

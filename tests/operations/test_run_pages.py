@@ -13,14 +13,15 @@ from celery_sidejob import CapacityPool, Job, RunningJob
 from celery_sidejob.model.changes import SetState
 from celery_sidejob.model.errors import LeaseLostError
 from celery_sidejob.model.loss import Loss
-from celery_sidejob.operations import recovery, run_pages, runs
 from celery_sidejob.operations.hold import Hold
-from celery_sidejob.operations.run_pages import Claimed
-from celery_sidejob.operations.runs import Unit
+from celery_sidejob.operations.runs import recovery, run_pages, runs
+from celery_sidejob.operations.runs.run_pages import Claimed
+from celery_sidejob.operations.runs.runs import Unit
 from celery_sidejob.store import claims
 from celery_sidejob.store.claims import Owed
 from celery_sidejob.store.outbox import doorbells, holds
 from celery_sidejob.store.outbox.kinds import JOBS
+from celery_sidejob.store.results import Ended
 from celery_sidejob.store.statement import Transaction
 from tests.tools.databases import SCHEMA
 from tests.tools.in_process import Stage
@@ -59,7 +60,7 @@ def begun(stage: Stage, claimed: Claimed) -> Hold:
     return hold
 
 
-def end(stage: Stage, *runs: tuple[int, int], worker_id: int | None = None) -> set[int]:
+def end(stage: Stage, *runs: Ended, worker_id: int | None = None) -> set[int]:
     """End runs in a page; returns the jobs of those that have ended."""
     _, ended = run_pages.claim_page(stage.runtime, (), worker_id=worker_id or stage.worker_id, over=runs)
     return {row.id for row in ended}
@@ -163,7 +164,7 @@ def test_a_page_waits_for_no_job_that_a_transaction_has_locked(stage: Stage) -> 
 def test_an_end_in_a_page_is_as_one_of_its_process(stage: Stage) -> None:
     paged, alone = stage.job(), stage.job()
     told = perform(stage, claim(stage, paged)[paged.id])
-    assert (told, paged.refresh().status) == ([(paged.id, 1)], "running")
+    assert (told, paged.refresh().status) == ([((paged.id, 1, "null"), None)], "running")
     assert end(stage, *told) == {paged.id}
     assert end(stage, *told) == set(), "it is over"
     stage.run(alone)
@@ -191,7 +192,7 @@ def test_an_end_that_leaves_more_to_be_written_is_none_of_a_page(stage: Stage) -
         if job.refresh().status in ("running", "queued", "terminating"):
             hold = found[job.id].hold()
             if stage.sql("SELECT unit_no FROM jobs WHERE id = %s", job.id) == [(0,)]:
-                run_pages.end_alone(stage.runtime, hold, is_unknown=False)
+                run_pages.end_alone(stage.runtime, hold, "null", is_unknown=False)
     assert asked.refresh().status == "queued"
     assert followed.refresh().status == "completed"
     assert terminated.refresh().status == "terminating"
@@ -225,12 +226,12 @@ def test_a_run_that_was_taken_from_its_worker_does_not_begin_unasked_nor_end(sta
     stage.declare_dead(stage.worker_id)
     [held] = holds.held_by(stage.runtime.connections, JOBS, stage.worker_id)
     assert recovery.rescue(
-        stage.runtime, job.id, run_no=held.run_no, worker_id=stage.worker_id, has_begun=held.pid is not None
+        stage.runtime, job.id, run_no=held.number, worker_id=stage.worker_id, has_begun=held.pid is not None
     )
     assert run_pages.begin(stage.runtime, doubtful) is None
     assert end(stage, *told) == set()
     with pytest.raises(LeaseLostError):
-        run_pages.end_alone(stage.runtime, claimed.hold(), is_unknown=False)
+        run_pages.end_alone(stage.runtime, claimed.hold(), "null", is_unknown=False)
     stage.worker_id = stage.new_worker()
     assert stage.sql("SELECT status, losses FROM jobs") == [("queued", 0)]
     assert claim(stage, job) == {}, "its process claims it, so that its death counts"
@@ -263,6 +264,6 @@ def test_an_end_whose_answer_was_lost_is_recognised(stage: Stage) -> None:
     claimed = claim(stage, job)[job.id]
     told = perform(stage, claimed)
     assert end(stage, *told) == {job.id}
-    run_pages.end_alone(stage.runtime, claimed.hold(), is_unknown=True)
+    run_pages.end_alone(stage.runtime, claimed.hold(), "null", is_unknown=True)
     with pytest.raises(LeaseLostError):
-        run_pages.end_alone(stage.runtime, claimed.hold(), is_unknown=False)
+        run_pages.end_alone(stage.runtime, claimed.hold(), "null", is_unknown=False)

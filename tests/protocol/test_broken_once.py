@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from celery_sidejob import RunningJob, Status
 from celery_sidejob.hooks.jobs import run
-from celery_sidejob.operations import recovery
+from celery_sidejob.operations.runs import recovery
 from celery_sidejob.services.sweep.sweeper import Sweeper
 from tests.tools.in_process import Stage
 from tests.tools.pgbouncer import direct

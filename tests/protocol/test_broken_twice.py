@@ -15,11 +15,12 @@ from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_sidejob import RunningJob, Status
 from celery_sidejob.model.errors import IllegalMoveError, StoreUnavailableError
-from celery_sidejob.services.sweep import unsent_results
+from celery_sidejob.operations.runs import runs
+from celery_sidejob.services.sweep import results as sweep_results
 from celery_sidejob.services.sweep.prune import Prune
+from celery_sidejob.services.sweep.results import UnsentResults
 from celery_sidejob.services.sweep.sweep import Sweep
 from celery_sidejob.services.sweep.sweeper import Sweeper
-from celery_sidejob.services.sweep.unsent_results import UnsentResults
 from celery_sidejob.store.connection import own_executor
 from tests.tools.crash_points import Arm
 from tests.tools.databases import only_reading
@@ -200,8 +201,8 @@ def test_a_finished_job_is_not_pruned_before_its_result_is_where_it_is_waited_fo
 def test_results_that_the_backend_never_takes_keep_no_others_back(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unsent_results, "PAGE", 2)
-    monkeypatch.setattr(unsent_results, "RESULT_GRACE_S", 0.0)
+    monkeypatch.setattr(sweep_results, "PAGE", 2)
+    monkeypatch.setattr(sweep_results, "RESULT_GRACE_S", 0.0)
     monkeypatch.setattr(UnsentResults, "interval_s", 0.0)
     refused = [stage.job(), stage.job()]
     other = stage.job()
@@ -243,3 +244,27 @@ def test_a_soft_time_limit_in_the_middle_of_a_checkpoint_is_the_bodys_to_handle(
     stage.perform(hold)
     assert job.refresh().status == (Status.COMPLETED if caught else Status.FAILED)
     assert list(job.output("o")) == (["once", "then"] if caught else ["once"])
+
+
+def test_a_soft_time_limit_right_after_the_commit_of_a_unit(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    follow_up, struck = runs.follow_up, []
+
+    def strike(*given: Any, **options: Any) -> None:
+        if not struck:
+            struck.append(True)
+            raise SoftTimeLimitExceeded
+        follow_up(*given, **options)
+
+    monkeypatch.setattr(runs, "follow_up", strike)
+
+    def body(job: RunningJob) -> None:
+        job.output("o").write("once")
+        with pytest.raises(SoftTimeLimitExceeded):
+            job.checkpoint()
+        job.output("o").write("then")
+        job.checkpoint()
+        job.output("o").write("last")
+
+    job = stage.job(body)
+    assert stage.run(job) == Status.COMPLETED
+    assert list(job.output("o")) == ["once", "then", "last"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from celery_sidejob import Job, JobNotFoundError, PortNotFoundError, RunningJob
-from celery_sidejob.operations import runs
+from celery_sidejob.operations.runs import runs
 from celery_sidejob.store import ports
 from tests.tools.in_process import Stage
 

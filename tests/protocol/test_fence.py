@@ -18,10 +18,10 @@ import pytest
 from celery_sidejob import Job, LeaseLostError, RunningJob
 from celery_sidejob.model.changes import SetState
 from celery_sidejob.model.status import RunEnd
-from celery_sidejob.operations import endings, recovery, runs
 from celery_sidejob.operations.hold import Hold
-from celery_sidejob.operations.job_run_end import Ending
-from celery_sidejob.operations.runs import Unit
+from celery_sidejob.operations.runs import endings, recovery, runs
+from celery_sidejob.operations.runs.job_run_end import Ending
+from celery_sidejob.operations.runs.runs import Unit
 from celery_sidejob.store import claims
 from tests.tools.crash_points import Arm, lost
 from tests.tools.in_process import Stage

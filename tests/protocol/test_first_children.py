@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from celery_sidejob import Job, NotAChildError, RunningJob
-from celery_sidejob.operations import runs
+from celery_sidejob.operations.runs import runs
 from celery_sidejob.store import jobs
 from celery_sidejob.store.claims import Try
 from tests.tools.crash_points import Arm, lost

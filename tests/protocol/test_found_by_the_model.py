@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_sidejob import Job, RunningJob
-from celery_sidejob.operations import recovery
+from celery_sidejob.operations.runs import recovery
 from tests.tools.in_process import Stage
 
 pytestmark = pytest.mark.pooled_too

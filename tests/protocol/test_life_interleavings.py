@@ -22,8 +22,8 @@ from celery_sidejob import (
     RunningJob,
     StoreUnavailableError,
 )
-from celery_sidejob.operations import recovery
-from celery_sidejob.operations.noted_asks import apply_due_timers
+from celery_sidejob.operations.changes.noted_asks import apply_due_timers
+from celery_sidejob.operations.runs import recovery
 from tests.tools.crash_points import Arm, lost
 from tests.tools.in_process import Stage
 from tests.tools.pgbouncer import direct

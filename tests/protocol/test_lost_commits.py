@@ -139,6 +139,29 @@ def test_a_body_that_knows_of_it_goes_on(stage: Stage, proxy: TcpProxy, kind: st
     assert (billed(stage), waiting(job)) == ([300, 301, *([3010] if how == "checkpoint" else []), 302], [])
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_that_is_repeated_after_its_commit_finds_its_record(stage: Stage, proxy: TcpProxy, kind: str) -> None:
+    new: list[bool] = []
+
+    def invoice(job: RunningJob, number: int) -> None:
+        with lent(stage, kind, proxy) as lender:
+            with job.step("invoice", transaction=lender.transaction) as step:
+                new.append(step.is_new)
+                if step.is_new:
+                    lender.sql(f"INSERT INTO public.invoices (id) VALUES ({number})")
+                    step.value = number
+            lender.commit()
+            assert step.value == number
+
+    def body(job: RunningJob) -> None:
+        answer_lost(proxy)
+        try_again(job, lambda: invoice(job, 300))
+        invoice(job, 301)
+
+    assert stage.run(stage.job(body)) == "completed"
+    assert (billed(stage), new) == ([300, 301], [True, False, True])
+
+
 def test_a_further_packet_of_the_turn_is_no_sign_that_the_body_knows_of_it(stage: Stage, proxy: TcpProxy) -> None:
     def body(job: RunningJob) -> None:
         for order in job.for_inputs("orders"):

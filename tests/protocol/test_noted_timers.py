@@ -11,8 +11,8 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
 from celery_sidejob import Job, RunningJob, Status
-from celery_sidejob.operations import recovery
-from celery_sidejob.operations.noted_asks import apply_noted_asks
+from celery_sidejob.operations.changes.noted_asks import apply_noted_asks
+from celery_sidejob.operations.runs import recovery
 from tests.tools.in_process import Stage
 from tests.tools.pgbouncer import direct
 

@@ -17,6 +17,7 @@ from celery_sidejob.store import (
     askings,
     asks,
     batches,
+    chords,
     claims,
     counters,
     dead,
@@ -32,10 +33,12 @@ from celery_sidejob.store import (
     permits,
     ports,
     progress,
+    results,
     room,
     served,
     state,
     stats,
+    steps,
     tags,
     tallies,
     task_history,
@@ -43,6 +46,7 @@ from celery_sidejob.store import (
     tree_deletions,
     tree_terminations,
     trees,
+    web_answers,
 )
 from celery_sidejob.store.broker import messages, queues
 from celery_sidejob.store.connection.connections import Connections
@@ -66,15 +70,16 @@ from tests.tools.waiting import wait_until
 pytestmark = pytest.mark.first  # filling its stores takes a while
 
 MODULES = (
-    aliases, arming, askings, asks, batches, burials, checks, claims, continuations, counters, dead, dependencies,
-    depths, doorbells, holds, job_lists, jobs, kept, packets, ports, progress, publishing, revocation, room,
-    served, state, stats, tasks, trees, tree_deletions, tree_terminations, duplicates, messages, queues, tags,
-    tracked, history, tallies, task_history,
+    aliases, arming, askings, asks, batches, burials, checks, chords, claims, continuations, counters, dead,
+    dependencies, depths, doorbells, holds, job_lists, jobs, kept, packets, ports, progress, publishing, results,
+    revocation, room, served, state, stats, steps, tasks, trees, tree_deletions, tree_terminations, duplicates,
+    messages, queues, tags, tracked, history, tallies, task_history, web_answers,
 )  # fmt: skip
 
 READS_ALL = {
     "batches._ALL": "lists",
     "batches._COUNTS": "counts",
+    "batches._COUNTED": "counts",
     "dead._COUNT": "counts",
     "dead._COUNT_MATCHING": "counts",
     "kept._COUNT": "counts",
@@ -120,40 +125,50 @@ INSERT INTO jobs (id, task, queue, status) SELECT n, 'task', 'q' || n % 3, 'queu
 INSERT INTO jobs (id, task, queue, status, parent_id, name)
   SELECT n, 'task', 'q', 'completed', n - 100000, 'kid' FROM generate_series(100001, 120000) n;
 INSERT INTO messages (task_id, job_id, for_run, queue, next_check_at, check_interval)
-  SELECT 'm' || n, n, 1, 'q' || n % 3, now() + interval '1 hour', '30 s' FROM generate_series(1, 100000) n;
-INSERT INTO messages (task_id, task, generation, queue, body, publication, due_at, declined_at, next_check_at,
+  SELECT 'm' || n, n, 1, 'q' || n % 3, now() + interval '1 hour', '30 s' FROM generate_series(1, 30000) n;
+INSERT INTO messages (task_id, task, generation, queue, body, publication, gate, declined_at, next_check_at,
     check_interval)
-  SELECT 'p' || n, 'task', 1, 'q', '', '{}', '9000-01-01Z', now(), now() + interval '1 hour', '30 s'
-  FROM generate_series(1, 50000) n;
-INSERT INTO askings (task_id, job_id) SELECT 'm' || n, n FROM generate_series(1, 100000) n;
+  SELECT 'p' || n, 'task', 1, 'q', '', '{}', 3, now(), 'infinity', '30 s'
+  FROM generate_series(1, 15000) n;
+INSERT INTO askings (task_id, job_id) SELECT 'm' || n, n FROM generate_series(1, 30000) n;
 INSERT INTO askings (task_id, job_id, closed_at, outcome, result, stored_at)
-  SELECT 'm' || n, n, now(), 'completed', '1', now() FROM generate_series(100001, 120000) n;
+  SELECT 'm' || n, n, now(), 'completed', '1', now() FROM generate_series(100001, 106000) n;
 INSERT INTO timers (job_id, due_at, ask, accepted)
-  SELECT n, now() + interval '1 hour', 'run', true FROM generate_series(1, 50000) n;
+  SELECT n, now() + interval '1 hour', 'run', true FROM generate_series(1, 15000) n;
 INSERT INTO dependencies (job_id, depends_on, on_failure, state)
   SELECT n, n + 50000, 'wait', 'kept' FROM generate_series(1, 50000) n;
 INSERT INTO batches (name, calls, closed_at, ended_at)
-  SELECT 'b' || n, '{}', now(), now() FROM generate_series(1, 20000) n;
+  SELECT 'b' || n, '{}', now(), now() FROM generate_series(1, 6000) n;
 INSERT INTO batch_members (batch_id, job_id, outcome)
   SELECT b.id, n, 'completed' FROM batches b, generate_series(1, 5) n;
-INSERT INTO progress (job_id, run_no, done) SELECT n, 1, 1 FROM generate_series(1, 50000) n;
-INSERT INTO ports (job_id, direction, name) SELECT n, 'in', 'a' FROM generate_series(1, 100000) n;
+INSERT INTO progress (job_id, run_no, done) SELECT n, 1, 1 FROM generate_series(1, 15000) n;
+INSERT INTO steps (job_id, turn, name, number, kind, run_no, done, tries)
+  SELECT n, '', 's', 1, 'step', 1, true, 1 FROM generate_series(1, 15000) n;
+INSERT INTO ports (job_id, direction, name) SELECT n, 'in', 'a' FROM generate_series(1, 60000) n;
 INSERT INTO port_waiters SELECT id, job_id, 1, 1 FROM ports;
 INSERT INTO subscriptions (channel, job_id, port_id) SELECT '/c' || id % 1000, job_id, id FROM ports;
 INSERT INTO packets (port_id, value) SELECT id, '1' FROM ports, generate_series(1, 3);
-INSERT INTO state SELECT n, 'k', '1' FROM generate_series(1, 50000) n;
-INSERT INTO aliases SELECT 'a' || n, n FROM generate_series(1, 50000) n;
+INSERT INTO state SELECT n, 'k', '1' FROM generate_series(1, 15000) n;
+INSERT INTO aliases SELECT 'a' || n, n FROM generate_series(1, 15000) n;
 INSERT INTO dead (job_id, task, queue, reason, payload)
-  SELECT n, 'task', 'q', 'failed', '{}' FROM generate_series(1, 20000) n;
-INSERT INTO tags (tag, job_id) SELECT 't' || n % 1000, n FROM generate_series(1, 100000) n;
-INSERT INTO run_history SELECT n, 0, 1, 'w', now(), now(), 'completed' FROM generate_series(1, 100000) n;
-INSERT INTO job_log (job_id, at, what) SELECT n, now(), 'x' FROM generate_series(1, 100000) n;
-INSERT INTO tracked (job_id) SELECT n FROM generate_series(1, 50000) n;
+  SELECT n, 'task', 'q', 'failed', '{}' FROM generate_series(1, 6000) n;
+INSERT INTO tags (tag, job_id) SELECT 't' || n % 1000, n FROM generate_series(1, 30000) n;
+INSERT INTO run_history SELECT n, 0, 1, 'w', now(), now(), 'completed' FROM generate_series(1, 30000) n;
+INSERT INTO job_log (job_id, at, what) SELECT n, now(), 'x' FROM generate_series(1, 30000) n;
+INSERT INTO tracked (job_id) SELECT n FROM generate_series(1, 15000) n;
 INSERT INTO duplicates (task_id, call, tried, kept_until)
-  SELECT 'm' || n, 'c', '{}', now() + n * interval '1 s' FROM generate_series(1, 50000) n;
+  SELECT 'm' || n, 'c', '{}', now() + n * interval '1 s' FROM generate_series(1, 15000) n;
+INSERT INTO results SELECT 'task:' || n, 'SUCCESS', '', now() + n * interval '1 s' FROM generate_series(1, 30000) n;
+INSERT INTO web_answers SELECT 'token', 'k' || n, 'r', 'c' FROM generate_series(1, 15000) n;
+INSERT INTO chords (key, size, counted, call, send_at, expires_at)
+  SELECT 'c' || n, 2, 2, CASE WHEN n % 100 = 0 THEN ''::bytea END,
+    CASE WHEN n % 100 = 0 THEN now() + n * interval '1 s' END, now() + n * interval '1 s'
+  FROM generate_series(1, 15000) n;
+ANALYZE chords;  -- the check of a foreign key is planned once
+INSERT INTO chord_parts SELECT 'c' || n / 2 + 1, 't' || n, n, '' FROM generate_series(1, 29000) n;
 INSERT INTO broker_messages (queue, priority, due_at, headers, properties, body)
   SELECT 'q' || n % 3, n % 10, CASE WHEN n % 10 = 0 THEN now() + n * interval '1 s' END, '{}', '{}', ''
-  FROM generate_series(1, 100000) n;
+  FROM generate_series(1, 30000) n;
 ANALYZE"""
 
 
@@ -195,7 +210,7 @@ def filled(databases: Databases, template: str, fill: str) -> Iterator[psycopg.C
 
 @pytest.fixture(scope="module")
 def large_store(databases: Databases, database_template: str) -> Iterator[psycopg.Connection[Any]]:
-    """A connection to a store with a hundred thousand rows in each table that grows."""
+    """A connection to a store with tens of thousands of rows in each table that grows."""
     with filled(databases, database_template, FILL) as connection:
         yield connection
 
@@ -252,15 +267,15 @@ def test_the_exceptions_are_still_there() -> None:
 FINISHED = """
 INSERT INTO workers (ident, revision) VALUES ('one', '0001'), ('two', '0001');
 INSERT INTO jobs (id, task, queue, status, ended_at)
-  SELECT n, 'task', 'q' || n % 3, 'completed', now() FROM generate_series(1, 300000) n;
+  SELECT n, 'task', 'q' || n % 3, 'completed', now() FROM generate_series(1, 60000) n;
 INSERT INTO askings (task_id, job_id, closed_at, outcome, result, stored_at)
-  SELECT 'm' || n, n, now(), 'completed', '1', now() FROM generate_series(1, 300000) n;
-INSERT INTO jobs (id, task, queue, status) SELECT n, 'task', 'q', 'queued' FROM generate_series(300001, 300500) n;
+  SELECT 'm' || n, n, now(), 'completed', '1', now() FROM generate_series(1, 60000) n;
+INSERT INTO jobs (id, task, queue, status) SELECT n, 'task', 'q', 'queued' FROM generate_series(60001, 60100) n;
 INSERT INTO messages (task_id, job_id, for_run, queue, next_check_at, check_interval)
-  SELECT 'm' || n, n, 1, 'q' || n % 3, now() + interval '1 hour', '30 s' FROM generate_series(300001, 300500) n;
-INSERT INTO askings (task_id, job_id) SELECT 'm' || n, n FROM generate_series(300001, 300500) n;
+  SELECT 'm' || n, n, 1, 'q' || n % 3, now() + interval '1 hour', '30 s' FROM generate_series(60001, 60100) n;
+INSERT INTO askings (task_id, job_id) SELECT 'm' || n, n FROM generate_series(60001, 60100) n;
 INSERT INTO dead (job_id, task, queue, reason, payload)
-  SELECT n, 'task', 'q', 'failed', '{}' FROM generate_series(1, 50000) n;
+  SELECT n, 'task', 'q', 'failed', '{}' FROM generate_series(1, 10000) n;
 ANALYZE"""
 
 
@@ -500,6 +515,8 @@ INSERT INTO packets (port_id, value) SELECT 1, '1' FROM generate_series(1, {MANY
 INSERT INTO port_waiters SELECT id, 1, 1, 1 FROM ports;
 INSERT INTO subscriptions (channel, job_id, port_id) SELECT '/c' || n, 1, 1 FROM generate_series(1, {MANY}) n;
 INSERT INTO state SELECT 1, 'k' || n, '1' FROM generate_series(1, {MANY}) n;
+INSERT INTO steps (job_id, turn, name, number, kind, run_no, done, tries)
+  SELECT 1, '', 's' || n, 1, 'step', 1, true, 1 FROM generate_series(1, {MANY}) n;
 INSERT INTO aliases SELECT 'a' || n, 1 FROM generate_series(1, {MANY}) n;
 INSERT INTO dead (job_id, task_id, task, queue, reason, payload, error)
   SELECT 1, 'm' || n, 'task' || n % 10, 'q', 'failed', '{{}}', 'E' || n % 10 || ': it'
@@ -513,6 +530,13 @@ INSERT INTO duplicates (task_id, call, tried, kept_until)
   SELECT 't' || n, 'c', '{{}}', now() FROM generate_series(1, {MANY}) n;
 INSERT INTO broker_messages (queue, priority, headers, properties, body)
   SELECT 'q', 0, '{{}}', '{{}}', repeat('x', 700) FROM generate_series(1, {MANY}) n;
+INSERT INTO results (key, state, body, expires_at)
+  SELECT 'k' || n, 'SUCCESS', '', now() + interval '1 day' FROM generate_series(1, {MANY}) n;
+INSERT INTO web_answers SELECT 'token', 'k' || n, 'r', 'c' FROM generate_series(1, {MANY}) n;
+INSERT INTO chords (key, size, counted, expires_at)
+  SELECT 'c' || n, {MANY}, 1, now() + interval '1 day' FROM generate_series(1, {MANY}) n;
+ANALYZE chords;
+INSERT INTO chord_parts SELECT 'c' || 1 + n % 100, 't' || n, n, '' FROM generate_series(1, {MANY}) n;
 ANALYZE"""
 
 
@@ -529,8 +553,17 @@ def test_one_with_very_many_makes_nobody_read_a_whole_table(skewed_store: psycop
     assert set(scans(plan)) <= SMALL, json.dumps(plan, indent=1)
 
 
+TASKS_OF_NONE = {"task": "none", "queue": None, "statuses": ["queued"], "text": "none", "limit": 100}
+ENTRIES = {
+    "all": {"failure_group": None, "task": None},
+    "task": {"failure_group": None, "task": "task7"},
+    "group": {"failure_group": "E7", "task": None},
+}
 OTHER = MANY + 50
+FIRST = 1
+"""The batch that has all members."""
 ROOT = MANY + 60
+COUNTED = {"counted": trees.TOO_MANY}
 BOUNDED: dict[str, tuple[Statement, dict[str, Any], int]] = {
     "below another": (trees._SUBTREE, {"ids": [OTHER], "most": None}, 20),
     "the first below that is not terminated": (trees._REST, {"ids": [1], "status": "terminated"}, 20),
@@ -568,10 +601,61 @@ BOUNDED: dict[str, tuple[Statement, dict[str, Any], int]] = {
         {"after": 0, "task": "task7", "queue": None, "reason": None, "limit": 100},
         1000,
     ),
-    "the newest entries of a group": (
-        dead._NEWEST_OF_GROUP,
-        {"before": 2**60, "failure_group": "E7", "task": None, "queue": None, "reason": None, "limit": 100},
-        1000,
+    **{
+        f"the newest entries, by {name}": (
+            dead._NEWEST[name],
+            {"before": 2**60, "after": MANY - 1000, **ENTRIES[name], "queue": None, "reason": "lost", "limit": 100},
+            2500,
+        )
+        for name in dead._NEWEST
+    },
+    **{
+        f"how far to look for entries, by {name}": (
+            dead._REACH[name],
+            {"before": 2**60, **ENTRIES[name]},
+            3 * dead.LOOKED,
+        )
+        for name in dead._REACH
+    },
+    **{
+        f"how far to look for jobs {of}, {order} first": (
+            reach[order],
+            job_lists.Filters(tag="common", batch_id=FIRST).parameters,
+            4 * job_lists.LOOKED,
+        )
+        for of, reach in (
+            ("of all", job_lists._REACH),
+            ("of a tag", job_lists._REACH_TAGGED),
+            ("that failed", job_lists._REACH_FAILED),
+            ("of a batch", job_lists._REACH_OF_BATCH),
+        )
+        for order in reach
+    },
+    **{
+        f"no job of a task among some, {order} first": (
+            statement,
+            {**job_lists.Filters(task="none", text="none", after=MANY - 2000).parameters, "limit": 100},
+            2500,
+        )
+        for order, statement in job_lists._LIST.items()
+    },
+    **{
+        f"jobs of a batch, {order} first": (
+            statement,
+            {**job_lists.Filters(batch_id=FIRST, tag="common", after=1).parameters, "limit": 100},
+            2000,
+        )
+        for order, statement in job_lists._LIST_OF_BATCH.items()
+    },
+    "whether a queue is short": (depths._IS_SHORT, {"queue": "q"}, 3 * depths.SHORT),
+    "how far to look for durable tasks": (kept._REACH, {"after": ""}, 3 * kept.LOOKED),
+    "no durable task among some": (kept._LIST_NEXT, {**TASKS_OF_NONE, "after": ""}, 4 * kept.LOOKED),
+    "no durable task of a short queue": (kept._LIST_OF_QUEUE, {**TASKS_OF_NONE, "queue": "q"}, 4 * depths.SHORT),
+    "durable tasks that run": (kept._LIST_RUNNING, TASKS_OF_NONE, 20),
+    "packets of a port, up to a bound": (
+        packets._COUNT_FEW,
+        {"owner_id": 1, "direction": "in", "name": "a"},
+        5 * packets.COUNTED,
     ),
     "entries of a group as they failed": (
         dead._PAGE_OF_GROUP,
@@ -618,8 +702,16 @@ BOUNDED: dict[str, tuple[Statement, dict[str, Any], int]] = {
         10 * 1000,
     ),
     "the newest jobs": (jobs._NEWEST_PAGE, {"before": MANY, "limit": 1000, "all_others": True}, 10 * 1000),
-    "children, as a tree shows them": (trees._TREE, {"id": 1, "depth": 1, "limit": 100}, 10 * trees.COUNTED),
-    "the tree of another": (trees._TREE, {"id": OTHER, "depth": 10_000, "limit": 10_000}, 20),
+    "children, as a tree shows them": (
+        trees._TREE,
+        {"id": 1, "depth": 1, "limit": 100, "counted": trees.TOO_MANY},
+        10 * trees.COUNTED,
+    ),
+    "the tree of another": (
+        trees._TREE,
+        {"id": OTHER, "depth": 10_000, "limit": 10_000, "counted": trees.TOO_MANY},
+        20,
+    ),
 }
 """What reads at most so many rows, whoever has how many."""
 

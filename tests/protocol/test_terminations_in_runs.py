@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from celery_sidejob import RunningJob, Status, UnitNotCommittedError
-from celery_sidejob.operations import recovery
+from celery_sidejob.operations.runs import recovery
 from tests.tools.in_process import Stage
 from tests.tools.pgbouncer import direct
 

@@ -19,10 +19,10 @@ import redis
 from celery_sidejob import NO_DATA, IllegalMoveError, Job, LeaseLostError, RunningJob
 from celery_sidejob.model.changes import Ask, Change, Write
 from celery_sidejob.model.status import RunEnd
-from celery_sidejob.operations import endings, recovery, runs
-from celery_sidejob.operations.job_run_end import Ending
-from celery_sidejob.operations.runs import Unit
-from celery_sidejob.operations.unit_of_work import Applied
+from celery_sidejob.operations.changes.unit_of_work import Applied
+from celery_sidejob.operations.runs import endings, recovery, runs
+from celery_sidejob.operations.runs.job_run_end import Ending
+from celery_sidejob.operations.runs.runs import Unit
 from celery_sidejob.store import claims, workers
 from celery_sidejob.store.claims import Try
 from celery_sidejob.store.outbox.kinds import JOBS

@@ -2,7 +2,7 @@
 
 The publisher has given its message to the first store, heard nothing, and gives it to the second at some time, or dies
 before. Sweepers publish the first copy, twice at a time if they like; processes die wherever they stand, or the first
-copy expires. Rules are those of `operations/failover/deduplication.py`; each of `MISTAKES` is what one is tempted to do
+copy expires. Rules are those of `operations/deduplication.py`; each of `MISTAKES` is what one is tempted to do
 instead.
 """
 

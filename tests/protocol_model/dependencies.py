@@ -1,8 +1,8 @@
 """Every interleaving of a job that is made to depend on two others, of their ends, and of who looks at it then.
 
 Transactions are taken apart into their statements: each sees what is committed when it begins, a lock is held until the
-end, and a process may die in between. Rules are those of `store/dependencies.py` and `operations/dependencies.py`; each
-of `MISTAKES` is what one is tempted to do instead.
+end, and a process may die in between. Rules are those of `store/dependencies.py` and
+`operations/changes/dependencies.py`; each of `MISTAKES` is what one is tempted to do instead.
 
 Nobody who ends a dependency locks the job that depends on it, and nobody who makes a job depend on others locks those.
 An end marks its own edges as over, and that mark is the note that the job is to be looked at. It does so for edges that

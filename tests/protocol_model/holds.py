@@ -9,6 +9,10 @@ row that may not be repeated (`"dead"`), or has come back from a death, is held 
 begun. The main process of a worker remembers a hold until its end is in the store. Each of `MISTAKES` is a simpler
 rule. `MISTAKES_OF_DEAD` are simpler rules that only a row which may not be repeated cannot bear.
 
+The message is acknowledged once the answer is there that the row is held. A worker may also fetch from a broker that is
+the store: there one statement takes the message, holds the row, and removes the message (`in_store`). Nobody asks
+again for the answer of that statement if it is lost: its worker does not know what it holds.
+
 The package holds the rows of durable tasks so. What differs for jobs is in `held_jobs.py`.
 """
 
@@ -23,7 +27,7 @@ from tests.protocol_model.walk import replace
 MISTAKES = (
     "run what it remembers", "forget at the end", "end by the worker", "end of any hold", "hold when declared dead",
     "begin unwritten after a death", "give back without the mark", "count what had not begun",
-    "note a gate that has opened",
+    "note a gate that has opened", "look for nothing",
 )  # fmt: skip
 MISTAKES_OF_DEAD = ("hold in pages", "begin unwritten", "run again", "give back what is in flight")
 
@@ -48,7 +52,8 @@ class Worker(NamedTuple):
     """Its death is in the store, for good. It may live all the same."""
     asks: str = "nothing"
     """What it asks for the message that it has fetched: nothing, hold (the statement is to be sent, perhaps again),
-    sent (the statement has held the row, and the answer is on its way), closed (it saw the gate closed; a mistake)."""
+    sent (the statement has held the row, and the answer is on its way), fetched (so has the statement that has fetched
+    the message, which is gone), closed (it saw the gate closed; a mistake)."""
     sent: int = NONE
     """The hold whose answer is on its way."""
     page: int = NONE
@@ -91,6 +96,8 @@ class World:
     losses: int = 0
     doomed: bool = False
     gate_open: bool = True
+    in_store: bool = False
+    """The broker is the store."""
     messages: int = 1
     """In the broker."""
     workers: tuple[Worker, ...] = WORKERS
@@ -116,6 +123,8 @@ def steps(world: World, mistake: str | None, on_lost: str) -> Iterator[World]:
     """Yield what may be next."""
     if world.broken:
         return
+    if world == World():
+        yield World(in_store=True)
     yield from _others(world, mistake)
     for number, worker in enumerate(world.workers):
         if world.row in ("gone", "dead"):
@@ -173,17 +182,29 @@ def _asks(world: World, number: int, mistake: str | None, on_lost: str) -> Itera
     """The main process fetches a message, and holds its row."""
     worker = world.workers[number]
     if worker.asks == "nothing" and world.messages:
-        yield _with(replace(world, messages=world.messages - 1), number, worker._replace(asks="hold"))
+        fetched = _with(replace(world, messages=world.messages - 1), number, worker._replace(asks="hold"))
+        yield from _fetches(fetched, number, mistake, on_lost) if world.in_store else [fetched]
     elif worker.asks == "hold":
         yield from _holds(world, number, mistake, on_lost)
-    elif worker.asks == "sent":
+    elif worker.asks in ("sent", "fetched"):
         if world.troubles:
             unheard = replace(world, troubles=world.troubles - 1)
-            yield _with(unheard, number, worker._replace(asks="hold", sent=NONE))
+            asks = "hold" if worker.asks == "sent" else "nothing"
+            yield _with(unheard, number, worker._replace(asks=asks, sent=NONE))
         yield from _hears(world, number, worker.sent, mistake)
     elif worker.asks == "closed":
         noted = replace(world, row="gated") if world.row == "waits" else world
         yield _with(noted, number, worker._replace(asks="nothing"))
+
+
+def _fetches(world: World, number: int, mistake: str | None, on_lost: str) -> Iterator[World]:
+    """The fetch holds the row and removes its message, or only takes the message: then the row is held later."""
+    later = world.row != "waits" or world.doomed or _is_begun_by_its_hold(world, mistake, on_lost)
+    if later or not world.gate_open or world.workers[number].declared:
+        yield world
+        return
+    for held in _holds(world, number, mistake, on_lost):
+        yield _with(held, number, held.workers[number]._replace(asks="fetched"))
 
 
 def _holds(world: World, number: int, mistake: str | None, on_lost: str) -> Iterator[World]:
@@ -232,8 +253,9 @@ def _gives_back(world: World, number: int, mistake: str | None) -> Iterator[Worl
     if worker.page:
         stopped = _with(world, number, worker._replace(page=NONE))
         yield _waits(stopped, tried=world.tried) if _stands(world, number, worker.page) else stopped
-    in_flight = worker.asks in ("hold", "sent") and mistake != "give back what is in flight"
-    if world.is_held_by(number) and not worker.remembers() and not in_flight:
+    in_flight = worker.asks in ("hold", "sent", "fetched") and mistake != "give back what is in flight"
+    looks = mistake != "look for nothing"
+    if world.is_held_by(number) and not worker.remembers() and not in_flight and looks:
         yield _waits(world, tried=True)
 
 
@@ -294,7 +316,7 @@ def _disasters(world: World, number: int) -> Iterator[World]:
     happened = replace(world, troubles=world.troubles - 1, deaths=world.deaths + 1)
     if not worker.declared:
         yield _with(happened, number, worker._replace(declared=True))
-    unacknowledged = worker.asks != "nothing"  # so that the broker delivers the message again
+    unacknowledged = worker.asks not in ("nothing", "fetched")  # so that the broker delivers the message again
     died = replace(happened, messages=world.messages + unacknowledged)
     for process in worker.pool:
         died = _body_dies(died, number, process)

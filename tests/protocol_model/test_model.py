@@ -20,7 +20,7 @@ def test_a_mistake_ends_in_a_trace(instance: run.Instance) -> None:
     assert verdict.trace
 
 
-@pytest.mark.few(20)
+@pytest.mark.few(14)
 @pytest.mark.parametrize("instance", run.small(PROTOCOLS), ids=lambda instance: instance.name)
 def test_the_protocol_has_no_counterexample(instance: run.Instance) -> None:
     verdict = run.explore(instance)

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from celery_sidejob import CapacityPool, StoreUnavailableError
-from celery_sidejob.inspection import COUNTED
+from celery_sidejob.inspection.statistics import COUNTED
 from celery_sidejob.jobs.capacity import declare
 from celery_sidejob.services.duty import Duties, Duty, Report
 from celery_sidejob.services.heartbeat.heartbeat import Heartbeat
@@ -218,12 +218,13 @@ def prepare(shop: Stage) -> dict[str, tuple[str, Callable[[], bool]]]:
     shop.sql("INSERT INTO capacity_shards VALUES ('pool', 0, 1)")
     declare(CapacityPool("filled", 1), shop.runtime)
     filled = CapacityPool("filled", 1).apply_async(shop.idle, on_full="wait").job
-    shop.sql("UPDATE messages SET pool_shard = NULL, due_at = due_at + interval '5000 years',"
-             " next_check_at = '9000-01-01' WHERE job_id = %s", filled.id)  # fmt: skip
+    shop.sql("UPDATE messages SET pool_shard = NULL, published_at = NULL, gate = 2,"
+             " next_check_at = 'infinity' WHERE job_id = %s", filled.id)  # fmt: skip
     shop.sql("UPDATE capacity_shards SET used = 0")
     port = "INSERT INTO ports (job_id, direction, name, packet_limit) VALUES (%s, 'in', 'full', 1) RETURNING id"
     shop.sql("INSERT INTO port_waiters (port_id, job_id, run_no, needs, woken_at)"
              " VALUES (%s, 1, 1, 1, now() - interval '1 hour')", shop.sql(port, owed.id)[0][0])  # fmt: skip
+    shop.sql("INSERT INTO results VALUES ('task:x', 'SUCCESS', '', now()) ON CONFLICT DO NOTHING")
     shop.sidejob.batch("done").close()
     shop.sidejob.schedule("tick", shop.idle, every=3600, start=datetime(2026, 1, 1, tzinfo=UTC))
     shop.declare_dead(dead)
@@ -245,9 +246,11 @@ def prepare(shop: Stage) -> dict[str, tuple[str, Callable[[], bool]]]:
         "stored": ("UnsentResults", holds("EXISTS (SELECT FROM askings WHERE job_id = %s AND stored_at IS NOT NULL)",
                                            ended.id)),
         "sampled": ("CapacitySamples", holds("EXISTS (SELECT FROM capacity_samples WHERE refused = 7)")),
+        "counted": ("RunSamples", holds("EXISTS (SELECT FROM run_samples)")),
         "filled": (
             "CapacityPools", holds("(SELECT pool_shard = 0 FROM messages WHERE job_id = %s)", filled.id)
         ),
+        "expired": ("ExpiredResults", holds("NOT EXISTS (SELECT FROM results)")),
         "pruned": ("Prune", holds("NOT EXISTS (SELECT FROM jobs WHERE id = %s)", old.id)),
         "taken": ("LostRuns", holds("(SELECT losses = 1 FROM messages WHERE task_id = 'taken')")),
         "sent": (
@@ -301,7 +304,7 @@ def test_an_error_in_any_statement_of_a_heartbeat_keeps_it_beating_and_vouching(
 
     def due() -> None:
         shop.sql("UPDATE workers SET beat_at = now() - interval '1 h'")
-        heartbeat._beat_at = heartbeat.jobs._strays_at = heartbeat.tasks._reconciled_at = float("-inf")
+        heartbeat._beat_at = heartbeat.jobs._strays_at = heartbeat.tasks._strays_at = float("-inf")
 
     def beat_s() -> float:
         return float(shop.sql("SELECT extract(epoch FROM now() - beat_at) FROM workers WHERE id = %s",

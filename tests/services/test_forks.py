@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from celery_sidejob.services.loop import Loop
-from celery_sidejob.services.sweep import unsent_results
+from celery_sidejob.services.sweep import results as sweep_results
 from celery_sidejob.services.sweep.sweeper import Sweeper
 from tests.tools.in_process import Stage
 from tests.tools.waiting import wait_until
@@ -84,7 +84,7 @@ def test_a_fork_waits_for_the_thread_that_speaks_to_the_backend(stage: Stage, mo
             threading.Event().wait(0.1)
         return True
 
-    monkeypatch.setattr(unsent_results, "RESULT_GRACE_S", 0.0)
+    monkeypatch.setattr(sweep_results, "RESULT_GRACE_S", 0.0)
     stage.job()
     stage.drain()
     stage.sql("UPDATE askings SET stored_at = NULL")

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from celery_sidejob.inspection import Inspection
+from celery_sidejob.inspection.jobs import JobViews
+from celery_sidejob.inspection.queues import QueueViews
 from celery_sidejob.store import depths, estimates, packets, trees
 from tests.tools.commands import ask
 from tests.tools.in_process import Stage
@@ -98,7 +99,7 @@ def test_a_person_is_told_what_is_an_estimate(full: Stage) -> None:
 
 def test_drain_is_not_done_while_a_single_message_of_a_long_queue_is_due(full: Stage) -> None:
     full.sql("UPDATE messages SET due_at = now() + interval '1 day' WHERE queue = 'long'")
-    inspection = Inspection(full.runtime)
+    inspection = QueueViews(full.runtime)
     assert "long" not in inspection.pending(horizon_s=60.0)["queues"]
 
     full.sql(f"UPDATE messages SET due_at = now(), next_check_at = now() + interval '9 days' WHERE job_id = {MANY}")
@@ -124,7 +125,7 @@ def test_what_is_shown_of_a_job_is_counted_up_to_a_bound(stage: Stage, monkeypat
         f"SELECT 't', 'q', 'completed', {parent.id}, 'c' || n FROM generate_series(1, {trees.TOO_MANY}) n"
     )
 
-    shown = Inspection(stage.runtime).details(parent)
+    shown = JobViews(stage.runtime).details(parent)
 
     assert (shown["inports"]["a"]["packets"], shown["inports"]["a"]["more_packets"]) == (10_000, True)
     assert (shown["children_count"], shown["more_children"]) == (10_000, True)
@@ -134,6 +135,6 @@ def test_what_is_shown_of_a_job_is_counted_up_to_a_bound(stage: Stage, monkeypat
     assert "… 9,996+ more" in ask(stage.app, "tree", str(parent.id), "--limit", "5").out
     stage.sql("DELETE FROM packets WHERE value::text = '0'")
     stage.sql("DELETE FROM jobs WHERE name = 'c1'")
-    shown = Inspection(stage.runtime).details(parent)
+    shown = JobViews(stage.runtime).details(parent)
     assert (shown["inports"]["a"]["packets"], shown["inports"]["a"]["more_packets"]) == (10_000, False)
     assert (shown["children_count"], shown["more_children"]) == (10_000, False)

@@ -32,7 +32,9 @@ GIVEN: dict[str, tuple[Any, ...]] = {
     "wait_s": (1.0,), "late_s": (0.0,), "check_interval_s": (30.0,), "first_check_s": (2.0,),
     "how": ("completed",), "kind": ("run",), "detail": (None,), "history": (0,),
     "queue": ("q",), "tasks": (["t"],), "passes": (False, True), "for_runs": ([RUN_NO + 1],), "run_nos": ([RUN_NO],),
-    "schema": (None,),
+    "schema": (None,), "key": ("task:a",), "state": ("SUCCESS",), "body": (b"{}",), "expires_s": (None,),
+    "replaces": (False,), "results": (["null"],), "keys": (["task:a"],), "states": (["SUCCESS"],), "bodies": ([b"{}"],),
+    "lifetimes": ([None],),
 }  # fmt: skip
 """What each parameter may be."""
 

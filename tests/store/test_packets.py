@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from celery_sidejob import Job
 from celery_sidejob.model.changes import PortKey
-from celery_sidejob.operations import recovery
+from celery_sidejob.operations.runs import recovery
 from celery_sidejob.store import packets
 from tests.tools.in_process import Stage
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 from sqlalchemy import create_engine
 
 from celery_sidejob import InvalidValueError, RunningJob
-from celery_sidejob.testing import crash_after, crash_before, run_job, run_until_quiet
+from celery_sidejob.testing import assert_step, crash_after, crash_before, move_clock, run_job, run_until_quiet
 from celery_sidejob.testing.crashes import POINTS
 from tests.testing.test_testing_page import run_pytest
 from tests.tools.in_process import Stage
@@ -85,6 +87,92 @@ def test_the_commit_of_a_unit_in_the_caller_s_transaction_is_a_point(
     finally:
         engine.dispose()
         stage.sql("DROP TABLE public.crash_rows")
+
+
+@pytest.mark.parametrize(
+    ("crashes", "charged", "kept"),
+    [
+        (crash_before("step:charge"), 2, False),
+        (crash_after("step:charge"), 1, True),
+        (crash_after("step", count=2), 1, True),
+        (crash_before("step:pack"), 1, True),
+    ],
+)
+def test_a_run_dies_at_a_step(stage: Stage, crashes: Any, charged: int, kept: bool) -> None:
+    charges = []
+
+    def body(job: RunningJob) -> None:
+        job.step("charge", lambda: charges.append(job.run_no))
+        job.step("pack", dict, weight=3)
+        job.sleep("rest", seconds=60)
+
+    job = stage.job(body)
+    with crashes:
+        run_job(job)
+    assert any(str(step) == "charge" for step in job.steps) == kept
+    run_until_quiet(stage.sidejob)
+    assert len(charges) == charged
+    assert assert_step(job, "pack", {"weight": 3}).tries == 1
+    with pytest.raises(AssertionError, match="has no step 'ship'; it has: charge "):
+        assert_step(job, "ship")
+    with pytest.raises(AssertionError, match="is not done with 7; the steps are: charge "):
+        assert_step(job, "pack", 7)
+
+
+def test_a_step_that_has_failed_is_not_done(stage: Stage) -> None:
+    def body(job: RunningJob) -> None:
+        with suppress(TypeError):
+            job.step("charge", int, None)  # the error says None, as an error= that was not given would
+        job.step("pack", str)
+        job.sleep("rest", seconds=60)
+
+    job = stage.job(body)
+    stage.run(job)
+    assert assert_step(job, "charge", error="TypeError: int() argument").value is None
+    for name, error, says in (
+        ("charge", None, "is not done"),
+        ("charge", "declined", "is not failed with 'declined'"),
+        ("pack", "declined", "is not failed with 'declined'"),
+        ("rest", None, "is not done"),
+    ):
+        with pytest.raises(AssertionError, match=f"Step '{name}' of .* {says}; the steps are: charge "):
+            assert_step(job, name, error=error)
+
+
+@pytest.mark.parametrize(("crash", "kept", "charged"), [(crash_before, False, 2), (crash_after, True, 1)])
+def test_an_eager_run_dies_at_a_step_and_is_rescued(stage: Stage, crash: Any, kept: bool, charged: int) -> None:
+    stage.app.conf.task_always_eager = True
+    charges: list[int] = []
+
+    @stage.task(name="eager.child")
+    def pack(job: RunningJob) -> str:
+        return "parcel"
+
+    @stage.task(name="eager.parent", inports=["answers"])
+    def order(job: RunningJob) -> None:
+        job.step("charge", charges.append, 1)
+        job.call("pack", pack)
+        job.sleep("cool off", days=3)
+        job.receive("answers")
+
+    with crash("step:charge"):
+        order.apply_async(aliases=["order"])
+    job = stage.sidejob.get("order")
+    assert job.status == "running"
+    assert [str(step) for step in job.steps] == (["charge"] if kept else [])
+
+    run_until_quiet(stage.sidejob)
+    assert len(charges) == charged
+    assert_step(job, "pack", "parcel")
+    with pytest.raises(AssertionError, match=r"'cool off' of .* is not done; .* cool off .waits"):
+        assert_step(job, "cool off")
+    move_clock(timedelta(days=3), sidejob=stage.sidejob)
+    run_until_quiet(stage.sidejob)
+    assert_step(job, "cool off")
+    job.input("answers").write("yes")
+    assert job.refresh().status == "completed", "in eager mode the write has run it"
+    with pytest.raises(AssertionError, match=r"has no step 'charge'; it has: none\. Its steps went into its history"):
+        assert_step(job, "charge")
 
 
 def test_the_run_of_a_process_that_is_gone_is_rescued_at_once(stage: Stage) -> None:
@@ -180,7 +268,11 @@ def test_what_the_block_raises_is_raised(stage: Stage) -> None:
 @pytest.mark.parametrize(
     ("point", "options", "message"),
     [
-        ("comit", {}, "no crash point 'comit'; there are enqueue, claim, commit, end, publish. Did you mean 'commit'"),
+        (
+            "comit",
+            {},
+            "no crash point 'comit'; there are enqueue, claim, commit, step, end, publish. Did you mean 'commit'",
+        ),
         (None, {}, "no crash point None"),
         ("commit", {"count": 0}, "count of a crash point is a number from 1 on, not 0"),
         ("commit", {"timeout": "long"}, "timeout of a crash point is seconds, not 'long'"),
@@ -213,11 +305,11 @@ def add_up(job):
 """
 TESTS = """
 import pytest
-from celery_sidejob.testing import crash_after, crash_before, run_until_quiet, wait_until
+from celery_sidejob.testing import assert_step, crash_after, crash_before, run_until_quiet, wait_until
 from shop import add_up
 
 @pytest.mark.parametrize(("crash", "at", "total", "pool"), [
-    (crash_after, "claim", None, "prefork"), (crash_after, "commit", 1, "prefork"), (crash_before, "end", 3, "solo"),
+    (crash_after, "claim", None, "prefork"), (crash_before, "end", 3, "solo"),
 ])
 def test_a_worker_dies_at_the_point_with_all_its_processes(sidejob_workers, crash, at, total, pool):
     job = add_up.enqueue()
@@ -254,8 +346,8 @@ def test_real_workers_die(tmp_path: Path, postgres_url: str, redis_url: str) -> 
     (tmp_path / "test_shop.py").write_text(TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]\nsidejob_app = shop:app\n")
     said = run_pytest(tmp_path, SIDEJOB_TEST_DATABASE_URL=postgres_url, SIDEJOB_TEST_REDIS_URL=redis_url)
-    assert "5 passed" in said, said
+    assert "4 passed" in said, said
 
 
 def test_the_points_have_a_stated_list() -> None:
-    assert POINTS == ("enqueue", "claim", "commit", "end", "publish")
+    assert POINTS == ("enqueue", "claim", "commit", "step", "end", "publish")

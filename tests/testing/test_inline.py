@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from celery_sidejob import InvalidValueError, RunningJob
-from celery_sidejob.services.heartbeat import held_jobs
+from celery_sidejob.services.heartbeat import held_runs
 from celery_sidejob.testing import run_job, run_until_quiet, wait_until
 from tests.tools.in_process import Stage
 
@@ -136,12 +136,10 @@ def test_no_worker_is_told_of_a_run_that_is_done_here(stage: Stage) -> None:
 
 def test_a_run_may_take_longer_than_a_lease(stage_database_url: str, stage: Stage, monkeypatch: Any) -> None:
     """Its process is a worker that looks for runs which it holds and does not know."""
-    monkeypatch.setattr(held_jobs, "GRACE_S", 0.0)
+    monkeypatch.setattr(held_runs, "GRACE_S", 0.0)
     looks: list[float] = []
-    look = held_jobs.HeldJobs._rescue_strays
-    monkeypatch.setattr(
-        held_jobs.HeldJobs, "_rescue_strays", lambda self, report: (look(self, report), looks.append(1))
-    )
+    look = held_runs.HeldJobs._take_strays
+    monkeypatch.setattr(held_runs.HeldJobs, "_take_strays", lambda self, report: (look(self, report), looks.append(1)))
     quick = Stage(stage_database_url, sidejob_lease=0.5, sidejob_heartbeat_interval=0.2)
     try:
         job = quick.job(lambda job: wait_until(lambda: len(looks) > 1) and job.set(done=True))

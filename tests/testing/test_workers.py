@@ -12,7 +12,7 @@ import redis
 from celery import Celery
 
 from celery_sidejob import SettingsError
-from celery_sidejob.testing import Worker, django_databases
+from celery_sidejob.testing import Worker, databases
 from celery_sidejob.testing.databases import check_is_for_tests
 from celery_sidejob.testing.servers import app_of
 from tests.testing.test_testing_page import run_pytest
@@ -117,7 +117,7 @@ def test_a_killed_worker_leaves_no_temporary_files(
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     # As where another test has configured Django in this process: the app does without it.
-    monkeypatch.setattr(django_databases, "names", lambda: {"default": "elsewhere"})
+    monkeypatch.setattr(databases, "names", lambda: {"default": "elsewhere"})
     with Worker("tests.tools.plain_app", env={"BROKER_URL": redis_url}) as worker:
         worker.kill()
         assert any(tmp_path.rglob("pymp-*")), "billiard's, which the worker would have removed"

@@ -20,12 +20,14 @@ from celery_sidejob.hooks.jobs.run import run_claimed
 from celery_sidejob.hooks.tasks import quiet_end
 from celery_sidejob.model.crash_points import reach
 from celery_sidejob.model.errors import LeaseLostError
-from celery_sidejob.operations import run_pages, runs
+from celery_sidejob.operations.changes.noted_asks import apply_due
 from celery_sidejob.operations.hold import Hold
-from celery_sidejob.operations.noted_asks import apply_due
+from celery_sidejob.operations.runs import run_pages, runs
 from celery_sidejob.store import workers
 from celery_sidejob.store.claims import Owed
 from celery_sidejob.store.outbox import doorbells
+from celery_sidejob.store.outbox.arming import DUE
+from celery_sidejob.store.results import Ended
 from celery_sidejob.testing.databases import declare_dead
 from tests.tools.apps import make_app
 from tests.tools.databases import SCHEMA, Databases
@@ -136,23 +138,23 @@ class Stage:
     def perform(self, hold: Hold) -> Any:
         """Run what was claimed and return the body's value; what it raised is in `raised`."""
         value, *left = quiet_end.trace(lambda: (self._perform(hold),))
-        if left:
-            self._end_in_page(hold)
+        for over in left:
+            self._end_in_page(hold, over)
         return value
 
-    def _end_in_page(self, hold: Hold) -> None:
-        _, ended = run_pages.claim_page(self.runtime, (), worker_id=hold.worker_id, over=[hold.key])
+    def _end_in_page(self, hold: Hold, over: Ended) -> None:
+        _, ended = run_pages.claim_page(self.runtime, (), worker_id=hold.worker_id, over=[over])
         if ended:
             reach("end:after-commit")
             run_pages.follow_end(self.runtime, hold, ended[0])
             return
         try:
-            run_pages.end_alone(self.runtime, hold, is_unknown=False)
+            run_pages.end_alone(self.runtime, hold, over.run[2], is_unknown=False)
         except LeaseLostError as error:
             self.ignored[hold.job_id] = str(error)
 
-    def leave(self, hold: Hold) -> list[Any]:
-        """Run what was claimed, and return the name of the run if its process leaves its end to the worker."""
+    def leave(self, hold: Hold) -> list[Ended]:
+        """Run what was claimed, and return the run's end if its process leaves that to the worker."""
         return list(quiet_end.trace(lambda: (self._perform(hold),))[1:])
 
     def _perform(self, hold: Hold) -> Any:
@@ -178,7 +180,7 @@ class Stage:
         done = 0
         while True:
             apply_due(self.runtime, 100)
-            due = self.sql("SELECT job_id FROM messages WHERE locked_by IS NULL AND due_at <= now() ORDER BY due_at")
+            due = self.sql(f"SELECT job_id FROM messages m WHERE locked_by IS NULL AND {DUE} ORDER BY due_at")
             if not due:
                 return done
             for (job_id,) in due:
@@ -332,7 +334,8 @@ EMPTY = """
     DELETE FROM queues; DELETE FROM limit_keys;
     DELETE FROM capacity_pools; DELETE FROM tags; DELETE FROM tracked;
     DELETE FROM schedules; DELETE FROM batches; DELETE FROM run_history; DELETE FROM job_log;
-    DELETE FROM progress; DELETE FROM task_history;
+    DELETE FROM progress; DELETE FROM task_history; DELETE FROM steps; DELETE FROM results;
+    DELETE FROM web_tokens; DELETE FROM web_answers; DELETE FROM run_samples;
     UPDATE leases SET holder = NULL, expires_at = now(); ALTER SEQUENCE jobs_id_seq RESTART;
     RESET ALL; UNLISTEN *; SELECT pg_advisory_unlock_all()"""
 """What leaves the database, and the connection on which it is executed, as a test must find them.

@@ -16,8 +16,9 @@ import shutil
 import signal
 import socket
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import quote, urlsplit
 
 from celery_sidejob.embedded import ServerError
@@ -77,30 +78,18 @@ class NameService(Server):
         return _listens(self.port)
 
 
-class RabbitMQ(Server):
-    """A node that may be killed, restarted and frozen; `url` is its vhost "/", `vhost_url` one that was added."""
+@dataclass(frozen=True)
+class Node:
+    """A node of our own that runs, perhaps started by another process of these tests."""
 
-    name = "RabbitMQ"
-    stop_signal = signal.SIGTERM
-    orphan_signal = signal.SIGKILL
-    may_administer = True
-
-    def __init__(self, **settings: str) -> None:
-        super().__init__()
-        self._settings = {**SETTINGS, **settings}
-        self._password = secrets.token_hex(16)
-        self._node = f"sidejob_{secrets.token_hex(6)}@localhost"
-        self._names = NameService()
-        self._http_port = self._distribution_port = 0
-
-    @property
-    def url(self) -> str:
-        """An ``amqp://`` URL for Celery's ``broker_url``."""
-        return self.vhost_url("/")
+    port: int
+    http_port: int
+    password: str
+    may_administer: ClassVar[bool] = True
 
     def vhost_url(self, vhost: str) -> str:
-        """The same for another vhost."""
-        return f"amqp://{USER}:{self._password}@{HOST}:{self.port}/{quote(vhost, safe='')}"
+        """The ``amqp://`` URL of a vhost, "/" or one that was added."""
+        return f"amqp://{USER}:{self.password}@{HOST}:{self.port}/{quote(vhost, safe='')}"
 
     def add_vhost(self, vhost: str) -> None:
         """Make a vhost that our user may do everything in."""
@@ -114,8 +103,8 @@ class RabbitMQ(Server):
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
         """Ask the management's HTTP; ServerError if it refuses."""
-        connection = http.client.HTTPConnection(HOST, self._http_port, timeout=20)
-        key = base64.b64encode(f"{USER}:{self._password}".encode()).decode()
+        connection = http.client.HTTPConnection(HOST, self.http_port, timeout=20)
+        key = base64.b64encode(f"{USER}:{self.password}".encode()).decode()
         headers = {"Authorization": f"Basic {key}", "Content-Type": "application/json"}
         try:
             connection.request(method, f"/api{path}", None if body is None else json.dumps(body), headers)
@@ -126,6 +115,32 @@ class RabbitMQ(Server):
         if answer.status >= 300:
             raise ServerError(f"{method} {path}: {answer.status} {text}")
         return json.loads(text) if text else None
+
+
+class RabbitMQ(Server):
+    """A node that may be killed, restarted and frozen; `url` is its vhost "/"."""
+
+    name = "RabbitMQ"
+    stop_signal = signal.SIGTERM
+    orphan_signal = signal.SIGKILL
+
+    def __init__(self, **settings: str) -> None:
+        super().__init__()
+        self._settings = {**SETTINGS, **settings}
+        self._password = secrets.token_hex(16)
+        self._node = f"sidejob_{secrets.token_hex(6)}@localhost"
+        self._names = NameService()
+        self._http_port = self._distribution_port = 0
+
+    @property
+    def url(self) -> str:
+        """An ``amqp://`` URL for Celery's ``broker_url``."""
+        return self.node.vhost_url("/")
+
+    @property
+    def node(self) -> Node:
+        """What there is to ask of it while it runs."""
+        return Node(self.port, self._http_port, self._password)
 
     def stop(self) -> None:
         """End the node, at once, since nothing of it is kept, and its name service."""
@@ -172,7 +187,7 @@ class RabbitMQ(Server):
         if not _listens(self.port):
             return False
         try:
-            self.ask("GET", "/overview")
+            self.node.ask("GET", "/overview")
         except (OSError, http.client.HTTPException, ServerError):
             return False
         return True

@@ -16,7 +16,7 @@ import os
 import secrets
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from urllib.parse import urlsplit
 
 import pytest
@@ -24,12 +24,13 @@ import redis
 
 from celery_sidejob import embedded
 from celery_sidejob.embedded.server import Server
-from celery_sidejob.testing.servers import postgres
-from tests.tools.databases import Databases, prepare_template
+from celery_sidejob.testing.servers import POSTGRES, postgres
+from tests.tools.databases import Databases, close_for_cloning, prepare_template
 from tests.tools.freezing import family, thaw
+from tests.tools.lent_rabbitmq import borrowed
 from tests.tools.pgbouncer import MISSING, PROGRAM, PgBouncer
 from tests.tools.rabbitmq import MISSING as MISSING_RABBITMQ
-from tests.tools.rabbitmq import GivenRabbitMQ, RabbitMQ, is_installed
+from tests.tools.rabbitmq import GivenRabbitMQ, Node, RabbitMQ, is_installed
 
 SHORT_TEMPORARY = "/dev/shm" if tempfile.gettempdir() == "/dev/shm" else "/tmp"
 """Where a test makes a directory for servers: its path is short, as those of sockets must be, and each account may
@@ -47,9 +48,15 @@ def postgres_url() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def databases(postgres_url: str) -> Databases:
-    """Makes and drops databases on this run's Postgres."""
-    return Databases(postgres_url)
+def databases(postgres_url: str) -> Iterator[Databases]:
+    """Makes and drops databases on this run's Postgres.
+
+    Ours writes nothing to a disk, and copies the files of a database in a third of the time of the usual way.
+    """
+    with closing(Databases(postgres_url)) as made:
+        if POSTGRES not in os.environ:
+            made.clone += " STRATEGY FILE_COPY"
+        yield made
 
 
 @pytest.fixture(scope="session")
@@ -57,7 +64,7 @@ def database_template(databases: Databases) -> Iterator[str]:
     """The name of a database with our schema and nothing in it, which nobody may connect to but everybody clone."""
     with databases.fresh() as name:
         prepare_template(databases.url_of(name))
-        databases.close_for_cloning(name)
+        close_for_cloning(databases, name)
         yield name
 
 
@@ -217,7 +224,7 @@ def emptied(server_url: str, number: int) -> str:
 
 
 @pytest.fixture(scope="session")
-def rabbitmq() -> Iterator[RabbitMQ | GivenRabbitMQ]:
+def rabbitmq(pytestconfig: pytest.Config) -> Iterator[Node | GivenRabbitMQ]:
     """This run's RabbitMQ; tests use `amqp_url`, a vhost of it."""
     given = os.environ.get("SIDEJOB_TEST_AMQP_URL")
     if given:
@@ -225,25 +232,28 @@ def rabbitmq() -> Iterator[RabbitMQ | GivenRabbitMQ]:
         return
     if not is_installed():
         pytest.skip(MISSING_RABBITMQ)
+    if lent := borrowed(pytestconfig):
+        yield lent
+        return
     with RabbitMQ() as server:
-        yield server
+        yield server.node
 
 
 @pytest.fixture
-def vhost(rabbitmq: RabbitMQ | GivenRabbitMQ) -> Iterator[str]:
+def vhost(rabbitmq: Node | GivenRabbitMQ) -> Iterator[str]:
     """The name of a vhost of this test's own."""
     with fresh_vhost(rabbitmq) as name:
         yield name
 
 
 @pytest.fixture
-def amqp_url(rabbitmq: RabbitMQ | GivenRabbitMQ, vhost: str) -> str:
+def amqp_url(rabbitmq: Node | GivenRabbitMQ, vhost: str) -> str:
     """A vhost of this test's own, or the one of the given URL where we cannot make any: name your queues uniquely."""
     return rabbitmq.vhost_url(vhost)
 
 
 @pytest.fixture
-def other_amqp_url(rabbitmq: RabbitMQ | GivenRabbitMQ) -> Iterator[str]:
+def other_amqp_url(rabbitmq: Node | GivenRabbitMQ) -> Iterator[str]:
     """Another vhost of this test's own."""
     if not rabbitmq.may_administer:
         pytest.skip("we may not administer this RabbitMQ")
@@ -252,14 +262,14 @@ def other_amqp_url(rabbitmq: RabbitMQ | GivenRabbitMQ) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def module_amqp_url(rabbitmq: RabbitMQ | GivenRabbitMQ) -> Iterator[str]:
+def module_amqp_url(rabbitmq: Node | GivenRabbitMQ) -> Iterator[str]:
     """As `amqp_url`, for a broker that all tests of a module share."""
     with fresh_vhost(rabbitmq) as name:
         yield rabbitmq.vhost_url(name)
 
 
 @contextmanager
-def fresh_vhost(rabbitmq: RabbitMQ | GivenRabbitMQ) -> Iterator[str]:
+def fresh_vhost(rabbitmq: Node | GivenRabbitMQ) -> Iterator[str]:
     """A vhost within the block; yields its name."""
     name = f"sidejob_test_{secrets.token_hex(6)}"
     rabbitmq.add_vhost(name)

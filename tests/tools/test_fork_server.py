@@ -137,6 +137,20 @@ def test_a_copy_follows_its_own_plan_of_crash_points(processes: Processes) -> No
         assert (planned.wait(), other.wait()) == (-signal.SIGKILL, 0)
 
 
+def test_a_point_for_the_pool_passes_the_worker_itself_by(processes: Processes) -> None:
+    source = """
+import os
+from celery_sidejob.model.crash_points import reach
+reach("here")
+if (pid := os.fork()) == 0:
+    reach("here")
+    os._exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+    worker = processes.start_python(source, env={"SIDEJOB_CRASH_POINTS": "here=kill-child"})
+    assert (worker.wait(), int(worker.log())) == (0, -signal.SIGKILL)
+
+
 def test_an_apps_module_tells_whether_it_makes_a_sidejob(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(SHOP)
     (tmp_path / "package").mkdir()

@@ -13,7 +13,7 @@ import redis
 
 from celery_sidejob import embedded
 from tests.tools import servers
-from tests.tools.databases import Databases
+from tests.tools.databases import Databases, close_for_cloning
 from tests.tools.freezing import frozen
 from tests.tools.proxy import TcpProxy
 
@@ -29,7 +29,7 @@ def test_a_clone_has_what_the_template_has_and_goes_away_while_in_use(databases:
         with psycopg.connect(databases.url_of(template)) as forgotten:
             forgotten.execute("CREATE TABLE ours (id int)")
             forgotten.commit()
-            databases.close_for_cloning(template)
+            close_for_cloning(databases, template)
         with databases.fresh(template=template) as clone:
             connection = psycopg.connect(databases.url_of(clone))
             assert connection.execute("SELECT count(*) FROM ours").fetchone() == (0,)

@@ -36,13 +36,21 @@ P = TypeVar("P", bound="Process")
 class Process(AnyProcess):
     """A process of a test of ours: `kill` is for the main process alone, as an out-of-memory killer would do it."""
 
-    kill = AnyProcess.kill_main
     stop_signal = AnyProcess.freeze
     cont = AnyProcess.thaw
 
     def __init__(self, argv: Sequence[str], *, fork_server: ForkServers | None = None, **given: Any) -> None:
         forks = fork_server is not None and can_fork(argv, given["env"], given["cwd"])
         super().__init__(argv, start=fork_server.start if forks else start_process, **given)
+
+    def kill(self) -> None:
+        """Send SIGKILL to the main process alone; when this returns it is gone, but its children may remain.
+
+        On Linux the pool processes of a prefork worker have asked the kernel to be killed at that moment
+        (celery.platforms), and are gone a little later, even in the middle of a task.
+        """
+        self._started.kill()
+        self._started.wait(10)
 
 
 class WorkerProcess(Process):
@@ -120,7 +128,10 @@ class Processes:
             "--without-gossip",
             "--without-mingle",
         ]
-        argv += [f"--pool={pool or self.pool}", f"--concurrency={concurrency}"]
+        pool = pool or self.pool
+        if pool == "awaited":  # bodies that the app makes coroutines
+            pool, env = "asyncio", {**env, "AWAITED": "1"}
+        argv += [f"--pool={pool}", f"--concurrency={concurrency}"]
         if queues:
             argv += ["-Q", queues if isinstance(queues, str) else ",".join(queues)]
         worker = self._start(WorkerProcess, [*argv, *extra], env=env, name=name, cwd=cwd)

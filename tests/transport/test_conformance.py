@@ -69,6 +69,9 @@ def client() -> Iterator[Callable[..., Celery]]:
         def made(url: str, **settings: Any) -> Celery:
             app = stack.enter_context(Celery("client", broker=url, set_as_current=False))
             app.conf.update(settings)
+            # Kombu keeps connections beyond their app. On one that has rested for minutes it takes the BRPOP of an
+            # earlier ping for a dead server's, and the answers to the next one are lost.
+            stack.callback(lambda: app.pool.resize(app.pool.limit, reset=True))
             return app
 
         yield made

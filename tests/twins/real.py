@@ -11,8 +11,8 @@ import pytest
 
 from celery_sidejob import SideJobError
 from celery_sidejob.model.crash_points import Died
-from celery_sidejob.operations import recovery
 from celery_sidejob.operations.hold import Hold
+from celery_sidejob.operations.runs import recovery
 from tests.tools.between import between_look_and_lock
 from tests.tools.crash_points import arming
 from tests.tools.in_process import EMPTY, Stage

@@ -63,7 +63,7 @@ def _by_another_way(app: Celery, link: Link) -> Iterator[Finding]:
     if sidejob is None or broker_is_store(app):
         return
     settings, connections = sidejob.settings, sidejob.runtime.connections
-    if settings.database_url is None or settings.failover_urls or settings.schema != link.schema:
+    if not settings.store_may_be_broker or settings.schema != link.schema:
         return
     try:
         with health.looking(connections):

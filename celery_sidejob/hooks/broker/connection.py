@@ -20,14 +20,13 @@ from celery.exceptions import SoftTimeLimitExceeded
 from kombu import Producer
 from kombu.exceptions import OperationalError
 
+from ...model.logger import logger
 from .. import configuration
 from ..patches.redis_client import keep_client
 from . import rabbitmq
 from .attempt import connection_to, establish
 
 T = TypeVar("T")
-
-logger = logging.getLogger("celery_sidejob")
 
 ATTEMPT_S = 1.0
 PAUSE_S = (1.0, 5.0)

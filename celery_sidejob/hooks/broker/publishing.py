@@ -7,7 +7,6 @@ queue has it (`hooks/broker/rabbitmq.py`).
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
@@ -20,15 +19,13 @@ from kombu import Producer
 from ...model.crash_points import reach
 from ...model.durable import Message
 from ...model.errors import InvalidValueError, SettingsError
+from ...model.logger import log_row_error, logger
 from ...model.messages import Continuation, Doorbell
 from ...model.protocols import Publication, Refused
-from ...model.row_errors import log_row_error
 from .. import events
 from ..messages import continuation, doorbell, kept_message
 from ..messages.carried import NewerFormatError, check_sendable, is_of_the_message, is_unsendable
 from .connection import ATTEMPT_S, BrokerConnection
-
-logger = logging.getLogger("celery_sidejob")
 
 TOGETHER = 500
 """How many messages are given to the broker at once."""
@@ -171,9 +168,7 @@ class CeleryPublisher:
         elif is_unsendable(message, error):
             self._refuse(message, error, refused)
         elif is_of_the_message(message, error):
-            log_row_error(
-                logger, message.task_id, "A message cannot be published; it is tried again: %s", message.task_id
-            )
+            log_row_error(message.task_id, "A message cannot be published; it is tried again: %s", message.task_id)
         else:
             connection.pass_over(message.queue, error)
 
@@ -243,7 +238,7 @@ class CeleryPublisher:
             try:
                 continuation.send(self._app, one)
             except Exception:
-                log_row_error(logger, one.task_id, "A continuation failed; it is tried again: %s", one.task_id)
+                log_row_error(one.task_id, "A continuation failed; it is tried again: %s", one.task_id)
             else:
                 done.append(one)
         return done

@@ -6,18 +6,16 @@ them nothing: the worker stays connected, and is given nothing any more. Seen wi
 
 from __future__ import annotations
 
-import logging
 import socket
 from contextlib import suppress
 from typing import Any
 
 from celery.worker import state
 
+from ...model.logger import logger
 from ...store import served
 from ...store.connection.connections import Connections
 from .view import CeleryBroker
-
-logger = logging.getLogger("celery_sidejob")
 
 LOOK_S = 5.0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -10,39 +9,23 @@ from typing import Any
 from amqp.exceptions import AccessRefused
 from celery import Celery
 
-from ...model.broker_view import Buried, Cursor, Look, Sight, Sought
+from ...model.broker_view import Buried, Cursor
 from ...model.errors import SettingsError
+from ...model.logger import logger
 from ...store.connection.connections import Connections
-from ...store.outbox import references
 from ..configuration import broker_identity
 from ..messages import doorbell
 from . import dead_list, rabbitmq
 from .connection import BrokerConnection
-from .redis_look import RedisLook
-
-logger = logging.getLogger("celery_sidejob")
-
-
-class StoreLook:
-    """A look into the broker that is the store."""
-
-    def __init__(self, store: Connections) -> None:
-        self._store = store
-
-    def find(self, sought: Sequence[Sought]) -> Sight:
-        """Look for the references to rows."""
-        return Sight(there=references.waiting(self._store, [one.task_id for one in sought]))
 
 
 class CeleryBroker:
     """Asks the broker of one app, over the connection that its publisher uses."""
 
-    def __init__(self, app: Celery, connection: BrokerConnection, store: Connections, *, lease_s: float) -> None:
+    def __init__(self, app: Celery, connection: BrokerConnection, store: Connections) -> None:
         self._app = app
-        self._store = store
         self._connection = connection
         self._markers = Markers(store.schema)
-        self._lease_s = lease_s
 
     @property
     def identity(self) -> str:
@@ -56,11 +39,16 @@ class CeleryBroker:
 
     @property
     def knows_queues(self) -> bool:
-        """Whether a queue can vanish by itself, and tells how many messages wait in it: on RabbitMQ."""
+        """Whether a queue can vanish by itself: on RabbitMQ."""
         return self._connection.family == "amqp"
 
     def ready_messages(self, queue: str) -> int | None:
-        """Count the messages of a RabbitMQ's queue that no worker has fetched; GONE without the queue, else None."""
+        """Count the messages of a queue that no worker has fetched; GONE without the queue, None if unknown.
+
+        In Redis a queue is a list for each step of priority, and one without messages is no key.
+        """
+        if self._connection.family == "redis":
+            return self._connection.ask(lambda channel: int(channel.queue_declare(queue).message_count))
         if not self.knows_queues:
             return None
         found = self._connection.ask(lambda channel: rabbitmq.counts(channel.connection, queue))
@@ -71,18 +59,10 @@ class CeleryBroker:
         ready, consumers = self._connection.ask(lambda channel: rabbitmq.counts(channel.connection, queue)) or (0, 0)
         return max(0, ready), consumers
 
-    def look(self) -> Look | None:
-        """Begin a look for single messages; None where the broker shows none: RabbitMQ, or another database."""
-        if self._store.is_broker:
-            return StoreLook(self._store)
-        if self._connection.family != "redis":
-            return None
-        return RedisLook(self._connection.ask, fetched_within_s=self._lease_s)
-
     def was_emptied(self, store: str | None = None) -> bool:
         """Look for a store's marker in the broker, and put it there; False if the broker does not answer.
 
-        A fresh broker has no marker either. The caller looks for each message before it publishes a copy.
+        A fresh broker has no marker either. The caller counts messages before it publishes copies.
         """
         family = self._connection.family
         return self._connection.ask(lambda channel: self._markers.is_there(channel, family, store)) is False

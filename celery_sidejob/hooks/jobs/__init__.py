@@ -1,1 +1,1 @@
-"""Jobs as Celery sees them: their task, their calls, their deliveries and runs."""
+"""Jobs in Celery: their task class, their calls, their deliveries and their runs."""

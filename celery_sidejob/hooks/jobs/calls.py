@@ -1,10 +1,9 @@
-"""Answers questions about the app's tasks: a call's arguments and queue, declared ports, time zones, results."""
+"""Knows the app's tasks: the arguments and the queue of a call, declared ports, time zones, results."""
 
 from __future__ import annotations
 
 import inspect
 import json
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -30,11 +29,13 @@ from ...model.checks import SECONDS, did_you_mean, is_in_calendar, is_number, is
 from ...model.columns import COLUMNS, OPTIONS
 from ...model.durable import Message
 from ...model.errors import InvalidValueError, UnknownTaskError
+from ...model.logger import logger
 from ...model.port import PortOptions, parse_ports, ports_as_json
-from ...model.unique import Unique
+from ...model.unique import COMPOSED, Unique
 from ...store import registry
 from ...store.connection.connections import Connections
 from ...unit.open_unit import active
+from .. import bodies
 from ..admission import admission_of, admission_to, following, is_follower, waiting_in
 from ..call_options import check_call, check_options
 from ..durability import is_durable
@@ -42,8 +43,6 @@ from ..messages.carried import check_headers, check_names
 from ..overload import Overloaded
 from ..tasks import composing, sending
 from .propagation import propagated
-
-logger = logging.getLogger("celery_sidejob")
 
 KEPT = frozenset(
     {
@@ -55,7 +54,7 @@ KEPT = frozenset(
 """Options that belong to an asking and are kept with it."""
 
 IN_HEADERS = ("shadow", "root_id", "parent_id", "time_limit", "soft_time_limit")
-"""Options that a job's message has among its headers."""
+"""Options that a job's message carries in its headers."""
 
 PASSED_OVER = frozenset(
     {
@@ -64,27 +63,26 @@ PASSED_OVER = frozenset(
         "task_type", "result_cls", "retries", "origin", "argsrepr", "kwargsrepr", "immutable", "mandatory", "immediate",
     }
 )  # fmt: skip
-"""Options about how Celery sends a message: a job's message is ours, and goes out until the broker has it."""
+"""Options for how Celery sends a message. They are ignored: a job's message is ours, and is sent until the broker has
+it."""
 
 READ_BY_CALLS = (
     "queue", "exchange", "routing_key", "priority", "expires", "inports", "outports", "max_losses", "on_lost",
     "retention", "capacity", "run_rate", "on_run_rate",
 )  # fmt: skip
-"""The attributes of a sidejob task that its calls depend on: a job is made after another while they are the same."""
+"""The attributes of a sidejob task on which its calls depend: drafts of jobs are copied while these are the same."""
 
 ADDRESS = frozenset({"exchange", "routing_key"})
-"""Options in place of `queue`; one of the app's queues must be bound so."""
+"""Options that replace `queue`; one of the app's queues must be bound in this way."""
 
 REGISTERED_S = 60.0
-"""Seconds for which it is remembered what a worker has registered of a task whose code is not here."""
+"""Seconds for which a task's registration is remembered if its code is not here."""
 
 Ports = tuple[Mapping[str, PortOptions], Mapping[str, PortOptions]]
 
-MAKES_NO_JOB = "{task} is {kind} task: decorate it with @sidejob_task to make jobs of it, or call its delay()."
-
 
 class CeleryTasks:
-    """Knows the tasks of one app, and those that workers have registered in the store."""
+    """Knows the tasks of one app, and the tasks that workers have registered in the store."""
 
     def __init__(self, app: Celery, connections: Connections) -> None:
         self._app = app
@@ -102,27 +100,23 @@ class CeleryTasks:
         priority: int | None,
         options: Mapping[str, Any],
     ) -> Call:
-        """Resolve a task, a name or a signature, and check the arguments as Celery does."""
-        if kwargs is not None and not isinstance(kwargs, Mapping):
-            raise TypeError(f"kwargs takes a mapping, not {type(kwargs).__name__}.")
-        merged = dict(options)
+        """Resolve a task, its name or a signature, and check the arguments as Celery does."""
+        args, kwargs, merged = _sequence(args), _mapping(kwargs), dict(options)
         if isinstance(task, Signature):
-            args, kwargs, merged = task._merge(_sequence(args), dict(kwargs or {}), merged)
+            args, kwargs, merged = task._merge(args, kwargs, merged)
             queue = merged.pop("queue", None) if queue is None else queue
             priority = merged.pop("priority", None) if priority is None else priority
             task = task["task"]
         name, args, kwargs = _name_of(task), _sequence(args), dict(kwargs or {})
         known = self._app.tasks.get(name)
-        unique, admission = Unique.take(merged), admission_of(known, merged)  # what is left are Celery's options
+        unique, admission = Unique.take(merged), admission_of(known, merged)  # the remaining options are Celery's
         if known is None:
             default_queue, registered = self._registered(name)
             queue, (inports, outports) = default_queue if queue is None else queue, _parsed_ports(registered)
             columns = {column.name: registered[column.name] for column in COLUMNS if column.name in registered}
             admission = admission or _registered_admission(columns, merged)
         elif not getattr(known, "sidejob", False):
-            raise UnknownTaskError(MAKES_NO_JOB.format(
-                task=repr(name), kind="a durable" if is_durable(self._app, name) else "an ordinary"
-            ))  # fmt: skip
+            raise UnknownTaskError(self._why_no_job(name))
         else:
             if known.typing:
                 check_arguments(known.run, name, args, kwargs)
@@ -144,7 +138,7 @@ class CeleryTasks:
         )
 
     def naming(self, task: str) -> Callable[[Any, Any], str | None] | None:
-        """Return what checks the arguments of further calls of a task, and names them; see the protocol."""
+        """Return the function that checks the arguments of further calls and gives each a task id; see the protocol."""
         app, known, router = self._app, self._app.tasks.get(task), self._app.amqp.router
         if known is None or composing.is_listened_to() or not composing.routes_by_name(app):
             return None
@@ -175,7 +169,7 @@ class CeleryTasks:
     def _traced(
         self, task: str, queue: str, args: Sequence[Any], kwargs: Mapping[str, Any], asking: dict[str, Any]
     ) -> dict[str, Any]:
-        """Give the asking its task id, and keep the headers that tracing libraries put on a message of it."""
+        """Give the asking its task id, and keep the headers that tracing libraries add to its message."""
         asking["task_id"] = text_of(asking["task_id"] or uuid())
         options = asking["options"]
         check_names(task, task_id=asking["task_id"], queue=queue)
@@ -207,7 +201,7 @@ class CeleryTasks:
         return sorted_out
 
     def _expiry(self, expires: Any) -> dict[str, Any]:
-        """Return the form in which an asking keeps `expires=`: seconds from when it is asked, or a time."""
+        """Return `expires=` in the form of an asking: seconds from the asking, or a time."""
         if not isinstance(expires, datetime) and not is_seconds(expires):
             raise InvalidValueError(f"expires is a datetime or {SECONDS}, not {shown(expires)}.")
         if isinstance(expires, int | float):
@@ -231,7 +225,7 @@ class CeleryTasks:
         return text_of(getattr(queue, "name", queue))
 
     def _bound(self, task: str, exchange: Any, routing_key: Any) -> str:
-        """Return the queue that `exchange` and `routing_key` lead to: a job waits in one queue, which must be known."""
+        """Return the queue to which `exchange` and `routing_key` lead: a job waits in one queue that must be known."""
         exchange = getattr(exchange, "name", exchange)
         queue = self._queue_at(exchange, routing_key)
         if queue is None:
@@ -248,9 +242,9 @@ class CeleryTasks:
         return None
 
     def delivered_from(self, delivery_info: Mapping[str, Any]) -> str | None:
-        """Return the queue that a message came from, by where it was sent; None if that does not tell one we know.
+        """Return the queue that a message came from, by its routing; None if the routing leads to no known queue.
 
-        A pattern of a topic exchange, for one, does not: then the task's own queue is better than one nobody serves.
+        A pattern of a topic exchange does not, for example: then the task's own queue is better than an unserved queue.
         """
         exchange, routing_key = delivery_info.get("exchange"), delivery_info.get("routing_key")
         if not exchange:  # the default exchange leads to the queue of that name
@@ -284,10 +278,10 @@ class CeleryTasks:
         return found
 
     def served(self) -> list[dict[str, str]]:
-        """Return the sidejob tasks of this app, with what a client without their code needs to make jobs of them.
+        """Return the sidejob tasks of this app, with the facts that a client without their code needs to make jobs.
 
-        A task whose address leads to no queue is left out with a warning: nobody can make a job of it without `queue=`,
-        and the other tasks are served all the same.
+        A task whose address leads to no queue is skipped with a warning: making a job of it needs `queue=`. The other
+        tasks are served all the same.
         """
         served = []
         for task in self._app.tasks.values():
@@ -299,6 +293,10 @@ class CeleryTasks:
                 else:
                     served.append({"task": task.name, "queue": queue, "options": _shown(task)})
         return served
+
+    def finished(self, value: Any, what: str) -> Any:
+        """Return what a function has returned, or what its coroutine returns in the end."""
+        return bodies.result_of(value, what)
 
     def localize(self, eta: datetime) -> datetime:
         """Give a naive `eta` the app's time zone."""
@@ -318,8 +316,15 @@ class CeleryTasks:
             pool=pool, limit=limit, used=used, retry_after=retry_after,
         )  # fmt: skip
 
+    def _why_no_job(self, name: str) -> str:
+        composed = name.removeprefix("celery.")
+        if composed in COMPOSED:
+            return f"A {composed} makes no job: make one of each task in it, or call its delay()."
+        kind = "a durable" if is_durable(self._app, name) else "an ordinary"
+        return f"{name!r} is {kind} task: decorate it with @sidejob_task to make jobs of it, or call its delay()."
+
     def apply_async(self, task: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -> Any:
-        """Call a task, a name or a signature of one task as Celery does; returns its result."""
+        """Call a task, its name or a signature of one task as Celery does; returns its result."""
         if isinstance(task, str):
             known = self._app.tasks.get(task)
             if known is None and is_durable(self._app, task):
@@ -337,7 +342,7 @@ class CeleryTasks:
         return task.apply_async(args, kwargs, **options)
 
     def kind(self, task: str) -> Literal["job", "message"]:
-        """Tell what a call of a task makes: a job, or a message that is kept. Raises for what makes neither."""
+        """Tell what a call of a task makes: a job, or a message that is kept. Raises for any other task."""
         known = self._app.tasks.get(task)
         if getattr(known, "sidejob", False):
             return "job"
@@ -352,7 +357,7 @@ class CeleryTasks:
         return "job"
 
     def check_message(self, task: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: Any) -> None:
-        """Refuse a call of a durable task as Celery, or we, would refuse it."""
+        """Refuse a call of a durable task that Celery, or this package, would refuse."""
         check_call(task, options)
         known = self._app.tasks.get(task)
         if known is not None and known.typing:
@@ -361,13 +366,13 @@ class CeleryTasks:
     def messages(
         self, task: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: Sequence[Mapping[str, Any]]
     ) -> tuple[Sequence[Message], Callable[[], None]]:
-        """Make messages of a durable task, one for each of these options, and what tells of them once they are kept."""
+        """Make messages of a durable task, one for each of these options, and a function that reports them."""
         signatures = [self._app.signature(task, tuple(args), dict(kwargs), options=dict(own)) for own in options]
         return sending.made(self._app, signatures)
 
     @property
     def timezone(self) -> str | None:
-        """The name of the app's time zone; None for the host's own, which has none."""
+        """The name of the app's time zone; None for the host's own, which has no name."""
         zone = self._app.timezone
         return "UTC" if zone is UTC else getattr(zone, "key", None)
 
@@ -390,7 +395,7 @@ def _parsed_ports(registered: Mapping[str, Any]) -> Ports:
 
 
 def _registered_admission(columns: Mapping[str, Any], options: Mapping[str, Any]) -> Admission | None:
-    """Return how a job gets slots of the pool of its task, whose code is not here."""
+    """Return how a job gets slots of its task's pool, if the task's code is not here."""
     if columns.get("pool") is None:
         return None
     pool = PoolSpec(columns["pool"], None, covers="running" if columns.get("pool_runs") else "queued")
@@ -429,6 +434,12 @@ def _sequence(args: Any) -> tuple[Any, ...]:
     return tuple(args)
 
 
+def _mapping(kwargs: Any) -> dict[str, Any]:
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise TypeError(f"kwargs takes a mapping, not {type(kwargs).__name__}.")
+    return dict(kwargs or {})
+
+
 def _priority(priority: Any) -> int | None:
     if priority is None or is_number(priority, most=9):
         return priority
@@ -436,7 +447,7 @@ def _priority(priority: Any) -> int | None:
 
 
 def _check_spelling(task: Any, options: Mapping[str, Any]) -> None:
-    """Raise TypeError for an unknown option, with what was probably meant; `task` is None for one not known here."""
+    """Raise TypeError for an unknown option, with a suggestion; `task` is None for a task that is not known here."""
     unknown = options.keys() - KEPT - ADDRESS - PASSED_OVER - set(options.get("stamped_headers") or ())
     if not unknown:
         return
@@ -452,16 +463,16 @@ def _check_spelling(task: Any, options: Mapping[str, Any]) -> None:
 
 
 def _parameters(task: Any) -> list[str]:
-    """Return the names of the arguments that a task's body takes beside the running job; none of one not known here."""
+    """Return the names of a body's arguments beside the running job; none for a task that is not known here."""
     return [] if task is None else list(_signature(task.run).parameters)[1:]
 
 
-# To find it out takes a tenth of the making of a thousand jobs.
+# Finding this out takes a tenth of the time in which a thousand jobs are made.
 _signature = lru_cache(maxsize=1024)(inspect.signature)
 
 
 def _said(app: Celery, task: Any) -> list[Any]:
-    """Return what a call of a task depends on besides the call itself."""
+    """Return the facts beside the call itself on which a call of a task depends."""
     return [app.conf.task_default_queue, *map(getattr, repeat(task), READ_BY_CALLS, repeat(None))]
 
 

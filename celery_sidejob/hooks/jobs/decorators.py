@@ -1,7 +1,7 @@
 """The decorators that make sidejob tasks.
 
-Importing a decorated module creates no app, reads no configuration and connects to nothing: the task is built when an
-app finalizes, from what was noted here.
+Importing a decorated module creates no app, reads no configuration and connects to nothing: the task is built from
+these notes when an app finalizes.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from celery.local import PromiseProxy, Proxy
 
 from ...jobs.job import Job
 from ...jobs.running import RunningJob
+from ...model import ordinary
 from .. import apps, bodies
 from ..patches import app_methods
 from ..task_options import check_options
@@ -28,20 +29,20 @@ Build = Callable[[Celery], Any]
 """Builds a task for an app, and registers it there."""
 
 SENDING_OPTIONS = frozenset({"queue", "exchange", "exchange_type", "routing_key", "delivery_mode", "priority"})
-"""Set after Celery has bound the task: it warns of them before, because Celery 6 wants routes instead. Ours stay."""
+"""Options that are set after Celery has bound the task: before, it would warn that Celery 6 wants routes instead."""
 
 
 class SharedSideJobTask(Proxy, Generic[P, R]):
-    """The result of `@sidejob_task`: it stands for the task of whatever app is current, and notes the job's hooks."""
+    """The result of `@sidejob_task`: a proxy for the task of the current app, which also notes the job's hooks."""
 
     def on_startup(self, function: Callable[[RunningJob], None]) -> Callable[[RunningJob], None]:
-        """Have `function` called before the first run, in its commit."""
+        """Call `function` before the first run, in the run's commit."""
         bodies.check_hook(function, f"{function!r}, given to on_startup,")
         object.__getattribute__(self, "_noted")["startup"] = function
         return function
 
     def on_shutdown(self, function: Callable[[RunningJob], None]) -> Callable[[RunningJob], None]:
-        """Have `function` called when the job is terminated."""
+        """Call `function` when the job is terminated."""
         bodies.check_hook(function, f"{function!r}, given to on_shutdown,")
         object.__getattribute__(self, "_noted")["shutdown"] = function
         return function
@@ -53,6 +54,9 @@ class SharedSideJobTask(Proxy, Generic[P, R]):
         def delay(self, *args: P.args, **kwargs: P.kwargs) -> JobResult[R]: ...
         def enqueue(self, args: Any = (), kwargs: Mapping[str, Any] | None = None, **options: Any) -> Job: ...
         def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> JobResult[R]: ...
+        async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> JobResult[R]: ...
+        async def aenqueue(self, args: Any = (), kwargs: Mapping[str, Any] | None = None, **options: Any) -> Job: ...
+        async def aapply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> JobResult[R]: ...
         def s(self, *args: Any, **kwargs: Any) -> Any: ...
         def si(self, *args: Any, **kwargs: Any) -> Any: ...
         def signature(self, *args: Any, **kwargs: Any) -> Any: ...
@@ -79,9 +83,9 @@ def sidejob_task(
     **options: Any,
 ) -> Callable[[Callable[Concatenate[RunningJob, P], R]], SharedSideJobTask[P, R]]: ...
 def sidejob_task(function: Any = None, /, **options: Any) -> Any:
-    """Make a function (or a `SideJobTask` class) the body of durable jobs, for whatever app there is or will be.
+    """Make a function (or a `SideJobTask` class) the body of durable jobs, for any present or future app.
 
-    Every option of a Celery task is allowed; own ones are `inports`, `outports`, `max_losses`, `on_lost`,
+    All options of a Celery task are allowed. Further options are `inports`, `outports`, `max_losses`, `on_lost`,
     `retention`, `run_rate` with `on_run_rate`, and `lease_renewal` with `lease`. The function's first parameter is the
     running job; with ``bind=True`` the second.
     """
@@ -89,8 +93,8 @@ def sidejob_task(function: Any = None, /, **options: Any) -> Any:
 
 
 def task_of(app: Celery, function: Any, options: dict[str, Any]) -> Any:
-    """Make a sidejob task of one app; what `@sidejob.task` does."""
-    if celery_app.USING_EXECV:  # a spawned process of a pool works for a copy of the app: as Celery's own tasks there
+    """Make a sidejob task of one app, as `@sidejob.task` does."""
+    if celery_app.USING_EXECV:  # a spawned pool process works for a copy of the app, as Celery's own tasks do there
         return sidejob_task(function, **options)
     return _decorated(lambda: app, partial(_register_in, app), options, function)
 
@@ -98,13 +102,13 @@ def task_of(app: Celery, function: Any, options: dict[str, Any]) -> Any:
 def _decorated(
     app_of: Callable[[], Celery], register: Callable[[Build], None], options: dict[str, Any], body: Any
 ) -> Any:
-    """Make a task of the body, or a decorator that does; it is the task of whatever app `app_of` returns."""
+    """Make a task of the body, or a decorator that does; the task belongs to the app that `app_of` returns."""
     if body is None:
         return partial(_decorated, app_of, register, options)
     if isinstance(body, Proxy):
         raise TypeError("@sidejob_task was applied to what is a task already; remove one of the decorators.")
-    if not isinstance(body, type):  # a class is looked at once it is a task
-        bodies.check(body, f"The body of a sidejob task, {getattr(body, '__name__', body)},")
+    if not isinstance(body, type):  # a class is checked once it is a task
+        ordinary.check(body, f"The body of a sidejob task, {getattr(body, '__name__', body)},", may_await=True)
     checked = check_options(options)
     name = checked.pop("name", None) or (getattr(body, "name", None) if isinstance(body, type) else None)
     noted: dict[str, Any] = {}
@@ -136,7 +140,7 @@ def _register_in_all(build: Build) -> None:
 
 
 def build(app: Celery, body: Any, name: str | None, options: dict[str, Any], noted: dict[str, Any]) -> Any:
-    """Build and register the task for one app; `noted` are the hooks, also those that are given after this."""
+    """Build and register the task for one app; `noted` has the hooks, including those that are given later."""
     options = dict(options)
     base = options.pop("base", None) or app.Task
     sent = {option: options.pop(option) for option in SENDING_OPTIONS & options.keys()}

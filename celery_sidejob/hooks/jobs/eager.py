@@ -1,7 +1,7 @@
-"""Eager mode: a job is run in the process that asks for it, with all that its runs ask for, until that is quiet.
+"""Eager mode: a job runs in the process that asks for it, with all jobs that its runs ask to run, until all rest.
 
-That is its children, its parent, and whatever other job is woken: by a packet, on a channel, by `run()`. As in Celery,
-nothing is waited for: a retry comes at once, and what is set for later stays in the store.
+These are its children, its parent, and any other job that is woken: by a packet, on a channel, by `run()`. As in
+Celery, eager mode never waits: a retry comes at once, and timers stay in the store.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from kombu.utils.uuid import uuid
 from ...jobs.job import Job, enqueue
 from ...model.crash_points import Died
 from ...model.status import Status
-from ...operations import batches, runs
+from ...operations.changes import batches
+from ...operations.runs import runs
 from ...operations.runtime import Runtime
 from ...services.heartbeat.heartbeat import Heartbeat
 from ...services.loop import Loop
@@ -30,11 +31,14 @@ from ..outcome import Outcome
 from .run import run_claimed
 from .task_body import TaskBody
 
+DIED: list[str] = []
+"""The names of this process's workers that a test has let "die"; their rows say that they are alive."""
+
 
 def apply_eagerly(task: TaskBody, runtime: Runtime, args: Any, kwargs: Any, options: dict[str, Any]) -> EagerResult:
     """Run one job to its rest, and return its result with the job as ``.job``.
 
-    One that is made in the caller's transaction cannot run before the commit, which then runs it: it is PENDING.
+    A job that is made in the caller's transaction is PENDING: it cannot run before the commit, which then runs it.
     """
     for name in ("producer", "publisher", "throw", "task_type", "retries", "eta", "countdown"):
         options.pop(name, None)
@@ -66,7 +70,7 @@ def _result(task: TaskBody, task_id: str, job: Job, value: Any, state: str) -> E
 
 
 def run_here(sidejob: Any, job_ids: set[int]) -> None:
-    """Run jobs that were just asked for, and all that they ask for, instead of telling a worker of them."""
+    """Run jobs that were just asked to run, and all jobs that they ask, instead of notifying a worker."""
     inline = INLINE.set(job_ids)
     try:
         _run_all(sidejob, job_ids)
@@ -77,7 +81,7 @@ def run_here(sidejob: Any, job_ids: set[int]) -> None:
 def _run_all(sidejob: Any, asked_for: set[int]) -> dict[int, Any]:
     """Run the jobs in `asked_for`, into which their runs put more, until it stays empty.
 
-    Returns what the body of each job has returned or raised, by the job's id.
+    Returns the value or the error of each job's body, by the job's id.
     """
     runtime = sidejob.runtime
     outcomes: dict[int, Any] = {}
@@ -91,7 +95,7 @@ def _run_all(sidejob: Any, asked_for: set[int]) -> dict[int, Any]:
 
 @contextmanager
 def worker_here(runtime: Runtime) -> Iterator[Heartbeat]:
-    """Have this process be a worker in the store within the block; a test may have it die there."""
+    """Let this process be a worker in the store within the block; a test may let it die there."""
     heartbeat = Heartbeat(runtime)
     heartbeat.register()
     loop = Loop(heartbeat)
@@ -100,7 +104,8 @@ def worker_here(runtime: Runtime) -> Iterator[Heartbeat]:
     try:
         yield heartbeat
     except Died:
-        dies = True  # what it held stays held: others find it, and rescue it
+        dies = True  # it keeps its runs: other workers find and rescue them
+        DIED.append(heartbeat.ident)
         raise
     finally:
         if not dies:
@@ -109,12 +114,12 @@ def worker_here(runtime: Runtime) -> Iterator[Heartbeat]:
 
 
 def run_owed(app: Celery, worker: Heartbeat, row: Any, *, eager: bool) -> Outcome | None:
-    """Do the run that a doorbell's row is for; None if it is not owed any more. An `eager` retry waits for nothing."""
+    """Do the run that is owed by a doorbell's row; None if it is no longer owed. An `eager` retry does not wait."""
     try:
         task, runs_here = app.tasks[row.task], worker.runs
-    except NotRegistered as error:  # a client of other tasks has woken it
+    except NotRegistered as error:  # woken by a client of other tasks
         return Outcome(error=error)
-    # Else the worker would give back a run longer than its lease, and not take away one that does not renew its own.
+    # Otherwise the worker would give back a run longer than its lease, and keep a run that does not renew its own.
     delivery = runs_here.received((row.job_id, row.for_run), getattr(task, "lease", None))
     runs_here.accepted(delivery, os.getpid())
     try:
@@ -125,7 +130,7 @@ def run_owed(app: Celery, worker: Heartbeat, row: Any, *, eager: bool) -> Outcom
         if hold is None:
             return None
         request = Context({"id": row.task_id, "is_eager": eager, "called_directly": False})
-        with batches.within(None):  # what it makes is not made in the block of a batch, even if that is where it runs
+        with batches.within(None):  # its jobs do not belong to a batch's block, even if it runs inside of one
             return Outcome(run_claimed(task, runtime, hold, request))
     except (Ignore, Retry):
         return Outcome(rests=True)
@@ -136,7 +141,7 @@ def run_owed(app: Celery, worker: Heartbeat, row: Any, *, eager: bool) -> Outcom
 
 
 def _waiting(runtime: Runtime, asked_for: set[int]) -> Iterator[Any]:
-    """Yield the runs that are owed, and take their jobs out of `asked_for`, until it stays empty."""
+    """Yield the owed runs, and take their jobs out of `asked_for`, until it stays empty."""
     while asked_for:
         batch = set(asked_for)
         asked_for.clear()

@@ -1,4 +1,4 @@
-"""A delivery of a job in a managed queue: it may run another job than the one that it names."""
+"""A delivery of a job in a managed queue: it may run another job than the job it names."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ..worker import board, own_process
 
 
 def like(task: Any, request: Context) -> Sequence[str]:
-    """Return the sidejob tasks whose runs this delivery may begin: those with the time limits and lease of its task.
+    """Return the sidejob tasks whose runs this delivery may begin: they have the time limits and lease of its task.
 
-    Celery has set the limits before anybody knew which run it will be. A delivery with limits of its own is for the job
-    that it names.
+    Celery has set the limits before the run was chosen. A delivery with its own limits is only for the job that it
+    names.
     """
     if any(request.timelimit or ()):
         return ()
@@ -30,7 +30,7 @@ def like(task: Any, request: Context) -> Sequence[str]:
 
 @contextmanager
 def turned(app: Celery, named: RunKey, run: RunKey) -> Iterator[None]:
-    """Within the block the delivery of one run works on another; the worker's parent learns of it."""
+    """Within the block the delivery of one run executes another; the worker's parent learns of it."""
     if run == named:
         yield
         return

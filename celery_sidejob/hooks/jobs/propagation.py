@@ -1,8 +1,8 @@
-"""Headers that libraries put on a message when it is published, kept with the asking: traces go on through jobs.
+"""Headers that libraries add to a message when it is published, kept with the asking: so traces continue through jobs.
 
 OpenTelemetry and others listen to Celery's `before_task_publish` and add a header or two. A job's message is published
-later, perhaps by another process, and perhaps again; so they are asked when the job is made, and what they add is kept
-with the asking's options, for every publication of it.
+later, perhaps by another process, and perhaps again. So the signal is sent when the job is made, and the added headers
+are kept with the asking's options, for every publication.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ logger = logging.getLogger("celery_sidejob")
 def propagated(
     task: str, task_id: str, args: Sequence[Any], kwargs: Mapping[str, Any], *, queue: str, options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the headers of an asking: those it was given, and those that receivers add."""
+    """Return the headers of an asking: the given headers, and those that receivers add."""
     given = dict(options.get("headers") or {})
     if not signals.before_task_publish.receivers:
         return given
@@ -41,7 +41,7 @@ def propagated(
 
 
 def _can_be_kept(key: Any, value: Any) -> bool:
-    """Tell whether a header survives in a row; another library's fault must not be in the way of a job."""
+    """Tell whether a header survives in a row; a fault of another library must not prevent a job."""
     try:
         json.loads(kombu_dumps({key: value}))
     except (TypeError, ValueError) as error:

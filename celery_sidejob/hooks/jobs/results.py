@@ -1,13 +1,12 @@
-"""Bringing the outcome of an asking to where Celery users look for it: result backend, callbacks, chain, chord."""
+"""Delivers the outcome of an asking to Celery's places for it: result backend, callbacks, chain, chord."""
 
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, cast
 
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 from celery import Celery, states
@@ -22,20 +21,22 @@ from kombu.utils.uuid import uuid
 from ...model import errors, values
 from ...model.durable import Message
 from ...model.errors import InvalidValueError
+from ...model.logger import logger
 from ...model.messages import Continuation, Outcome
+from ...model.protocols import Rider
 from ...model.status import Status
 from ...operations.runtime import Runtime
+from ...results.backend import PostgresBackend
+from ...transport.postgres.address import is_alone
 from .. import events
 from ..broker.publishing import INLINE
 from ..messages import encoding, kept_message
 from ..messages.continuation import publication
-from ..tasks import chords, telling
+from ..tasks import chords, ending, telling
 from .revocation import TaskRevokedError
 
-logger = logging.getLogger("celery_sidejob")
-
 FROM_OUTSIDE = (TimeLimitExceeded, WorkerLostError, TaskRevokedError)
-"""The errors with which a run ends whose process was stopped, or died."""
+"""The errors of runs whose process was stopped or died."""
 
 
 class CeleryResults:
@@ -45,10 +46,20 @@ class CeleryResults:
         self._app = app
 
     @cached_property
-    def _is_disabled(self) -> bool:
-        """Whether there is no result backend. `app.backend` would connect to it, and may create its tables."""
+    def _kind(self) -> type[Any]:
+        """The class of the result backend. `app.backend` would connect to it, and may create its tables."""
         kind, _ = by_url(self._app.backend_cls or self._app.conf.result_backend, self._app.loader)
-        return issubclass(kind, DisabledBackend)
+        return cast("type[Any]", kind)
+
+    @property
+    def _is_disabled(self) -> bool:
+        """Whether there is no result backend."""
+        return issubclass(self._kind, DisabledBackend)
+
+    @property
+    def in_store(self) -> bool:
+        """Whether the result backend is the app's store."""
+        return issubclass(self._kind, PostgresBackend) and is_alone(self._app.conf.result_backend)
 
     @property
     def _backend(self) -> Any:
@@ -57,7 +68,7 @@ class CeleryResults:
         return backend
 
     def wanted(self, task: str, options: Mapping[str, Any] | None) -> bool:
-        """Whether the backend, a chord or an errback waits for the outcome."""
+        """Whether the backend, a chord or an errback needs the outcome."""
         if options and (options.get("chord") or options.get("link_error") or options.get("chain")):
             return True
         known = self._app.tasks.get(task)
@@ -67,11 +78,11 @@ class CeleryResults:
         return not ignored and not self._is_disabled
 
     def connect(self) -> None:
-        """Make the backend: `freeze` of what follows makes a result, which needs it."""
+        """Make the backend: `freeze` of a follow-up makes a result, which needs the backend."""
         telling.install(self._app.backend)
 
     def continuations(self, outcome: Outcome) -> Sequence[Continuation]:
-        """Return callbacks and the rest of the chain, each frozen under a task id of its own."""
+        """Return callbacks and the rest of the chain, each frozen under its own task id."""
         options = _revive(outcome.options)
         if outcome.outcome != Status.COMPLETED or not options:
             return []
@@ -91,8 +102,16 @@ class CeleryResults:
         queue = signature.options.get("queue") or self._app.conf.task_default_queue
         return Continuation(task_id, str(getattr(queue, "name", queue)), publication(signature, [value], options))
 
+    def riders(self, outcome: Outcome) -> Sequence[Rider]:
+        """Return what the commit that ends an asking writes, if the result backend is the store."""
+        if not self.in_store:
+            return ()
+        with self._backend.riding() as riders:
+            self._store(outcome, calls_errbacks=False)
+        return cast("Sequence[Rider]", riders)
+
     def deliver(self, outcome: Outcome) -> bool:
-        """Store the result, count the chord's part, call errbacks; False if that failed and is to be repeated."""
+        """Store the result, count the chord's part, call errbacks; False if that failed and must be repeated."""
         try:
             self._store(outcome)
         except Exception as error:
@@ -101,7 +120,7 @@ class CeleryResults:
         return True
 
     def show(self, outcome: Outcome) -> bool:
-        """Store only the state of an asking and what belongs to it: no callbacks, no chord. Never raises."""
+        """Store only the state of an asking and its details: no callbacks, no chord. Never raises."""
         backend = self._app.backend
         options = _revive(outcome.options)
         if isinstance(backend, DisabledBackend) or not self._stores(outcome.task, options):
@@ -115,17 +134,24 @@ class CeleryResults:
             return False
         return True
 
-    def tell_of_doom(self, message: Message, reason: str, error: str, *, place: int) -> str:
-        """Store FAILURE or REVOKED for an ordinary durable task, with its errbacks and the chord's part."""
+    def send_late_bodies(self) -> None:
+        """Send the bodies of chords whose last process has died, if the result backend is the store."""
+        if issubclass(self._kind, PostgresBackend):
+            self._backend.send_late_bodies()
+
+    def tell_of_doom(
+        self, message: Message, reason: str, error: str, *, place: int
+    ) -> tuple[Literal["bury", "remove", "wait"], Sequence[Rider]]:
+        """Store FAILURE or REVOKED for a durable task, call its errbacks, and count it for its chord."""
         runtime: Runtime = self._app.sidejob.runtime
         try:
-            return self._tell_of_doom(message, reason, error, runtime.at(runtime.stores[place]))
+            return self._tell_of_doom(message, reason, error, runtime.at_place(place))
         except Exception as problem:
             logger.warning("The end of %s could not be stored; it is tried again: %s", message.task_id, problem)
-            return "wait"
+            return "wait", ()
 
     def module_of(self, error: str) -> str:
-        """Return where the class of an error is: Celery's, or one of ours."""
+        """Return the module of an error class: Celery's, or one of ours."""
         return next((kind.__module__ for kind in FROM_OUTSIDE if kind.__name__ == error), errors.__name__)
 
     def fail_continuation(self, continuation: Continuation, error: str) -> None:
@@ -135,7 +161,7 @@ class CeleryResults:
             kept = kombu_loads(continuation.publication)
             errbacks = kept["signature"]["options"].get("link_error")
         except (ValueError, LookupError, TypeError, AttributeError):
-            pass  # it cannot be read, which may be why it is not sent
+            pass  # it is unreadable, which may be why it is not sent
         request = Context({"id": continuation.task_id, "task": continuation.task, "errbacks": errbacks})
         try:
             backend.mark_as_failure(
@@ -146,13 +172,15 @@ class CeleryResults:
             logger.warning("The end of %s could not be stored: %s", continuation.task_id, problem)
 
     def announce_revoked(self, message: Message) -> None:
-        """Send Celery's event and signal of a task that was revoked before it ran; at most once."""
+        """Send Celery's event and signal for a task that was revoked before it ran; at most once."""
         try:
             events.announce_revoked(self._app, message, kept_message.request_of(self._app, message))
         except Exception as error:
             logger.warning("That %s was revoked could not be announced: %s", message.task_id, error)
 
-    def _tell_of_doom(self, message: Message, reason: str, error: str, runtime: Runtime) -> str:
+    def _tell_of_doom(
+        self, message: Message, reason: str, error: str, runtime: Runtime
+    ) -> tuple[Literal["bury", "remove", "wait"], Sequence[Rider]]:
         backend, request = self._backend, kept_message.request_of(self._app, message)
         stores = not isinstance(backend, DisabledBackend) and not request.ignore_result
         state = None
@@ -160,20 +188,22 @@ class CeleryResults:
             with suppress(*telling.UNREADABLE):  # then it is replaced
                 state = backend.get_state(message.task_id)
         if state == states.SUCCESS:
-            # Its process died after that, before its row was removed. What follows it was not published.
+            # Its process died after that, before its row was removed. Its follow-ups were not published.
             value = backend.get_result(message.task_id) if request.chord else None
             if not chords.count_again(runtime, self._app, backend, request, value):
-                return "wait"
-            return "bury" if request.callbacks or request.chain else "remove"
+                return "wait", ()
+            return ("bury" if request.callbacks or request.chain else "remove"), ()
         text = error.partition(": ")[2]
-        if reason in ("expired", "revoked"):
-            backend.mark_as_revoked(message.task_id, reason, request, stores)
-        else:
-            failure = {"unsendable": InvalidValueError, "failed": NotRegistered}.get(reason, WorkerLostError)
-            backend.mark_as_failure(message.task_id, failure(text), None, request, stores)
-        return "bury"
+        rides = ending.ends_with_result(backend, runtime) and not request.errbacks
+        with backend.riding() if rides else nullcontext(()) as riders:
+            if reason in ("expired", "revoked"):
+                backend.mark_as_revoked(message.task_id, reason, request, stores)
+            else:
+                failure = {"unsendable": InvalidValueError, "failed": NotRegistered}.get(reason, WorkerLostError)
+                backend.mark_as_failure(message.task_id, failure(text), None, request, stores)
+        return "bury", riders
 
-    def _store(self, outcome: Outcome) -> None:
+    def _store(self, outcome: Outcome, *, calls_errbacks: bool = True) -> None:
         backend = self._backend
         options = _revive(outcome.options)
         request = self._request(outcome, options)
@@ -185,21 +215,26 @@ class CeleryResults:
             backend.mark_as_done(outcome.task_id, value, request, store_result)
         elif outcome.outcome == Status.TERMINATED:
             backend.mark_as_revoked(outcome.task_id, str(value), request, store_result)
+        elif outcome.is_told:
+            backend._call_task_errbacks(request, value, trace)
         else:
-            backend.mark_as_failure(outcome.task_id, value, trace, request, store_result, state=state)
+            backend.mark_as_failure(
+                outcome.task_id, value, trace, request, store_result, call_errbacks=calls_errbacks, state=state
+            )
 
     def _read(self, outcome: Outcome) -> tuple[str, Any, str | None]:
-        """Return an outcome as a backend has it: Celery's state, the value or the exception, and its traceback."""
+        """Return an outcome in a backend's form: Celery's state, the value or the exception, and its traceback."""
         if outcome.outcome == Status.COMPLETED:
             value = values.decode(outcome.result)
             if values.has_escapes(outcome.result) and self._app.backend.serializer == "json":
                 value = encoding.readable(value)
             return states.SUCCESS, value, None
-        if outcome.outcome == Status.TERMINATED:
-            return states.REVOKED, TaskRevokedError("the job was terminated"), None
         state, error = outcome.outcome.upper(), json.loads(outcome.result)
-        if error is None:  # it is suspended, say
-            return state, None, None
+        if outcome.outcome == Status.TERMINATED or (outcome.outcome == Status.FAILED and error is None):
+            # A run that was to be tried again has no error to end with.
+            return states.REVOKED, TaskRevokedError("the job was terminated"), None
+        if error is None or "type" not in error:  # it is suspended, or makes progress
+            return state, error, None
         if outcome.outcome == Status.FAILED:
             state = states.REVOKED if error["type"] == "TaskRevokedError" else states.FAILURE
         value = self._app.backend.exception_to_python(
@@ -210,7 +245,7 @@ class CeleryResults:
         return state, value, error.get("traceback")
 
     def _request(self, outcome: Outcome, options: Mapping[str, Any]) -> Context:
-        """Return the request of an asking, as far as Celery's backends look at it."""
+        """Return the request of an asking, with the attributes that Celery's backends read."""
         return Context(
             {
                 "id": outcome.task_id,
@@ -244,6 +279,6 @@ def _arguments_of(error: Mapping[str, Any]) -> list[str]:
 
 
 def _revive(options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Turn options from their row back into what Celery's code expects: dates, signatures as dicts."""
+    """Turn options from their row back into the types that Celery's code expects: dates, signatures as dicts."""
     revived: dict[str, Any] = kombu_loads(json.dumps(dict(options))) if options else {}
     return revived

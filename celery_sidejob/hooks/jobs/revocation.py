@@ -1,4 +1,4 @@
-"""The error a revoked asking ends with: ours and Celery's at once."""
+"""The error of a revoked asking: ours and Celery's at once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ...model import errors
 
 
 class TaskRevokedError(errors.TaskRevokedError, CeleryTaskRevokedError):
-    """The asking was revoked, or expired before it ran: it ended as failed, later askings run.
+    """The asking was revoked, or expired before it ran: it has failed, and later askings run.
 
-    Whoever waits for the result catches it by our name or by Celery's.
+    A caller that waits for the result can catch it by our name or by Celery's.
     """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import random
 import time
 from collections.abc import Iterator, Sequence
@@ -18,7 +17,7 @@ from celery.exceptions import Ignore, MaxRetriesExceededError, Reject, Retry, So
 from celery.exceptions import TaskRevokedError as CeleryTaskRevokedError
 
 from ...jobs.job import enqueue, find_by_task_id
-from ...jobs.running import RetryRun, RunningJob, Suspend
+from ...jobs.running import RetryRun, RunningJob
 from ...jobs.scopes import context
 from ...model import values
 from ...model.changes import Ask, Terminate
@@ -36,20 +35,22 @@ from ...model.errors import (
     TaskRevokedError,
 )
 from ...model.events import JobMoved, LeaseLost
+from ...model.logger import logger
 from ...model.loss import Loss, LossKind
 from ...model.messages import Outcome, is_readable
 from ...model.status import RunEnd, Status
-from ...operations import endings, log, recovery, run_pages, runs
-from ...operations.endings import error_json
+from ...operations import log
 from ...operations.hold import BeginsAgainError, Hold
-from ...operations.job_run_end import Ending
-from ...operations.runs import NO_END, InputsMovedError, Unit
+from ...operations.runs import endings, recovery, run_pages, runs
+from ...operations.runs.endings import error_json
+from ...operations.runs.job_run_end import Ending
+from ...operations.runs.runs import NO_END, InputsMovedError, Unit
 from ...operations.runtime import Runtime
 from ...services.stop_flag import worker_is_stopping
 from ...store import askings, claims
 from ...store.errors import RowsLocked, first_line
 from ...store.trouble import is_trouble
-from ...unit.open_unit import NoRoom, OpenUnit, within
+from ...unit.open_unit import NoRoom, OpenUnit, Suspend, within
 from ..bodies import group_of, text_of, traceback_of, unstorable
 from ..broker.connection import PAUSE_S
 from ..events import Suspended, Terminated
@@ -61,17 +62,15 @@ from .permit import like, turned
 from .revocation import TaskRevokedError as RevokedError
 from .task_body import TaskBody
 
-logger = logging.getLogger("celery_sidejob")
-
 
 def run_delivery(task: TaskBody, runtime: Runtime, request: Context) -> Any:
     """Run the job that a delivery names, if its run is still owed, and return the body's value.
 
-    Ends as `Ignore` for Celery when there is nothing to tell: a stale delivery, a suspended or a refused run.
+    Raises Celery's `Ignore` if there is nothing to report: for a stale delivery, a suspended or a refused run.
     """
     header = request.get(HEADER)
     if not is_readable(header):
-        # The store holds what is owed: it is rung again when the message has not been heard of for a while.
+        # The store knows what is owed: the message is published again when it has been silent for a while.
         logger.warning("A message for a job is of format %s, which this version does not read", header["v"])
         raise Ignore("a message of a newer format is left to newer workers")
     recording.begin(task.app)
@@ -79,7 +78,7 @@ def run_delivery(task: TaskBody, runtime: Runtime, request: Context) -> Any:
     if worker_id is None:
         raise Ignore(f"job {header['job']}: this worker has no identity in the store yet; the sweeper sends it again")
     claimed: run_pages.Claimed | None = request.get(HELD)
-    for ours in OF_THE_PARENT:  # a body may give its headers to what it calls
+    for ours in OF_THE_PARENT:  # a body may pass its headers on to the tasks that it calls
         (request.headers or {}).pop(ours, None)
     hold = run_pages.begin(runtime, claimed) if claimed is not None else runs.claim(
         runtime, header["job"], task=request.task, for_run=header["for_run"], worker_id=worker_id,
@@ -93,7 +92,7 @@ def run_delivery(task: TaskBody, runtime: Runtime, request: Context) -> Any:
 
 
 def _tell_if_forged(runtime: Runtime, job_id: int, task: str) -> None:
-    """Log a doorbell for a job of another task: forged, or of a schema that had another job of this number."""
+    """Log a doorbell for a job of another task: it is forged, or from a schema in which this id was another job's."""
     row = None
     with suppress(StoreUnavailableError):
         row = claims.outcome(runtime.connections, job_id)
@@ -107,13 +106,13 @@ def _tell_if_forged(runtime: Runtime, job_id: int, task: str) -> None:
 def adopt_delivery(task: TaskBody, runtime: Runtime, request: Context, args: Any, kwargs: Any) -> Any:
     """Make a job of a message that a client without this package published for a sidejob task.
 
-    The message's task id is the asking's, so that a second delivery of it makes no second job. Until then the message
-    is all there is: `JobRequest` acknowledges it after this, and without a store it goes back to the broker.
+    The message's task id becomes the asking's, so that a second delivery makes no second job. Until then only the
+    message exists: `JobRequest` acknowledges it after this, and without a store it goes back to the broker.
     """
     try:
         _adopt(task, runtime, request, args, kwargs)
     except (StoreUnavailableError, SchemaError, SoftTimeLimitExceeded) as error:  # the limit is meant for the body
-        pause_s = random.uniform(*PAUSE_S)  # else it would come and go without end
+        pause_s = random.uniform(*PAUSE_S)  # otherwise it would come and go without end
         logger.warning("Message %s cannot become a job and goes back to the broker: %s", request.id, error)
         time.sleep(pause_s)
         raise Reject(error, requeue=True) from None
@@ -134,17 +133,18 @@ def _adopt(task: TaskBody, runtime: Runtime, request: Context, args: Any, kwargs
         try:
             enqueue(runtime, task, tuple(args), kwargs, queue=queue, task_id=request.id, **given)
         except InvalidValueError:
-            if find_by_task_id(runtime, request.id) is None:  # otherwise the other delivery was quicker
+            if find_by_task_id(runtime, request.id) is None:  # otherwise the other delivery was faster
                 raise
 
 
 def run_claimed(task: TaskBody, runtime: Runtime, hold: Hold, request: Context) -> Any:  # noqa: PLR0915 - an arm for each way out of a run
-    """Run what was claimed, and end the run whatever happens."""
+    """Execute a claimed run, and end it whatever happens."""
     row = hold.row
     unit = OpenUnit(runtime, hold)
     unit.stopping = partial(own_process.is_to_stop, task.app, (hold.job_id, hold.run_no))
     job = RunningJob(unit, row)
     unit.job = job
+    unit.told.show = partial(_show, runtime, task, row, "progress")
     if hold.kind == "run" and not row.is_too_soon:
         moved = JobMoved(row.id, row.task, Status.QUEUED, Status.RUNNING, row.changes, hold.run_no, row.task_id)
         runtime.observer.tell(moved)
@@ -165,8 +165,8 @@ def run_claimed(task: TaskBody, runtime: Runtime, hold: Hold, request: Context) 
         runtime.observer.tell(LeaseLost(row.id, row.task, hold.run_no))
         raise Ignore(str(error)) from None
     except RowsLocked as error:
-        # Somebody's open transaction is in the way of the end, or of what the body calls: no loss, and no outage. This
-        # process is free for other runs meanwhile.
+        # Another open transaction is in the way of the end, or of the body's calls: no loss, and no outage. Meanwhile
+        # this process is free for other runs.
         logger.warning("Run %d of job %d is given up and begins again: %s", hold.run_no, hold.job_id, error)
         recovery.rescue_own(runtime, hold, None)
         raise Ignore(str(error)) from None
@@ -188,7 +188,7 @@ def run_claimed(task: TaskBody, runtime: Runtime, hold: Hold, request: Context) 
 
 @contextmanager
 def _inside(task: TaskBody, unit: OpenUnit, job: RunningJob, row: Any, request: Context) -> Iterator[None]:
-    """Make the run what `current_job` and `self.request` show, and its packets tell who wrote them."""
+    """Make the run visible to `current_job` and `self.request`, and name it as the writer of its packets."""
     shown = Context(dict(request.__dict__))
     options = json.loads(row.options) if row.options else {}
     shown.update(
@@ -204,7 +204,7 @@ def _inside(task: TaskBody, unit: OpenUnit, job: RunningJob, row: Any, request: 
     finally:
         task.pop_request()
         unit.end()
-        unit.job = None  # each knows the other: what the run has read would wait for the garbage collector
+        unit.job = None  # a reference cycle: the packets that the run has read would wait for the garbage collector
 
 
 def _run(task: TaskBody, runtime: Runtime, unit: OpenUnit, job: RunningJob, row: Any) -> Any:  # noqa: PLR0912, PLR0915 - an arm for each way a body ends
@@ -223,7 +223,7 @@ def _run(task: TaskBody, runtime: Runtime, unit: OpenUnit, job: RunningJob, row:
         _terminate_too_fast(runtime, unit.hold)
     try:
         value = _value(task, unit, job)
-        wanted = runtime.results.wanted(task.name, options) or options.get("link")
+        wanted = runtime.results.wanted(task.name, options) or options.get("link") or options.get("called")
         if options.get("link") or options.get("chain"):
             runtime.results.connect()
         result = values.encode(value, what="result") if wanted else "null"
@@ -248,10 +248,12 @@ def _run(task: TaskBody, runtime: Runtime, unit: OpenUnit, job: RunningJob, row:
         if not error.may_pass:
             return _fail(unit, error)
         _wait_for_room(task, runtime, unit, row, error.full)
-    except Exception as error:  # the commit refused what the unit asks for: a name was taken, a job deleted meanwhile
+    except Exception as error:  # the commit refused a change of the unit: a name was taken, a job deleted meanwhile
         return _fail(unit, error)
     if ending.how == RunEnd.SUSPENDED:
         _tell_suspended(task, runtime, row, ended)
+    if unit.unit.thrown_away:
+        raise Ignore(f"job {row.id} was asked during its last run, and comes by its steps once more")
     if ending.then is not None:
         raise Ignore(f"job {row.id} goes on with its next stage")
     return value
@@ -265,7 +267,7 @@ def _tell_suspended(task: TaskBody, runtime: Runtime, row: Any, ended: str) -> N
 
 
 def _wait_for_room(task: TaskBody, runtime: Runtime, unit: OpenUnit, row: Any, full: Sequence[FullPort]) -> NoReturn:
-    """Discard the unit and suspend the run until the ports have room for it; fail if that would be for ever."""
+    """Discard the unit and suspend the run until the ports have room for it; fail if they never could."""
     unit.discard()
     try:
         ended = _end(unit, None, Ending(RunEnd.SUSPENDED, waits_for=full))
@@ -275,7 +277,7 @@ def _wait_for_room(task: TaskBody, runtime: Runtime, unit: OpenUnit, row: Any, f
 
 
 def _terminate_too(runtime: Runtime, hold: Hold) -> NoReturn:
-    """Terminate a job that became a child of one while that was terminated with all below it; it does not run."""
+    """Terminate a job that was adopted while its parent was terminated recursively; it does not run."""
     with within(None):
         recovery.terminate_instead(runtime, hold, [Terminate(hold.job_id, tree=True)])
     logger.info("The parent of job %d was terminated with all below it. It is terminated too.", hold.job_id)
@@ -293,11 +295,12 @@ def _terminate_too_fast(runtime: Runtime, hold: Hold) -> NoReturn:
 
 
 def _value(task: TaskBody, unit: OpenUnit, job: RunningJob) -> Any:
-    """Run the startup, unless it is committed already, and the body; settle their last blocks, also if one suspends."""
+    """Run the startup, unless it is committed already, and the body; settle their last blocks, even of a suspend."""
     try:
         if not unit.hold.started:
             task.run_hook("startup", job)
             unit.finish()
+        unit.begin_body()
         try:
             value = task.run_body(job, job.args, job.kwargs)
         finally:
@@ -307,14 +310,14 @@ def _value(task: TaskBody, unit: OpenUnit, job: RunningJob) -> Any:
         if suspend.timeout_s is not None:
             unit.add(Ask(unit.hold.job_id, wait_s=suspend.timeout_s, of_wait=True))
         raise
-    unit.finish()
+    unit.finish(completes=True)
     return value
 
 
 def _raise_if_not_its_own(unit: OpenUnit, error: BaseException) -> None:
-    """Raise what a body raised if that is no failure of the job: its process is to end, or the store has failed."""
+    """Raise a body's error if it is no failure of the job: its process must end, or the store has failed."""
     if isinstance(error, SystemExit | KeyboardInterrupt | Died) or own_process.is_kill(error):
-        raise error  # what this process held is rescued or given back; who kills a greenlet ends its run
+        raise error  # its runs are rescued or given back; a killed greenlet's killer ends its run
     if worker_is_stopping():
         _let_process_end(error)
     if unit.is_trouble_of_store(error):
@@ -322,9 +325,9 @@ def _raise_if_not_its_own(unit: OpenUnit, error: BaseException) -> None:
 
 
 def _let_process_end(error: BaseException) -> None:
-    """Raise the SystemExit by which a stopping worker ends this process, if it is behind what the body raised.
+    """Raise the SystemExit by which a stopping worker ends this process, if it is behind the body's error.
 
-    It strikes anywhere in the body, and a `with` block that then cannot roll back puts an error of its own before it.
+    It strikes anywhere in the body, and a `with` block that then cannot roll back raises its own error on top.
     """
     behind = error.__context__
     while behind is not None:
@@ -347,8 +350,8 @@ def _shut_down(task: TaskBody, unit: OpenUnit, job: RunningJob) -> NoReturn:
     except NO_END:
         raise
     except (Exception, Suspend, RetryRun) as error:
-        # A unit of its own begins the count of losses anew: after one, trouble with another server would repeat it for
-        # ever.
+        # A unit of its own would restart the count of losses: with it, trouble with another server would repeat the
+        # shutdown for ever.
         if unit.is_trouble_of_store(error) or (is_trouble(error) and unit.hold.unit_no == 0):
             raise _lost_store(error) from error
         logger.exception("The shutdown of job %d raised; it is terminated all the same", job.id)
@@ -380,15 +383,15 @@ def _terminated_after(unit: OpenUnit, error: BaseException) -> Ending:
 
 
 def _end(unit: OpenUnit, last: Unit | None, ending: Ending) -> str:
-    """End the run with its `last` unit; what follows its commit (callbacks, signals) is no part of that.
+    """End the run with its `last` unit; follow-ups of the commit (callbacks, signals) are no part of that.
 
-    A soft time limit that strikes now comes too late: it was raised in the middle of our statement, so that is
-    repeated. If the first one was committed after all, the second finds the run over (LeaseLostError).
+    A soft time limit that strikes now comes too late: it was raised in the middle of our statement, which is therefore
+    repeated. If the first try was committed after all, the second finds the run over (LeaseLostError).
     """
     unit.end()
     if last is None:
-        ending = replace(ending, asked=unit.unit.changes)  # it was discarded: this is what is left of it
-    elif _is_left(unit, last, ending):
+        ending = replace(ending, asked=unit.unit.changes)  # the unit was discarded: only these changes survive
+    elif _leave(unit, last, ending):
         run_pages.leave(unit.runtime, unit.hold)
         return str(Status.COMPLETED)
     with within(None):
@@ -398,20 +401,19 @@ def _end(unit: OpenUnit, last: Unit | None, ending: Ending) -> str:
             return endings.end(unit.runtime, unit.hold, last, ending)
 
 
-def _is_left(unit: OpenUnit, last: Unit, ending: Ending) -> bool:
-    """Tell whether the worker writes the end of the run."""
-    return run_pages.may_leave(unit.runtime, unit.hold, last, ending) and quiet_end.end(
-        unit.hold.key, "end:before-commit"
-    )
+def _leave(unit: OpenUnit, last: Unit, ending: Ending) -> bool:
+    """Leave the end of the run to the worker, if that can write it."""
+    over = run_pages.to_leave(unit.runtime, unit.hold, last, ending)
+    return over is not None and quiet_end.end(over, "end:before-commit")
 
 
-def _show(runtime: Runtime, task: TaskBody, row: Any, state: str, error: str | None = None) -> None:
-    """Show in the result backend that the asking is still open, and how it stands.
+def _show(runtime: Runtime, task: TaskBody, row: Any, state: str, told: str | None = None) -> None:
+    """Show in the result backend that the asking is still open, its state, and its error or progress.
 
-    It may have ended elsewhere by now; whoever ended it may have stored that before us, so what counts is stored again.
+    It may have ended elsewhere by now, and that end may have been stored before this; then the outcome is stored again.
     """
     options = json.loads(row.options) if row.options else None
-    asking = Outcome(row.task_id, row.id, task.name, row.queue, state, error or "null", options, row.args, row.kwargs)
+    asking = Outcome(row.task_id, row.id, task.name, row.queue, state, told or "null", options, row.args, row.kwargs)
     with within(None):
         if row.task_id is None or not runtime.results.show(asking):
             return
@@ -421,7 +423,7 @@ def _show(runtime: Runtime, task: TaskBody, row: Any, state: str, error: str | N
 
 
 def _retry(task: TaskBody, runtime: Runtime, unit: OpenUnit, row: Any, again: RetryRun) -> Any:
-    """Discard the unit and have the run tried again, or fail when the retries are used up."""
+    """Discard the unit and have the run tried again; fail if the retries are used up."""
     unit.discard()
     of_task = getattr(task, "override_max_retries", None)
     of_task = of_task if of_task is not None else task.max_retries
@@ -442,8 +444,8 @@ def _retry(task: TaskBody, runtime: Runtime, unit: OpenUnit, row: Any, again: Re
 def _fail(unit: OpenUnit, error: BaseException, shown: BaseException | None = None) -> NoReturn:
     """End the run as failed: its unit is discarded, its inputs are as they were, the asking ends with the error.
 
-    With `shown` it ends with that, and Celery is told of `error` all the same. If the store refuses the error, the run
-    ends with another one, and the log has it: otherwise the run would not end, and begin again.
+    With `shown` it ends with that error, but Celery gets `error` all the same. If the store refuses the error, the run
+    ends with another error, and the log has the first: otherwise the run would not end, and begin again.
     """
     unit.discard()
     reason = "revoked" if isinstance(error, TaskRevokedError | CeleryTaskRevokedError) else "failed"
@@ -469,7 +471,7 @@ def _error_json(error: BaseException, trace: str) -> str:
 
 
 def _expired(options: dict[str, Any], row: Any) -> bool:
-    """Tell whether the asking's `expires` passed before its first run; once begun an asking does not expire."""
+    """Tell whether the asking's `expires` passed before its first run; after that an asking does not expire."""
     expires = options.get("expires")
     if not expires or row.run_no > 1 or row.started:
         return False

@@ -8,9 +8,11 @@ from typing import Any
 
 from celery import Celery
 
+from ...awaiting import ask
 from ...jobs.capacity import CapacityPool
 from ...jobs.job import Job, enqueue, find_by_task_id
 from ...jobs.running import RetryRun
+from ...model import ordinary
 from ...model.capacity import Admission
 from ...model.errors import IllegalMoveError
 from ...model.port import PortOptions, parse_ports
@@ -29,15 +31,15 @@ from .task_body import TaskBody
 
 
 class SideJobTask(TaskBody):
-    """A marker base: the class that is built from it is (marker, the app's own Task), so the project's stays in place.
+    """A marker base: the final class is (marker, the app's own Task), so that the project's task class stays a base.
 
-    Subclass it for a task that is a class: ``name``, ``inports``, ``outports``, ``startup``, ``run``, ``shutdown``.
+    Subclass it to write a task as a class: ``name``, ``inports``, ``outports``, ``startup``, ``run``, ``shutdown``.
     """
 
     abstract = True
     sidejob = True
     Request = "celery_sidejob.hooks.jobs.job_request:JobRequest"
-    acks_late = False  # the store holds the job from the claim on, whatever the app's default says
+    acks_late = False  # the store holds the job from the claim on, whatever the app's default is
     track_started = False
 
     inports: Any = ()
@@ -54,22 +56,22 @@ class SideJobTask(TaskBody):
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:
-        """Refuse wrong options of a task that is a class, however it is registered."""
+        """Refuse wrong options of a class-based task, however it is registered."""
         super().on_bound(app)
         options = {name: getattr(cls, name) for name in OWN_OPTIONS if getattr(cls, name, None) is not None}
         check_options({**given(cls, app.Task), **options})
-        bodies.check(cls.run, f"run() of {cls.name}")
+        ordinary.check(cls.run, f"run() of {cls.name}", may_await=True)
         for hook in ("startup", "shutdown"):
             bodies.check_hook(getattr(object.__new__(cls), hook), f"{hook}() of {cls.name}")
 
     @property
     def parsed_inports(self) -> Mapping[str, PortOptions]:
-        """The input ports every job of this task has."""
+        """The input ports that every job of this task has."""
         return parse_ports(self.inports, where=f"inports of {self.name}")
 
     @property
     def parsed_outports(self) -> Mapping[str, PortOptions]:
-        """The output ports every job of this task has."""
+        """The output ports that every job of this task has."""
         return parse_ports(self.outports, where=f"outports of {self.name}")
 
     @property
@@ -106,20 +108,24 @@ class SideJobTask(TaskBody):
             )
         return enqueue(self._runtime, self, args, kwargs, **options)
 
+    async def aenqueue(self, args: Any = (), kwargs: Mapping[str, Any] | None = None, **options: Any) -> Job:
+        """Make a job as `enqueue` does, while the event loop goes on; `transaction=` may be asynchronous."""
+        return await ask(self.enqueue, args, kwargs, **options)
+
     def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
         """Make a job of this task and return a Celery result of its first asking, with the job as ``.job``."""
         if chord_transaction.is_lending():
             with chord_transaction.handed_over(options):
                 return self.apply_async(args, kwargs, **options)
-        if self._get_app().conf.task_always_eager and active() is None:  # in a run it belongs to the unit
+        if self._get_app().conf.task_always_eager and active() is None:  # in a run the call belongs to the unit
             return self.apply(args, kwargs, **options)
         options = {**self._get_exec_options(), **options}
         options.pop("task_type", None)
         task_id = options.get("task_id")
         job = None if task_id is None else find_by_task_id(self._runtime, task_id)
-        if job is None:  # otherwise an earlier attempt to publish this very continuation has made it
+        if job is None:  # otherwise an earlier attempt to publish this continuation has made the job
             job = enqueue(self._runtime, self, args or (), kwargs, **options)
-        given = None if options.get("unique") else task_id  # an open job of this key has another
+        given = None if options.get("unique") else task_id  # an open job with this key has another task id
         result = self.AsyncResult(given or job._first_task_id or job.task_id)
         result.job = job
         return result
@@ -131,7 +137,7 @@ class SideJobTask(TaskBody):
     # -- running -------------------------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """In a worker run the job that the delivery names; called by hand run the body with the job that is given."""
+        """In a worker, run the job that the delivery names; in a direct call, run the body with the given job."""
         if args and isinstance(args[0], Job):
             return self.run_body(args[0], args[1:], kwargs)
         request = self.request

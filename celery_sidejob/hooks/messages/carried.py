@@ -1,8 +1,8 @@
 """The limits of what a broker can carry.
 
-A call that it cannot carry is refused before it is kept. An error of a publication is either of the message or of its
-queue. AMQP's limits are the narrow ones: a name has one byte for its length, an integer 64 bits, and all headers and
-properties of a message go into one frame. Redis has none of them, so only names are held to them everywhere.
+A call that the broker cannot carry is refused before it is kept. An error of a publication concerns either the message
+or its queue. AMQP has the narrow limits: a name has one byte for its length, an integer 64 bits, and all headers and
+properties of a message go into one frame. Redis has none of these limits, so only names must keep to them everywhere.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from ...model.names import MAX_LENGTH, why_not_name
 from ...model.protocols import Publication
 
 FRAME_BYTES = 131_072
-"""The largest frame of a RabbitMQ that nobody has configured otherwise."""
+"""The largest frame of a RabbitMQ with the default configuration."""
 FRAME_OVERHEAD = 22
-"""Bytes of the frame with a message's headers and properties that are neither."""
+"""Bytes of the frame beside a message's headers and properties."""
 OURS_BYTES = 8_192
-"""How much of that frame a call leaves free: a republished message also has headers that tell how its task died."""
+"""How much of that frame a call must leave free: a republished message also has headers about its task's deaths."""
 PUBLISH = (60, 40)
-"""The number of AMQP's basic.publish: a refusal with this number is of the message, any other of the queue."""
+"""The number of AMQP's basic.publish: a refusal with this number concerns the message, any other the queue."""
 SHOWN = 60
-"""How many characters of a name an error shows."""
+"""The most characters of a name in an error."""
 
 
 class NewerFormatError(Exception):
-    """A row was written by a newer version: it is left to newer workers."""
+    """A row was written by a newer version: newer workers handle it."""
 
 
 def check_names(what: str, **names: Any) -> None:
-    """Raise InvalidValueError for a task id, a queue and so on that a broker or Postgres cannot carry."""
+    """Raise InvalidValueError for names (a task id, a queue) that a broker or Postgres cannot carry."""
     for name, value in names.items():
         problem = None if value is None else why_not_name(value)
         if problem is not None:
@@ -52,11 +52,11 @@ CELERYS = frozenset(
         "argsrepr", "kwargsrepr", "origin", "ignore_result", "shadow", "sidejob",
     }
 )  # fmt: skip
-"""Headers by which a worker knows what a message is."""
+"""Headers by which a worker recognises a message."""
 
 
 def check_headers(what: str, headers: Any) -> None:
-    """Raise InvalidValueError for a call's own headers that are no mapping, or would replace those of its message."""
+    """Raise InvalidValueError for a call's own headers that are no mapping, or would replace headers of the message."""
     if headers is None:
         return
     if not isinstance(headers, Mapping):
@@ -69,7 +69,7 @@ def check_headers(what: str, headers: Any) -> None:
 
 
 def check_sendable(what: str, family: str, headers: Mapping[str, Any], properties: Mapping[str, Any]) -> None:
-    """Raise InvalidValueError for what the app's broker cannot carry of a call."""
+    """Raise InvalidValueError if the app's broker cannot carry the headers and properties of a call."""
     if family != "amqp":
         return
     try:
@@ -90,7 +90,7 @@ def check_route(exchange: Any, routing_key: Any) -> None:
 def check_amqp(headers: Mapping[str, Any], properties: Mapping[str, Any], *, frame_bytes: int) -> None:
     """Raise InvalidValueError for headers and properties that AMQP cannot carry; sends nothing."""
     given = {name: value for name, value in properties.items() if value is not None}
-    if isinstance(given.get("expiration"), int | float):  # seconds, which kombu sends as a text
+    if isinstance(given.get("expiration"), int | float):  # in seconds, which kombu sends as a text
         given["expiration"] = str(given["expiration"])
     try:
         size = len(Message(application_headers=headers, **given)._serialize_properties())
@@ -106,18 +106,18 @@ def check_amqp(headers: Mapping[str, Any], properties: Mapping[str, Any], *, fra
 def is_unsendable(message: Publication, error: BaseException) -> bool:
     """Tell whether this error of a publication proves that no later try can succeed.
 
-    Other errors may come from this process, such as a library of another version: if they were taken for proof, all
-    that is kept would be buried.
+    Other errors may come from this process, such as a library of another version: if they counted as proof, all kept
+    messages would be buried.
     """
     if isinstance(error, PreconditionFailed):
         return tuple(error.method_sig or ()) == PUBLISH
-    if isinstance(message, Continuation) and isinstance(error, TypeError):  # its task does not take such arguments
+    if isinstance(message, Continuation) and isinstance(error, TypeError):  # its task does not take these arguments
         return True
     return isinstance(error, InvalidValueError)
 
 
 def is_of_the_message(message: Publication, error: BaseException) -> bool:
-    """Tell whether this error of a publication concerns the message alone: others may be sent to its queue."""
+    """Tell whether this error of a publication concerns only the message: other messages may be sent to its queue."""
     own = (ValueError, TypeError, OverflowError, NoFit, EncodeError, NewerFormatError)
     return isinstance(message, Continuation) or isinstance(error, own)
 

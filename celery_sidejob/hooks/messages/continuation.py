@@ -1,4 +1,4 @@
-"""A continuation of an asking, a callback or the rest of a chain: as the text that is kept, and as it is sent."""
+"""A continuation of an asking (a callback, or the rest of a chain), as stored text and as a message."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .encoding import readable
 
 
 def publication(signature: Any, args: Sequence[Any], options: dict[str, Any]) -> str:
-    """Return a continuation as text: the signature, what is put before its arguments, and its options."""
+    """Return a continuation as text: the signature, the arguments that precede its own, and its options."""
     text: str = kombu_dumps({"v": FORMAT, "signature": dict(signature), "args": readable(args), "options": options})
     return text
 
 
 def send(app: Celery, continuation: Continuation, **how: Any) -> None:
-    """Send a callback or the rest of a chain: a message of its own, or for a sidejob task a job.
+    """Send a callback or the rest of a chain, as a message; for a sidejob task, make a job.
 
     Its task id was fixed when the asking ended, so that a repetition is recognised as one.
     """

@@ -1,4 +1,4 @@
-"""The message that rings for a job: its headers say which one, and which of its runs is owed."""
+"""The message that rings for a job: its headers name the job and its owed run."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from typing import Any
 from celery import Celery
 from kombu.serialization import dumps
 
-from ...model.broker_view import Sought
 from ...model.messages import FORMAT, Doorbell
 from .. import events
 from .carried import CELERYS
-from .kept_message import Route
 
 HEADER = "sidejob"
 
@@ -37,7 +35,7 @@ def publish(app: Celery, producer: Any, bell: Doorbell, *, family: str, timeout:
 
 
 def delivered(app: Celery, bell: Doorbell) -> dict[str, Any]:
-    """Return a doorbell as kombu's virtual transports deliver it."""
+    """Return a doorbell in the form in which kombu's virtual transports deliver it."""
     headers, properties, body = _made(app, bell)
     content_type, content_encoding, data = dumps(body, serializer="json")
     return {
@@ -75,20 +73,15 @@ def _made(app: Celery, bell: Doorbell) -> tuple[dict[str, Any], dict[str, Any], 
 
 
 def address(app: Celery, bell: Doorbell) -> tuple[str, str]:
-    """Return exchange and routing key of a doorbell; the default exchange, and with it one queue, where possible."""
+    """Return exchange and routing key of a doorbell; the default exchange, and so a single queue, if possible."""
     queue = app.amqp.queues[bell.queue]
     if (queue.exchange.type or "direct") == "direct":
         return "", queue.name
     return queue.exchange.name, queue.routing_key
 
 
-def route(sought: Sought) -> Route:
-    """Return where a job's message went: into its own queue, also where an exchange gives it to others as well."""
-    return Route([sought.queue], "", sought.queue, _priority(sought.priority, "redis"))
-
-
 def _priority(priority: int | None, family: str) -> int | None:
-    """Translate "higher is sooner": Redis serves 0 first."""
+    """Translate a priority in which higher is sooner: Redis serves 0 first."""
     if priority is None:
         return None
     if family == "redis":

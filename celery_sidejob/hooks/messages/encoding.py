@@ -1,7 +1,7 @@
-"""Encodes the body of a durable task as Celery would, and says of one that cannot be encoded where the fault is.
+"""Encodes the body of a durable task as Celery would, or says which part of it cannot be encoded.
 
-kombu takes a dict with exactly the keys of its envelopes for one of these, and cannot read it, or reads something else.
-Such a dict is written as a list of pairs, in an envelope of ours. A process in which this module is loaded reads it.
+kombu takes a dict with exactly the keys of its envelopes for an envelope, and cannot read it, or reads another value.
+Such a dict is written as a list of pairs, in an envelope of ours. A process in which this module is loaded can read it.
 """
 
 from __future__ import annotations
@@ -19,26 +19,27 @@ from ...model.errors import InvalidValueError
 JSON = "application/json"
 _ENVELOPE = {"__type__", "__value__"}
 MOST_STEPS = 20
-"""How many steps of a path an error shows."""
+"""The most steps of a path that an error shows."""
 MOST_BYTES = 100_000_000
-"""How many bytes the arguments of a call may take. A few times that take a store so long that it counts as away."""
+"""The most bytes of a call's arguments. A few times as many would make a store so slow that it counts as unreachable.
+"""
 
 
 class UnencodableError(InvalidValueError, EncodeError):
-    """Arguments that the serializer refuses; an EncodeError too, as an app may expect one of a call."""
+    """Arguments that the serializer refuses; also an EncodeError, which an app may expect from a call."""
 
 
 def as_bytes(data: Any, encoding: str | None = None) -> bytes:
-    """Return a body as the bytes that go over the wire."""
+    """Return a body as the bytes that are sent."""
     if isinstance(data, str):
         return data.encode(encoding if encoding and encoding != "binary" else "utf-8")
     return bytes(data)
 
 
 def encoded(task: str, body: Any, serializer: Any, *, is_bounded: bool = True) -> tuple[str, str, bytes]:
-    """Return a body's content type, content encoding and bytes; `body` is of task protocol 2.
+    """Return a body's content type, content encoding and bytes; `body` has the form of task protocol 2.
 
-    What Celery itself calls is not bounded: a chord whose body is refused has ended.
+    Calls by Celery itself are not bounded: a chord whose body is refused has ended.
     """
     try:
         encoded: tuple[str, str, Any] = dumps(body, serializer=serializer)
@@ -60,7 +61,7 @@ def encoded(task: str, body: Any, serializer: Any, *, is_bounded: bool = True) -
 
 
 def readable(value: Any) -> Any:
-    """Return what kombu is to write as JSON so that it reads an equal value."""
+    """Return the value that kombu must write as JSON in order to read back an equal value."""
     if isinstance(value, dict):
         made = {key: readable(item) for key, item in value.items()}
         return _Pairs(made) if made.keys() == _ENVELOPE else made
@@ -68,7 +69,7 @@ def readable(value: Any) -> Any:
 
 
 class _Pairs:
-    """A dict that looks like an envelope; no dict itself, as json would not ask how to write that."""
+    """A dict that looks like an envelope. This class is no dict itself: json would not ask how to write a dict."""
 
     def __init__(self, given: dict[str, Any]) -> None:
         self.pairs = list(given.items())
@@ -78,7 +79,7 @@ register_type(_Pairs, "dict", lambda made: made.pairs, dict)
 
 
 def _looks_enveloped(value: Any) -> bool:
-    """Tell whether there is such a dict in a value; most that have the word in their text hold a datetime, say."""
+    """Tell whether a value contains such a dict; most texts with the word only contain, for example, a datetime."""
     if isinstance(value, dict):
         return value.keys() == _ENVELOPE or any(map(_looks_enveloped, value.values()))
     return isinstance(value, list | tuple) and any(map(_looks_enveloped, value))

@@ -1,14 +1,13 @@
-"""The message of an ordinary durable task as it is kept: the body's bytes, and as text what goes around it.
+"""The message of a durable task in its stored form: the body's bytes, and everything around the body as text.
 
-`keeping.py` makes and keeps it. It is read here to be published, to be run, and to be looked for in the broker.
+`keeping.py` makes and keeps it. It is read here to be published, to be run, and to be searched in the broker.
 """
 
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -24,42 +23,41 @@ from kombu.utils.json import loads as kombu_loads
 
 from ...model.durable import CALL, DEATHS, HEADER, KEPT_FORMAT, REPUBLISHED, Content, Message, digest_of, header_of
 from ...model.errors import InvalidValueError
+from ...model.logger import logger
 from ...transport.decoding import check_task
 from .carried import NewerFormatError, check_names
 from .encoding import as_bytes
 
-logger = logging.getLogger("celery_sidejob")
-
 PROPERTIES = frozenset({"correlation_id", "reply_to", "priority", "expiration", "type", "app_id", "message_id"})
-"""Properties of a delivery that its publisher has set."""
+"""Properties of a delivery that its publisher sets."""
 
 ABOUT = frozenset(
     {"content_type", "content_encoding", "headers", "properties", "exchange", "routing_key", "delivery_mode", "declare"}
 )
-"""The keys of what goes around a body."""
+"""The keys of everything around a body."""
 
 PROTOCOL_2 = (
     "task", "id", "root_id", "parent_id", "group", "group_index", "shadow", "eta", "expires", "retries", "timelimit",
     "argsrepr", "kwargsrepr", "origin", "ignore_result",
 )  # fmt: skip
-"""Headers of a message of task protocol 2 that one of protocol 1 has in its body."""
+"""Headers of task protocol 2 that a message of protocol 1 has in its body."""
 
 RESERVED = "continuation:"
-"""The beginning of the keys of rows that are not messages of tasks."""
+"""The prefix of the keys of rows that are not messages of tasks."""
 
 
 def check_id(task: str, task_id: str) -> None:
-    """Raise InvalidValueError for a task id that a broker, or the store, cannot carry."""
+    """Raise InvalidValueError for a task id that a broker or the store cannot carry."""
     check_names(task, task_id=task_id)
     if task_id.startswith(RESERVED):
         raise InvalidValueError(f"task_id={task_id!r} begins with {RESERVED!r}, which names rows of another kind.")
 
 
 def publish(app: Celery, producer: Any, message: Message, *, declared: set[str], timeout: float) -> None:
-    """Give a message to the broker, the bytes and headers that it was kept with; no signal is sent.
+    """Give a message to the broker with the bytes and headers that were kept; no signal is sent.
 
-    `declared` are queues that its connection has declared, and grows with those of this message. Raises
-    NewerFormatError, and InvalidValueError for a row that nobody can read.
+    `declared` are the queues that its connection has declared; the queues of this message are added. Raises
+    NewerFormatError, and InvalidValueError for an unreadable row.
     """
     about, headers, properties = _around(message)
     producer.publish(
@@ -79,7 +77,7 @@ def publish(app: Celery, producer: Any, message: Message, *, declared: set[str],
 
 
 def delivered(message: Message) -> dict[str, Any]:
-    """Return a message whose time has come as kombu's virtual transports deliver it; raises the errors of `publish`."""
+    """Return a due message as kombu's virtual transports deliver it; raises the errors of `publish`."""
     about, headers, properties = _around(message)
     return {
         "body": message.body, "content-type": about["content_type"], "content-encoding": about["content_encoding"],
@@ -94,7 +92,7 @@ def delivered(message: Message) -> dict[str, Any]:
 
 
 def _around(message: Message) -> tuple[Mapping[str, Any], dict[str, Any], dict[str, Any]]:
-    """Return what goes around a body as it is kept, and the headers and properties with which it is sent."""
+    """Return the stored text around a body, and the headers and properties with which the message is sent."""
     about = message.about or _about(message)
     headers = {**about["headers"], HEADER: header_of(message)}
     if about.get("deaths"):
@@ -102,14 +100,14 @@ def _around(message: Message) -> tuple[Mapping[str, Any], dict[str, Any], dict[s
     properties = dict(about["properties"])
     if message.again:
         headers[REPUBLISHED] = True
-        if message.expires_at is None:  # a person has taken it out of the dead set
+        if message.expires_at is None:  # it was taken out of the dead set
             headers["expires"] = None
             properties.pop("expiration", None)
     return about, headers, properties
 
 
 def own_priority(about: Mapping[str, Any]) -> int | None:
-    """Return the priority, 0 to 9, of a message that goes to its own queue; None if an exchange leads it elsewhere."""
+    """Return the priority, 0 to 9, of a message for its own queue; None if an exchange routes it elsewhere."""
     if about["exchange"]:
         return None
     try:
@@ -119,34 +117,13 @@ def own_priority(about: Mapping[str, Any]) -> int | None:
 
 
 def to_own_queue(message: Message) -> Message | None:
-    """Return a message with its `own_priority`, None if an exchange leads it; raises the errors of `publish`."""
+    """Return a message with its `own_priority`, None if an exchange routes it; raises the errors of `publish`."""
     priority = own_priority(message.about or _about(message))
     return None if priority is None else replace(message, priority=priority)
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
-    """Where a kept message went: to `queues`, where they are known, else where its exchange has sent it."""
-
-    queues: Sequence[str]
-    exchange: str
-    routing_key: str
-    priority: Any
-
-
-def route_of(publication: str) -> Route | None:
-    """Return where a message went; None for a row of a newer format."""
-    kept = json.loads(publication)
-    if kept["v"] != KEPT_FORMAT:
-        return None
-    about = kombu_loads(kept["about"])
-    return Route(
-        about["declare"], about["exchange"] or "", about["routing_key"] or "", about["properties"].get("priority")
-    )
-
-
 def request_of(app: Celery, message: Message) -> Context:
-    """Return the request of a kept message, as far as it can be read here: backends look at it."""
+    """Return the request of a kept message, as far as it is readable here, for result backends."""
     try:
         about = _about(message)
     except InvalidValueError as error:
@@ -171,9 +148,10 @@ def request_of(app: Celery, message: Message) -> Context:
 
 
 def received(app: Celery, task: str, message: Any, converted: tuple[Mapping[str, Any], Any] | None = None) -> Message:
-    """Return the message of a delivery whose publisher had no extension, as it would have been kept.
+    """Return the message of a delivery whose publisher did not have this package, as it would have been kept.
 
-    `converted` is what Celery has made of one of task protocol 1, as of protocol 2: headers, and what the body says.
+    `converted` is a message of task protocol 1 as Celery has converted it to protocol 2: headers and contents of the
+    body.
     """
     about = message.delivery_info
     body, content_type, content_encoding = message.body, message.content_type, message.content_encoding
@@ -197,11 +175,11 @@ def received(app: Celery, task: str, message: Any, converted: tuple[Mapping[str,
         body=as_bytes(body or b"", content_encoding),
         expires_at=time_of(headers.get("expires")),
         call=headers.get(CALL),
-    )  # fmt: skip
+    )
 
 
 def content_of(message: Any) -> Content:
-    """Return what a delivery, with the header of a kept message, would run; kombu has undone its compression."""
+    """Return the content that a delivery with the header of a kept message would run; kombu has decompressed it."""
     headers = message.headers or {}
     return Content(str(headers.get("task")), digest_of(body_of(message)), unpacker(headers.get("compression")))
 
@@ -212,15 +190,15 @@ def body_of(message: Any) -> bytes:
 
 
 def unpacker(compression: Any) -> Callable[[bytes], bytes] | None:
-    """Return what undoes a compression that the headers of a message tell of; None if it has none."""
+    """Return the function that decompresses a message with these headers; None if it is not compressed."""
     return partial(decompress, content_type=compression) if compression else None
 
 
 def publication_of(about: Mapping[str, Any], deaths: Any = None, call: str | None = None) -> str:
-    """Return what goes around a body as the text that is kept; InvalidValueError if it is not JSON."""
+    """Return everything around a body as the text to be kept; InvalidValueError if it is not JSON."""
     try:
         text = kombu_dumps(about)
-        if not deaths and call is None:  # nearly always, and to encode one text takes a fifth as long as a dict
+        if not deaths and call is None:  # nearly always; encoding one text takes a fifth as long as encoding a dict
             return f'{{"v": {KEPT_FORMAT}, "about": {json.dumps(text)}}}'
         kept = {"v": KEPT_FORMAT, "about": text}
         if deaths:
@@ -233,7 +211,7 @@ def publication_of(about: Mapping[str, Any], deaths: Any = None, call: str | Non
 
 
 def _about(message: Message) -> dict[str, Any]:
-    """Return what goes around the body: content type, headers, properties, routing."""
+    """Return everything around the body: content type, headers, properties, routing."""
     try:
         kept = json.loads(message.publication)
         if kept["v"] != KEPT_FORMAT:
@@ -250,7 +228,7 @@ def _about(message: Message) -> dict[str, Any]:
             check_task(about["headers"])
     except NewerFormatError:
         raise
-    except Exception as error:  # of whatever decodes a type in them
+    except Exception as error:  # the decoder of any type in them may raise
         raise InvalidValueError(f"message {message.task_id} cannot be read: {type(error).__name__}: {error}") from error
     if missing:
         raise InvalidValueError(f"message {message.task_id} cannot be read: {', '.join(sorted(missing))} is missing")
@@ -258,6 +236,6 @@ def _about(message: Message) -> dict[str, Any]:
 
 
 def time_of(text: Any) -> datetime | None:
-    """Return the time that a header gives, in UTC if it does not say where."""
+    """Return the time in a header, in UTC if it names no zone."""
     found: datetime | None = maybe_iso8601(text)
     return found if found is None or found.tzinfo is not None else found.replace(tzinfo=UTC)

@@ -1,28 +1,26 @@
-"""What a worker gets for a reference to a row, where the store is the broker: the message that the row has."""
+"""The message that a worker gets for a reference to a row, if the store is the broker: the row's message."""
 
 from __future__ import annotations
 
 import json
-import logging
 from typing import Any
 
 from celery import Celery
 
 from ...model.durable import Message
 from ...model.errors import InvalidValueError
+from ...model.logger import logger
 from ...model.messages import Doorbell
 from ...transport.decoding import Payload
 from . import doorbell, kept_message
 from .carried import NewerFormatError
 
-logger = logging.getLogger("celery_sidejob")
-
 
 def delivered(app: Celery, row: Any) -> Payload | None:
-    """Return kombu's message for a fetched reference and what it leads to; None if nothing is owed any more.
+    """Return kombu's message for a fetched reference and its row; None if no run is owed any more.
 
-    None too for a row that cannot be read here: it is sent again when it has not been heard of for a while, perhaps to
-    a newer worker, and the sweeper buries what nobody can read.
+    Also None for a row that is unreadable here: it is sent again when it has been silent for a while, perhaps to a
+    newer worker, and the sweeper buries rows that are unreadable for all.
     """
     try:
         found = _delivered(app, row)
@@ -32,7 +30,7 @@ def delivered(app: Celery, row: Any) -> Payload | None:
     if found is None:
         return None
     properties = found["properties"]  # kombu's transports have the priority in both places; Celery reads this one
-    properties |= {"delivery_tag": row.id, "priority": properties["delivery_info"]["priority"]}
+    properties["priority"] = properties["delivery_info"]["priority"]
     return Payload(found)
 
 

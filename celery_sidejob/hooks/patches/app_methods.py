@@ -14,14 +14,13 @@ from .wrapping import wrap
 
 
 def resolve_urls(app: Celery, resolve: Callable[[Celery, Any], tuple[Any, Mapping[str, Any]]]) -> None:
-    """Have the app connect to what `resolve` makes of a URL, with its transport options; reads no configuration.
+    """Make the app connect to the URL and transport options that `resolve` returns for a URL; reads no configuration.
 
     Replaces `Celery._connection` of one app; read in Celery 5.5.0 and 5.7.0.
 
     ``app.connection()``, `connection_for_read` and `connection_for_write` end in ``_connection(url, …)``, and with them
-    workers, beat, remote control, the pools of producers and monitors. Ours puts the store's own URL in the place of
-    `sidejobpg://` alone. If a later Celery connects in another way, the transport is given that URL as it stands, and
-    refuses it.
+    workers, beat, remote control, the pools of producers and monitors. Ours replaces a bare `sidejobpg://` by the
+    store's own URL. If a later Celery connects in another way, the transport gets the bare URL, and refuses it.
     """
     wrap(app, "_connection", partial(_connect, app, resolve))
 
@@ -40,7 +39,7 @@ def _connect(
 
 
 def mask_report(app: Celery) -> None:
-    """Have the app's report show no password.
+    """Make the app's report show no password.
 
     Replaces `Celery.bugreport` of one app; read in Celery 5.5.0 and 5.7.0.
 
@@ -52,14 +51,14 @@ def mask_report(app: Celery) -> None:
 
 
 def mask_settings(app: Celery) -> None:
-    """Have the app's configuration show no password, also when it is loaded anew; reads no configuration.
+    """Make the app's configuration show no password, even when it is loaded anew; reads no configuration.
 
     Replaces `Settings.table` of an app's configuration; read in Celery 5.5.0 and 5.7.0.
 
-    `inspect conf`, and whatever else prints the configuration, takes ``app.conf.table(with_defaults, censored)``:
-    Celery masks a setting by its name, and of several URLs the first. Ours masks by the value. The configuration is
-    another object each time that it is loaded, and its `setattr` would make a setting, so the method goes into the
-    instance's `__dict__`. If a later Celery shows settings in another way, these passwords are shown again.
+    `inspect conf`, and all other code that prints the configuration, uses ``app.conf.table(with_defaults, censored)``:
+    Celery masks a setting by its name, and of several URLs the first. Ours masks by the value. Each load of the
+    configuration makes another object, and its `setattr` would make a setting, so the method goes into the instance's
+    `__dict__`. If a later Celery shows settings in another way, these passwords are shown again.
     """
     app.on_after_configure.connect(partial(_mask, app), weak=False, dispatch_uid="celery_sidejob.masking")
     _mask(app)
@@ -77,19 +76,19 @@ def _table(table: Callable[..., Mapping[str, Any]], with_defaults: bool = False,
 
 
 def make_task(app: Celery, function: Callable[..., Any], **options: Any) -> Any:
-    """Make a task of a function now: `app.task` is a project's to override, and may put it off."""
+    """Make a task of a function now: `app.task` may be overridden by a project, and may postpone it."""
     return app._task_from_fun(function, **options)
 
 
 def tell_of_tasks(app: Celery, *, made: Callable[[Any], Any], completed: Callable[[], None]) -> None:
-    """Have `made` return what stands for a new task, and `completed` called whenever the app is to be complete.
+    """Replace each new task by the result of `made`, and call `completed` whenever the app must be complete.
 
     Replaces `finalize`, `_task_from_fun` and `register_task` of one `Celery`; read in Celery 5.5.0 and 5.7.0.
 
-    Every task of an app is made by one of the latter two, most of them while the app is finalized. The signal that
-    tells of the end of that, `on_after_finalize`, only logs what a receiver raises; wrong options of a task are to be
-    refused. So ours looks at all tasks after `finalize`, and at each task that is made later. If a later Celery makes
-    tasks in another way, those are not durable whatever they say, and their options are not checked.
+    Every task of an app is made by one of the latter two, most of them while the app is finalized. The signal for the
+    end of that, `on_after_finalize`, only logs the errors of a receiver, but wrong options of a task must be refused.
+    So ours checks all tasks after `finalize`, and each task that is made later. If a later Celery makes tasks in
+    another way, these are not durable whatever their options, and their options are not checked.
     """
 
     def finalize(before: Callable[..., None], auto: bool = False) -> None:
@@ -97,7 +96,7 @@ def tell_of_tasks(app: Celery, *, made: Callable[[Any], Any], completed: Callabl
             before(auto=auto)
             completed()
         except SettingsError:
-            app.__dict__.pop("tasks", None)  # kept where something has looked at them while the app was finalized
+            app.__dict__.pop("tasks", None)  # present if some code has read the tasks while the app was finalized
             raise
 
     def make_and_tell(before: Callable[..., Any], *args: Any, **options: Any) -> Any:
@@ -109,14 +108,14 @@ def tell_of_tasks(app: Celery, *, made: Callable[[Any], Any], completed: Callabl
 
 
 def send_by(app: Celery, send: Callable[..., Any]) -> None:
-    """Have tasks sent by ``send(app, Celery's own, name, ...)``; reads no configuration.
+    """Send tasks by ``send(app, Celery's own, name, ...)``; reads no configuration.
 
     Replaces `Celery.send_task` of one app; read in Celery 5.5.0 and 5.7.0.
 
-    `delay`, `apply_async`, canvas, retries and beat end in it. It asks the result backend before it sends, and takes a
-    producer from the app's pool for each message; the message itself is kept further down (`task_sender.py`). Ours
-    checks the call of a durable task, asks the backend afterwards, and gives it a producer that is taken when it is
-    used: the sixth of its arguments after the name. If a later Celery calls tasks in another way, durable ones are
-    still kept; but their options are not checked, and a call waits for a backend that is away.
+    `delay`, `apply_async`, canvas, retries and beat end in this method. It asks the result backend before it sends, and
+    takes a producer from the app's pool for each message; the message itself is kept further down (`task_sender.py`).
+    Ours checks the call of a durable task, asks the backend afterwards, and gives it a producer that is taken when it
+    is used: the sixth of its arguments after the name. If a later Celery calls tasks in another way, durable ones are
+    still kept; but their options are not checked, and a call waits for an unreachable backend.
     """
     wrap(app, "send_task", partial(send, app))

@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 
 def lend_transactions(calling: Callable[..., AbstractContextManager[None]]) -> None:
-    """Have all chords call their tasks within ``calling(transaction=...)``. Twice does no harm.
+    """Make all chords call their tasks within ``calling(transaction=...)``. A second call has no effect.
 
     Chords of an app without SideJob are as they were.
 
     Replaces `_chord.apply_async`, of all chords of this process; read in Celery 5.5.0 and 5.7.0.
 
-    Celery copies the options of such a call for the chord's body, and a transaction cannot be copied. Ours takes it out
-    of the options, and what the call sends finds it in `hooks/tasks/chord_transaction.py`. A group with something after
-    it is called by this method too. If a later Celery calls chords in another way, one with a transaction fails with
-    TypeError before anything is sent.
+    Celery copies the options of such a call for the chord's body, and a transaction cannot be copied. Ours takes the
+    transaction out of the options, and sent tasks find it in `hooks/tasks/chord_transaction.py`. A group with a
+    follow-up is called by this method too. If a later Celery calls chords in another way, a chord with a transaction
+    fails with TypeError before anything is sent.
     """
     before = _chord.apply_async
     if hasattr(before, "_keeps_transaction"):
@@ -42,26 +42,26 @@ def lend_transactions(calling: Callable[..., AbstractContextManager[None]]) -> N
 
 
 def is_redis(backend: Any) -> TypeGuard[RedisBackend]:
-    """Tell whether a backend is Celery's on Redis; an app with another one does not import that."""
+    """Tell whether a backend is Celery's on Redis; an app with another backend does not import that one."""
     module = sys.modules.get("celery.backends.redis")
     return module is not None and isinstance(backend, module.RedisBackend)
 
 
 def count_by(backend: Any, *, count: Callable[..., Any]) -> None:
-    """Have parts counted by `count`, called as `on_chord_part_return` is; twice does no harm.
+    """Count parts with `count`, called like `on_chord_part_return`; a second call has no effect.
 
-    Replaces `on_chord_part_return` of an app's Redis result backend, and in it three things that it uses.
+    Replaces `on_chord_part_return` of an app's Redis result backend, and in it three attributes that it uses.
 
-    Read in Celery 5.7.0; 5.5.0 has no `_chord_cleanup_script`, and is left alone. The backend counts a part of a chord;
-    whoever counts the last one takes a claim, joins the parts, publishes the body, and runs that script, called with
-    `keys`, `args` (the claim's token first) and `client`, which forgets the chord. Ours puts that off until the body is
-    kept (`hooks/tasks/chords.py`). It also relies on `_chord_claim_extend_script` to renew the claim, and on
-    `_chord_zset` and `get_key_for_group` to find what is counted. If a later Celery forgets chords in another way, a
-    process that dies after it has published a body and before that is kept has lost it.
+    Read in Celery 5.7.0; 5.5.0 has no `_chord_cleanup_script`, and is not changed. The backend counts a part of a
+    chord. The process that counts the last part takes a claim, joins the parts, publishes the body, and runs that
+    script, called with `keys`, `args` (the claim's token first) and `client`, which forgets the chord. Ours postpones
+    that until the body is kept (`hooks/tasks/chords.py`). It also relies on `_chord_claim_extend_script` to renew the
+    claim, and on `_chord_zset` and `get_key_for_group` to find the counted parts. If a later Celery forgets chords in
+    another way, a body is lost if its process dies after it has published the body and before the body is kept.
 
     If the parts cannot be joined, the backend calls `chord_error_from_stack` from within the error's handler, and then
-    `client.delete` to forget how many parts there are. Ours does neither if the backend was away. If a later Celery
-    does this in another way, a chord fails whose backend was away for a moment.
+    `client.delete` to forget the number of parts. Ours does neither if the backend was unreachable. If a later Celery
+    does this in another way, a chord fails if its backend is unreachable for a moment.
     """
     if is_redis(backend) and hasattr(type(backend), "_chord_cleanup_script"):
         vars(backend).setdefault("on_chord_part_return", count)
@@ -71,9 +71,9 @@ def count(
     backend: RedisBackend, request: Any, *args: Any, tell: Callable[..., Any], forget: Callable[..., Any],
     **options: Any,
 ) -> Any:  # fmt: skip
-    """Count a part as the backend does; but `tell` tells of a chord's failure, and `forget` forgets the chord.
+    """Count a part as the backend does; but `tell` reports a chord's failure, and `forget` forgets the chord.
 
-    Both are given what they replace before the arguments. If `tell` raises, nothing is forgotten.
+    Both get the replaced method before the arguments. If `tell` raises, nothing is forgotten.
     """
     client = _Client(backend.client)
 
@@ -94,7 +94,7 @@ def count(
 
 
 class _Client:
-    """The backend's client; while it `keeps` a chord, it deletes nothing of it."""
+    """The backend's client; while it `keeps` a chord, it deletes no key of it."""
 
     keeps = False
 

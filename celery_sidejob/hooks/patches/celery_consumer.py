@@ -1,8 +1,7 @@
-"""Replaces methods of one worker's consumer, and of the requests that it makes of messages."""
+"""Replaces methods of one worker's consumer, and of the requests that it makes from messages."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from functools import partial, partialmethod
 from queue import Empty
@@ -11,22 +10,21 @@ from typing import Any
 from amqp.exceptions import NotFound, RecoverableConnectionError
 from celery.exceptions import InvalidTaskError
 
+from ...model.logger import logger
 from .pools import report
 from .wrapping import wrap
 
-logger = logging.getLogger("celery_sidejob")
-
 
 def survive_deleted_queues(blueprint: Any) -> None:
-    """Have a queue that is deleted while a worker connects break its connection, and not the worker.
+    """Make a queue that is deleted while a worker connects break the connection, and not the worker.
 
     Replaces `Blueprint.start` of one worker's consumer; read in Celery 5.5.0 and 5.7.0.
 
-    Celery's `Consumer.start` calls ``blueprint.start(consumer)`` in a loop, and connects again after what is among the
-    connection's errors. It declares its queues, binds them, is busy for a while, and consumes: RabbitMQ's answer to a
-    queue that was deleted meanwhile (`NotFound`) is no error of the connection, and would end the worker. Ours makes it
-    one: with a new connection all is declared again. If a later Celery starts in another way, such a deletion ends a
-    worker.
+    Celery's `Consumer.start` calls ``blueprint.start(consumer)`` in a loop, and connects again after an error of the
+    connection. It declares its queues, binds them, is busy for a while, and consumes: RabbitMQ's answer for a queue
+    that was deleted meanwhile (`NotFound`) is no error of the connection, and would end the worker. Ours turns it into
+    one: with a new connection all queues are declared again. If a later Celery starts in another way, such a deletion
+    ends a worker.
     """
     wrap(blueprint, "start", _start)
 
@@ -35,19 +33,19 @@ def _start(before: Callable[[Any], None], consumer: Any) -> None:
     try:
         before(consumer)
     except NotFound as error:
-        # What its user declares by himself has to be there.
+        # Queues that its user declares himself must exist.
         if any(queue.no_declare for queue in consumer.app.amqp.queues.consume_from.values()):
             raise
         raise RecoverableConnectionError(f"a queue of this worker was deleted: {error}") from error
 
 
 def note_lost_connections(consumer: Any, note: Callable[[bool], None]) -> None:
-    """Have `note` told when Celery begins to deal with a connection that broke, and when it has.
+    """Call `note` when Celery begins to handle a broken connection, and when it has handled it.
 
     Replaces `Consumer.on_connection_error_after_connected` of one worker's consumer; read in Celery 5.5.0 and 5.7.0.
 
-    With `worker_cancel_long_running_tasks_on_connection_loss` it cancels what runs by `Request.cancel`, as a cold stop
-    does. Where bodies run in the worker's own process, a cold stop ends that. Ours notes which of the two it is. If a
+    With `worker_cancel_long_running_tasks_on_connection_loss` it cancels runs by `Request.cancel`, as a cold stop does.
+    If bodies run in the worker's own process, a cold stop ends that process. Ours notes which of the two it is. If a
     later Celery cancels from elsewhere, a worker with threads or gevent ends when its connection breaks.
     """
 
@@ -62,18 +60,18 @@ def note_lost_connections(consumer: Any, note: Callable[[bool], None]) -> None:
 
 
 OF_MESSAGES = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
-"""What a malformed message raises, though kombu may count it among the errors of a connection, as KeyError."""
+"""Errors of a malformed message, though kombu may count them among the errors of a connection, such as KeyError."""
 
 
 def give_up_malformed(consumer: Any) -> None:
-    """Have a message that cannot be taken given up, whatever it holds, and the worker go on with the next.
+    """Give up a message that cannot be taken, whatever it contains, and let the worker continue with the next.
 
     Replaces `Consumer.create_task_handler` of one worker's consumer; read in Celery 5.5.0 and 5.7.0.
 
-    It returns the function that is called with each message. Celery gives a message up over two kinds of errors; any
-    other, such as a task's name that is a list, ends the worker, or looks as if its broker had gone: then the message
-    comes again at once. Whoever can write into a queue could keep all its workers from working. If a later Celery takes
-    messages elsewhere, one malformed message ends a worker.
+    It returns the function that is called with each message. Celery gives a message up after errors of two classes. Any
+    other error, for example from a task name that is a list, ends the worker, or looks like the loss of the broker:
+    then the message comes again at once. A program that can write into a queue could stop all its workers. If a later
+    Celery takes messages elsewhere, one malformed message ends a worker.
     """
     wrap(consumer, "create_task_handler", partial(_create, consumer))
 
@@ -98,7 +96,7 @@ def _create(consumer: Any, before: Callable[[], Callable[[Any], Any]]) -> Callab
 
 
 def refuse_by(consumer: Any, by: Callable[[Any, BaseException, bool], bool]) -> None:
-    """Have a message that the worker refuses given to `by`; Celery's own way follows if that returns False.
+    """Give a message that the worker refuses to `by`; if that returns False, Celery handles it in its own way.
 
     `by` takes the message, the error, and whether the message names a task that the worker does not know.
 
@@ -116,25 +114,25 @@ def refuse_by(consumer: Any, by: Callable[[Any, BaseException, bool], bool]) -> 
 def _refuse(
     by: Callable[[Any, BaseException, bool], bool], is_unknown: bool, before: Callable[..., Any], *of: Any
 ) -> Any:
-    *_, message, error = of  # the first two functions are also given the body, before these
+    *_, message, error = of  # the first two functions also get the body, before these
     return None if by(message, error, is_unknown) else before(*of)
 
 
 MOST_S = 2**31
-"""Seconds of a time limit. Celery's pools compare it, or wait for it, where an error ends the worker."""
+"""The most seconds of a time limit. Celery's pools compare it, or wait for it, where an error ends the worker."""
 
 
 def hand_over_by(consumer: Any, handle: Callable[[Callable[[Any], Any], Any], None]) -> None:
-    """Have `handle` called with Celery's own function, and the request.
+    """Call `handle` with Celery's own function and the request.
 
     Replaces `Consumer.on_task_request` of one worker's consumer, and `WorkController._process_task` of its worker.
 
     Read in Celery 5.5.0 and 5.7.0. The first is the function that hands a request to the pool: an attribute that the
     strategies of tasks, rate limits and timers for an eta all look up when they are made, which is after our step. Ours
-    first notes what waits for the pool, and stops fetching before a message fills it. The second is what it comes to,
-    at once or when the pool has room: an error of the message, which is raised there, would end the worker, or keep a
-    place in the pool for good. If a later Celery hands requests over in another way, messages wait behind long runs
-    while other workers have nothing to do, and a malformed one ends a worker.
+    first notes which requests wait for the pool, and stops fetching before a message fills it. The second is called in
+    the end, at once or when the pool has room: an error of the message, which is raised there, would end the worker, or
+    occupy a slot of the pool for good. If a later Celery hands requests over in another way, messages wait behind long
+    runs while other workers are idle, and a malformed message ends a worker.
     """
     worker = consumer.controller
     begins_at_once = consumer.on_task_request == worker._process_task
@@ -157,14 +155,14 @@ def _begin_or_report(worker: Any, before: Callable[[Any], Any], request: Any) ->
 
 
 def wrap_generated(cls: type, **by: Callable[..., Any]) -> None:
-    """Wrap those of the methods that the class itself has; each of `by` is given the object, and what it replaces.
+    """Wrap the methods that the class itself has; each of `by` gets the object, and the method that it replaces.
 
     Replaces `execute_using_pool` and `on_success` of the `Request` that Celery generates for each task.
 
     Read in Celery 5.5.0 and 5.7.0: `celery.worker.request.create_request_cls` makes a subclass of a task's own Request,
-    an official extension point, and overrides these two in it, so that an override of ours is never called. If a later
-    Celery generates no subclass, or with other methods, ours are not wrapped: a worker with solo begins a run within
-    another, and what was given back begins all the same.
+    an official extension point, and overrides these two in it, so that our override is never called. If a later Celery
+    generates no subclass, or overrides other methods, ours are not wrapped: a worker with solo begins a run within
+    another, and a run that was given back begins all the same.
     """
     for name, replacement in by.items():
         if name in cls.__dict__:
@@ -172,11 +170,11 @@ def wrap_generated(cls: type, **by: Callable[..., Any]) -> None:
 
 
 def drop_unreadable(poller: Any) -> None:
-    """Have what cannot be read dropped, and the worker go on with the next.
+    """Drop texts that cannot be read, and let the worker continue with the next message.
 
     Replaces `MultiChannelPoller.on_readable` of one worker's connection to Redis; read in kombu 5.5.2 and 5.7.0.
 
-    It reads an answer of Redis, and delivers the message in it. A text that is no message of kombu's raises an error
+    It reads an answer of Redis, and delivers the message in it. A text that is not a kombu message raises an error
     there, before Celery sees it, and ends the worker. Ours logs the error. If a later kombu reads elsewhere, one such
     text in a queue ends a worker.
     """

@@ -1,13 +1,13 @@
 """Replaces `TaskPool.on_apply` of one pool; read in Celery 5.5.0 and 5.7.0, billiard 4.2.1 and 4.3.2.
 
-`BasePool.apply_async` calls it to begin a run. A pool of processes reports an error outside Celery's tracer, over a
-body that cannot be decoded or a `chain` that is no list, to the request. Other pools do not: a thread forgets the
-error, and the request counts as running for good; with solo the error ends the worker. But a pool of processes keeps a
-place for a request that cannot be pickled, and ends the worker if a body has raised MemoryError.
+`BasePool.apply_async` calls it to begin a run. A pool of processes reports an error outside Celery's tracer (a body
+that cannot be decoded, a `chain` that is no list) to the request. Other pools do not: a thread forgets the error, and
+the request counts as running for good; with solo the error ends the worker. But a pool of processes reserves a slot for
+a request that cannot be pickled, and ends the worker if a body has raised MemoryError.
 
 With gevent it waits for a free greenlet, in the greenlet that reads from the broker: RabbitMQ's next messages would
-wait unread, and nobody could give them back. With threads it raises RuntimeError once a cold stop has closed them, as
-Celery's handler of the signal does wherever it finds the worker.
+wait unread, and could not be given back. With threads it raises RuntimeError once a cold stop has closed them, which
+Celery's signal handler does at any moment.
 
 If a later Celery begins runs in another way, malformed messages end workers or fill them, a busy worker with gevent
 keeps messages, and a cold stop may log an error.
@@ -15,7 +15,6 @@ keeps messages, and a cold stop may log an error.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from functools import partial
@@ -27,24 +26,24 @@ from celery.exceptions import WorkerShutdown, WorkerTerminate
 from celery.worker import state
 from kombu.utils import functional
 
+from ...model.logger import logger
+from ...pools.cut_off import CutOff
 from .wrapping import wrap
-
-logger = logging.getLogger("celery_sidejob")
 
 
 def report_failures(pool: Any) -> None:
-    """Have a request told of whatever ends its run, or keeps it from being begun, and the worker go on."""
+    """Report to a request any error that ends its run or keeps it from beginning, and let the worker continue."""
     if hasattr(getattr(pool, "_pool", None), "_cache"):
         wrap(pool, "on_apply", partial(_send_or_forget, pool._pool))
         return
-    passed: tuple[type[BaseException], ...] = (WorkerShutdown, WorkerTerminate)
+    passed: tuple[type[BaseException], ...] = (WorkerShutdown, WorkerTerminate, CutOff)
     if getattr(pool, "is_green", False):
-        from gevent import GreenletExit, Timeout  # it is there, as the pool is
+        from gevent import GreenletExit, Timeout  # the pool is gevent's, so gevent is installed
 
         passed = (*passed, GreenletExit, Timeout)
     wrap(pool, "on_apply", partial(_run_or_report, passed))
     if getattr(pool, "executor", None) is not None:
-        pool.unfinished = set()  # an executor does not say what it has
+        pool.unfinished = set()  # an executor does not list its work
         wrap(pool, "on_apply", partial(_note, pool.unfinished))
 
 
@@ -94,15 +93,15 @@ def _run_or_report(
 
 
 def _traced(callback: Callable[[Any], Any], target: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what runs a request, whose method `callback` is, in place of Celery's tracer."""
+    """Return the function that runs a request in place of Celery's tracer; its method `callback` gets the outcome."""
     traced: Callable[..., Callable[..., Any]] | None = getattr(callback.__self__, "traced", None)  # type: ignore[attr-defined]
     return target if traced is None else traced(target)
 
 
 def report(error: BaseException, error_callback: Callable[[Any], Any]) -> None:
-    """Tell a request of an error, by its method for that, and give its message up if it is not over by then.
+    """Report an error to a request, by its method for that, and give its message up if it is not over by then.
 
-    With anything but an ordinary error a process of a pool would have ended.
+    After anything but an ordinary error, a process of a pool would have ended.
     """
     if not isinstance(error, Exception) or isinstance(error, MemoryError):
         error = WorkerLostError(repr(error)).with_traceback(error.__traceback__)
@@ -111,20 +110,20 @@ def report(error: BaseException, error_callback: Callable[[Any], Any]) -> None:
 
 
 def _tell(callback: Callable[[Any], Any], about: Any) -> None:
-    """Tell a request how its run ended; if it fails over that, its message is given up."""
+    """Tell a request how its run ended; if that fails, its message is given up."""
     try:
         callback(about)
     except Exception as error:
         request: Any = callback.__self__  # type: ignore[attr-defined]
-        # Celery would end the worker over a MemoryError in a process of its pool, which has a memory of its own.
+        # Celery would end the worker after a MemoryError in a pool process, which has its own memory.
         unforeseen = None if isinstance(error, MemoryError) else error
         logger.error("The end of task %s could not be told to all: %s", request, error, exc_info=unforeseen)
         request.reject(requeue=False)
 
 
 def let_messages_wait(pool: Any) -> None:
-    """Let a message that finds all greenlets busy wait in one of its own, and the worker read on."""
-    from gevent import spawn  # it is there, as the pool is
+    """Let a message that finds all greenlets busy wait in its own greenlet, while the worker reads on."""
+    from gevent import spawn  # the pool is gevent's, so gevent is installed
 
     waiting: set[Any] = set()
 
@@ -134,15 +133,15 @@ def let_messages_wait(pool: Any) -> None:
         greenlet = spawn(before, *args, **options)
         waiting.add(greenlet)
         greenlet.link(waiting.discard)
-        return None  # there is nothing yet that could be terminated
+        return None  # there is no run yet that could be terminated
 
     wrap(pool, "on_apply", apply_or_wait)
 
 
 def end_quietly(pool: Any) -> None:
-    """Have a cold stop not fail on a message that is just being received, when it has closed the pool's threads.
+    """Let a cold stop that has closed the pool's threads not fail on a message that is just being received.
 
-    The message has not been acknowledged: it is the broker's, as what waits for a thread is.
+    The message is not acknowledged, so it still belongs to the broker, like messages that wait for a thread.
     """
     if getattr(pool, "executor", None) is not None:
         wrap(pool, "on_apply", _apply_unless_over)
@@ -158,16 +157,16 @@ def _apply_unless_over(before: Callable[..., Any], *args: Any, **options: Any) -
 
 
 def remember_runs(pool: Any) -> None:
-    """Have a pool of processes remember what runs in it, or will.
+    """Let a pool of processes remember its present runs and those it has sent to a process.
 
     Replaces `TaskPool.flush` of one pool of processes; read in Celery 5.5.0 and 5.7.0.
 
-    When the connection to the broker broke, `Consumer.on_close` calls it to drop what the pool has not begun. Celery
-    5.5 forgets with it, in `AsynPool._cache`, what runs: the worker then hears nothing of the end of these runs, nor
-    that their process died, and they keep their places in the pool for ever. Celery 5.7 forgets only what was sent to a
-    process that has not said yet that it begins; it begins all the same. Ours has the pool remember both. If a later
-    Celery forgets them elsewhere, a worker begins fewer runs at a time after each break, and runs again what it has
-    sent.
+    When the connection to the broker broke, `Consumer.on_close` calls it to drop the requests that the pool has not
+    begun. Celery 5.5 also forgets, in `AsynPool._cache`, the present runs: the worker then does not learn of the end of
+    these runs, nor of the death of their process, and they occupy the pool for ever. Celery 5.7 forgets only requests
+    that were sent to a process which has not confirmed the beginning; they begin all the same. With ours the pool
+    remembers both. If a later Celery forgets them elsewhere, a worker begins fewer runs at a time after each break, and
+    runs sent requests again.
     """
     processes = getattr(pool, "_pool", None)
     if hasattr(processes, "_cache"):
@@ -177,18 +176,18 @@ def remember_runs(pool: Any) -> None:
 def _flush(processes: Any, before: Callable[[], None]) -> None:
     known = dict(processes._cache)
     before()
-    sent = {number: job for number, job in known.items() if job._accepted or job._write_to}  # or half sent before
+    sent = {number: job for number, job in known.items() if job._accepted or job._write_to}  # or partly sent
     processes._cache.update((number, job) for number, job in sent.items() if not job.ready())
 
 
 def pause_in_greenlets() -> None:
-    """Let bodies go on while kombu pauses.
+    """Let bodies continue while kombu pauses.
 
     Replaces `kombu.utils.functional.sleep`, in a worker with gevent; read in kombu 5.5.2 and 5.7.0.
 
-    `retry_over_time` calls this name of its module between two tries to connect: up to half a minute, on a broker that
-    is down. gevent looks at all objects there are when it replaces Python's locks, Celery's lazy names among them,
-    which import kombu; and it replaces `time.sleep` only after that. If a later kombu pauses by another name, all
-    greenlets stand still while it connects.
+    `retry_over_time` calls this name of its module between two tries to connect: for up to half a minute if the broker
+    is down. When gevent replaces Python's locks, it reads all existing objects, among them Celery's lazy names, which
+    import kombu; it replaces `time.sleep` only after that. If a later kombu pauses by another name, all greenlets stand
+    still while it connects.
     """
     functional.sleep = time.sleep

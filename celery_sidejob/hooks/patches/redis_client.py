@@ -9,20 +9,20 @@ from .wrapping import wrap
 
 
 def is_redis(channel: Any) -> bool:
-    """Tell whether this is a channel of kombu's Redis transport or of ours; with another broker neither is imported."""
+    """Tell whether this is a channel of kombu's Redis transport or ours; with another broker neither is imported."""
     redis = sys.modules.get("kombu.transport.redis")
     return redis is not None and isinstance(channel, redis.Channel)
 
 
 def keep_client(channel: Any) -> None:
-    """Have the channel make a client once for each pool of connections that it opens; leaves other brokers' alone.
+    """Make the channel keep one client for each pool of connections that it opens; only with kombu's Redis transport.
 
     Replaces `Channel._create_client` of one channel of kombu's Redis transport; read in kombu 5.5.2 and 5.7.0.
 
-    kombu makes a client for each command, which takes longer than to send it (0.2 ms): publishing has one, a delivery
-    two, for what is noted at its arrival and taken back at its acknowledgement. A client has no state but its pool,
-    which kombu shares between them as it is. Our own transport does the same in its channel. If a later kombu makes
-    clients by another name, they are made for each command again.
+    kombu makes a client for each command, which takes longer than sending the command (0.2 ms). A publication has one
+    command; a delivery has two, for the note at its arrival and its removal at the acknowledgement. A client has no
+    state but its pool, which kombu already shares between clients. Our own transport does the same in its channel. If a
+    later kombu makes clients by another name, they are made for each command again.
     """
     if not hasattr(channel, "_create_client"):
         return
@@ -34,7 +34,7 @@ def keep_client(channel: Any) -> None:
             return before(asynchronous=True)
         if getattr(channel.connection, "client", None) is None:
             # Closed a second time, after the first time failed half-way and the connection was given up. kombu would
-            # ask what is gone for its address, and the AttributeError of that ends a worker that is to reconnect.
+            # read the address of a connection that is gone, and the AttributeError would end a worker that reconnects.
             from redis.exceptions import ConnectionError  # here: on other brokers nothing imports it
 
             raise ConnectionError("This connection to Redis was given up.")

@@ -11,13 +11,13 @@ from .wrapping import wrap
 
 
 def announce_soft_shutdown(worker: Any, announce: Callable[[], None]) -> None:
-    """Have `announce` called before the worker waits.
+    """Call `announce` before the worker waits.
 
     Replaces `WorkController.wait_for_soft_shutdown` of one worker; read in Celery 5.5.0 and 5.7.0.
 
-    A cold stop calls it first, and it sleeps for `worker_soft_shutdown_timeout`, the time that runs have to end in.
-    Celery tells of such a stop only after that time. Ours announces it before, to bodies that look whether they are to
-    stop. If a later Celery waits in another way, they are told when it is too late.
+    A cold stop calls it first, and it sleeps for `worker_soft_shutdown_timeout`, the time in which runs should end.
+    Celery announces such a stop only after that time. Ours announces it before, to bodies that check whether they
+    should stop. If a later Celery waits in another way, they learn of it too late.
     """
 
     def wait(before: Callable[[], None]) -> None:
@@ -28,12 +28,12 @@ def announce_soft_shutdown(worker: Any, announce: Callable[[], None]) -> None:
 
 
 def tell_of_cut_off(worker: Any, cut_off: Callable[[Any], None]) -> None:
-    """Have `cut_off` called with the worker when a cold stop ends its warm stop.
+    """Call `cut_off` with the worker when a cold stop ends its warm stop.
 
     Replaces `WorkController.stop` of one worker; read in Celery 5.5.0 and 5.7.0.
 
     A warm stop waits in it for the bodies of the pool. If bodies run in the worker's own process, a cold stop that
-    comes meanwhile raises WorkerTerminate from there, and Celery terminates no step of the worker. Ours tells of it. If
+    comes meanwhile raises WorkerTerminate from there, and Celery terminates no step of the worker. Ours reports it. If
     a later Celery stops by another method, such a worker waits for its bodies to the end and gives nothing back.
     """
 

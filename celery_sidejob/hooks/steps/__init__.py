@@ -1,1 +1,1 @@
-"""Steps of a worker and of its consumer: what starts our services, and stops them."""
+"""Steps of a worker and of its consumer: they start our services, and stop them."""

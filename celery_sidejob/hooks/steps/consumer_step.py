@@ -1,4 +1,4 @@
-"""The worker's connection to the broker: what is set up on each new one, and given back before it is closed."""
+"""The worker's connection to the broker: the setup of a new connection, and the messages to give back at its end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STOPS = {bootsteps.CLOSE, bootsteps.TERMINATE}
 class DisconnectionStep(bootsteps.StartStopStep):
     """Part of Celery's consumer, which is stopped and started again with every connection."""
 
-    # After what Celery itself drops then: it has cleared its queues before any step is stopped.
+    # This runs after Celery has dropped its own things: it clears its queues before any step is stopped.
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
     def __init__(self, c: Any, task_events: bool = True, **kwargs: Any) -> None:
@@ -40,7 +40,7 @@ class DisconnectionStep(bootsteps.StartStopStep):
             self._appetite = Appetite(c)
 
     def start(self, c: Any) -> None:
-        """Listen to what the broker says of a new connection's consumers; on Redis all is said by one client."""
+        """Listen to the broker's messages about a new connection's consumers; on Redis one client hears all of them."""
         refers = c.app.sidejob.runtime.connections.is_broker
         if refers:
             c.connection.transport.outbox = WorkerOutbox(c.app)
@@ -56,8 +56,9 @@ class DisconnectionStep(bootsteps.StartStopStep):
             tell = draining.fetch_when_there_is_room(c.connection, c.task_consumer.channel.qos)
             if self._appetite is not None:
                 self._appetite.tell = tell
-        # With solo an acknowledgement brings the next message, which nobody could give back while a body runs. And if a
-        # reference were gone before its row is locked, a kill in between would leave a message that nobody fetches.
+        # With solo an acknowledgement brings the next message, which could not be given back while a body runs. And if
+        # a reference were gone before its row is locked, a kill in between would leave a message that no worker
+        # fetches.
         delivered.Delivered.acks_at_end = refers or (broker == "amqp" and isinstance(c.pool, Solo))
         if self._appetite is not None:
             self._appetite.start(fetcher_of(c, self._appetite))
@@ -67,24 +68,24 @@ class DisconnectionStep(bootsteps.StartStopStep):
         keep_client(c.task_consumer.channel)
 
     def info(self, c: Any) -> dict[str, Any]:
-        """Return what `inspect stats` shows of the broker, in place of what Celery's own step does."""
+        """Return the broker's part of `inspect stats`, instead of the result of Celery's own step."""
         broker = c.connection.info() if c.connection else {}
         broker.pop("password", None)
         return {"broker": masked(broker)} if broker else {}
 
     def register_with_event_loop(self, c: Any, hub: Any) -> None:
-        """Have the event loop decide again and again how much is fetched."""
+        """Let the event loop decide again and again how many messages are fetched."""
         if self._appetite is not None:
             self._appetite.register(hub)
 
     def stop(self, c: Any) -> None:
-        """Give back what was not begun, if the worker stops; vouch for it no longer, if the connection broke."""
+        """Give back messages that have not begun, if the worker stops; vouch for none, if the connection broke."""
         if self._looks is not None:
             self._looks.stop()
             self._looks = None
         if self._appetite is not None:
             self._appetite.holding.disconnected()
-        # Celery before 5.7 leaves a connection that broke where it was.
+        # Celery before 5.7 does not close a broken connection.
         if self._appetite is not None and c.connection is not None and c.blueprint.state in STOPS:
             self._appetite.stop()
         for heartbeat in c.app.sidejob.heartbeats:  # none without a store

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,8 +12,9 @@ from celery.worker.state import active_requests
 
 from ...jobs import scheduling
 from ...model.errors import SideJobError, StoreUnavailableError
+from ...model.logger import logger
 from ...model.settings import Settings
-from ...operations import queues
+from ...operations.gates import queues
 from ...operations.runtime import Runtime
 from ...services import stop_flag
 from ...services.heartbeat.heartbeat import Heartbeat
@@ -26,10 +26,8 @@ from .. import configuration, task_check
 from ..broker.rabbitmq_watchdog import RabbitMQWatchdog
 from ..patches import pools, stopping
 from ..tasks import marking
-from ..worker import board, greenlets, pool_kind
+from ..worker import board, pool_kind
 from ..worker.bell import Bell
-
-logger = logging.getLogger("celery_sidejob")
 
 START_S = 10.0
 """How long a worker that starts waits for a store."""
@@ -39,8 +37,8 @@ AGAIN_S = 0.5
 class SideJobStep(bootsteps.StartStopStep):
     """Starts with the worker's blueprint, once; its threads outlive every reconnection to the broker."""
 
-    # After the pool has made its processes, which would inherit whatever lock a thread of ours holds just then (of an
-    # import, for one) and wait for it for ever; before the consumer, which is always the last.
+    # It starts after the pool has made its processes, which would inherit any lock that a thread of ours has at that
+    # moment (of an import, for example) and wait for it for ever; and before the consumer, which is always the last.
     requires = ("celery.worker.components:Pool",)
 
     def __init__(self, worker: Any, **kwargs: Any) -> None:
@@ -54,7 +52,7 @@ class SideJobStep(bootsteps.StartStopStep):
         marking.mark(worker.app)  # tasks of modules that were imported after the app was finalized
 
     def include_if(self, worker: Any) -> bool:
-        """Only where there is a store; an app that merely imports us may run workers for its other tasks."""
+        """Only if there is a store; an app that merely imports us may run workers for its other tasks."""
         if worker.app.sidejob.settings.database_url is None:
             return False
         pool_kind.check(worker.pool_cls)
@@ -64,7 +62,7 @@ class SideJobStep(bootsteps.StartStopStep):
         """Check the schemas, register this worker, begin to beat and to sweep; end it with one line if it may not."""
         try:
             self._start(worker)
-        except SideJobError as error:  # Celery would log a traceback, and the remedy behind it
+        except SideJobError as error:  # Celery would log a traceback, and only then the remedy
             logger.critical("This worker cannot start: %s", error)
             raise SystemExit(EX_FAILURE) from error
 
@@ -92,13 +90,13 @@ class SideJobStep(bootsteps.StartStopStep):
         stopping.announce_soft_shutdown(worker, stop_flag.announce)
         stopping.tell_of_cut_off(worker, self.terminate)
         pools.report_failures(worker.pool)
-        greenlets.install(worker.pool)
+        pool_kind.wait_in_greenlets(worker.pool)
         pools.end_quietly(worker.pool)
         pools.remember_runs(worker.pool)
         signals.worker_shutdown.connect(self._leave, weak=False)
 
     def register_with_event_loop(self, worker: Any, hub: Any) -> None:
-        """Have the event loop listen to the bell; called again after every reconnection."""
+        """Let the event loop listen to the bell; called again after every reconnection."""
         maintain_after_rings(self._bell, worker.pool, hub, self._pool_has_looked)
 
     def _pool_has_looked(self) -> None:
@@ -106,7 +104,7 @@ class SideJobStep(bootsteps.StartStopStep):
             processes.pool_has_looked()
 
     def terminate(self, worker: Any) -> None:
-        """Leave after a cold stop, of which `worker_shutdown` does not tell; the pool has been terminated before."""
+        """Leave after a cold stop, which `worker_shutdown` does not report; the pool has been terminated before."""
         self._leave()
         pool_kind.leave_threads_behind(worker)
 
@@ -127,9 +125,9 @@ class SideJobStep(bootsteps.StartStopStep):
         )  # fmt: skip
 
     def _register(self) -> None:
-        """Enter this worker in all stores; in one that is away its heartbeat does so later, if another is there.
+        """Register this worker in all stores; in a silent store its heartbeat does so later, if another store answers.
 
-        While none is there it is tried again for a while: a Postgres that restarts ends connections, and is back soon.
+        While no store answers, it tries again for a while: a Postgres that restarts ends connections, and is back soon.
         """
         until = time.monotonic() + START_S
         while len(away := self._try_to_register()) == len(self._heartbeats):
@@ -165,14 +163,14 @@ class SideJobStep(bootsteps.StartStopStep):
 
 
 def maintain_after_rings(bell: Bell, pool: Any, hub: Any, then: Callable[[], None]) -> None:
-    """Have the worker's event loop look after its pool when the bell rings, and tell when it has.
+    """Let the worker's event loop maintain its pool when the bell rings, and call `then` afterwards.
 
     Celery replaces a process that was killed at its next maintenance, up to five seconds later; until then a message
-    that this worker has fetched already waits for nobody. The pool may only be touched by the loop's own thread.
+    that this worker has already fetched waits for no process. The pool may only be touched by the loop's own thread.
     """
 
     def maintain() -> None:
-        if pool._pool is not None:  # a cold stop ends it in the midst of the loop, and so rings the bell
+        if pool._pool is not None:  # a cold stop ends it in the middle of the loop, and so rings the bell
             pool._pool.maintain_pool()
         then()
 

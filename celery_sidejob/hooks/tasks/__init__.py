@@ -1,1 +1,1 @@
-"""Ordinary durable tasks as Celery sees them: their calls, their deliveries and runs."""
+"""Durable tasks in Celery: their calls, their deliveries and their runs."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 import time
@@ -29,10 +28,12 @@ from ...model.durable import (
     key_of,
 )
 from ...model.errors import StoreUnavailableError
-from ...operations import durable_locks, measuring
-from ...operations.contents import as_kept, is_forged
-from ...operations.durable_runs import Run
-from ...operations.permits import AtGateError
+from ...model.logger import logger
+from ...operations.gates.permits import AtGateError
+from ...operations.ledger import durable_locks
+from ...operations.ledger.contents import as_kept, is_forged
+from ...operations.ledger.durable_runs import Run
+from ...operations.runs import measuring
 from ...operations.runtime import Runtime
 from ..admission import waiting_in
 from ..apps import runtime_for
@@ -44,8 +45,6 @@ from . import chords, missing_row_warning, telling
 from .not_begun import Copy, Forged, Left
 from .present_run import RUNS, run_of
 
-logger = logging.getLogger("celery_sidejob")
-
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
@@ -55,20 +54,20 @@ class Delivery:
     request: Context
     runtime: Runtime
     key: Key | None
-    """None if its publisher has made no row."""
+    """The key of its row; None if its publisher has made no row."""
     address: Address
     content: Content
     adopted: Message | None
-    """The message of which a row is to be made, if there is none."""
+    """The message from which to make a row, if there is none."""
 
     @classmethod
     def of(cls, task: Any, request: Context) -> Delivery:
-        """Read the message; Ignore if it is of a newer format."""
+        """Read the message; raises Ignore for a newer format."""
         header = request.get(HEADER)
         key = key_of(request.id, header)
         adopted = request.get(ADOPTED) if key is None else None
         if key is None and adopted is None:
-            # Its row is in the store: it is sent again when it has not been heard of for a while.
+            # Its row is in the store: the message is sent again when it has been silent for a while.
             logger.warning("Task %s is left to newer workers: its message is of a newer format", request.id)
             raise Ignore(f"task {request.id}: its message is of a newer format")
         runtime = runtime_for(task.app, f"{task.name} is durable")
@@ -76,17 +75,17 @@ class Delivery:
 
     @property
     def policy(self) -> dict[str, Any]:
-        """What is recorded of the process and of losses, as `durable_locks` takes it."""
+        """The process and the rules for losses, as `durable_locks` records them."""
         most = self.task.max_losses or self.runtime.settings.max_losses
         return {"pid": os.getpid(), "on_lost": self.task.lost_policy, "max_losses": most}
 
     def run_in(self, there: Runtime, worker_id: int) -> Run:
-        """Return its run, which has not begun, for one store and this worker's identity there."""
+        """Return its run, before its begin, for one store and this worker's identity there."""
         return Run(self.key or (self.request.id, 1), self.task.name, worker_id, there, self.content)
 
 
 def begin(task: Any, request: Context) -> None:
-    """Lock the row of a delivery; raises one of `not_begun` if that is a copy, or cannot be done now."""
+    """Lock the row of a delivery; raises an exception of `not_begun` if it is a copy, or cannot begin now."""
     try:
         _begin(task, request)
     except SoftTimeLimitExceeded:  # the limit is meant for the body
@@ -104,21 +103,21 @@ def _begin(task: Any, request: Context) -> None:
 
 
 def _begin_held(delivery: Delivery, held: HeldRun) -> bool:
-    """Begin a run whose row this worker holds; False where it does not for sure, or its queue is managed by now."""
+    """Begin a run whose row this worker holds; False if that is not sure, or if its queue is now managed."""
     if held.stands:
         run = delivery.run_in(delivery.runtime, held.held.worker_id)
         run.is_held, run.held_at, run.queue, run.waited_s = True, held.held.at, held.queue, held.waited_s
         _note_begun(delivery, run)
         return True
     try:
-        durable_locks.unhold(delivery.runtime, [held.held])
+        durable_locks.unhold(delivery.runtime, [held.held._replace(place=None)])
     except StoreUnavailableError as error:
         _leave(delivery, str(error))
     return False
 
 
 def _begin_locked(delivery: Delivery, stores: Sequence[tuple[Runtime, int]]) -> None:
-    """Begin in the store that has the row, or raise why the delivery goes no further."""
+    """Begin in the store that has the row, or raise the reason why the delivery must not run."""
     failure: StoreUnavailableError | None = None
     for there, worker_id in stores:
         run = delivery.run_in(there, worker_id)
@@ -147,7 +146,7 @@ def _begin_locked(delivery: Delivery, stores: Sequence[tuple[Runtime, int]]) -> 
 
 
 def _lock(delivery: Delivery, run: Run) -> bool:
-    """Lock the row in one store, or make one that is locked; False if the delivery is a copy there, or forged."""
+    """Lock the row in one store, or make a locked row; False if the delivery is a copy there, or forged."""
     there = run.runtime
     if delivery.adopted is not None:
         run.content = delivery.adopted.content
@@ -163,24 +162,24 @@ def _is_forged(delivery: Delivery, stores: Sequence[Runtime]) -> bool:
     try:
         return key is not None and any(is_forged(there, key, delivery.content) for there in stores)
     except StoreUnavailableError:
-        return False  # it does not run in any case
+        return False  # it must not run in any case
 
 
 def _note_begun(delivery: Delivery, run: Run) -> None:
     task, request = delivery.task, delivery.request
     run.stopping = partial(own_process.is_to_stop, task.app, run.key, place=run.runtime.store.place)
-    for ours in (HEADER, *OF_THE_PARENT):  # a body may give its headers to what it calls
+    for ours in (HEADER, *OF_THE_PARENT):  # a body may pass its headers on to the tasks that it calls
         (request.headers or {}).pop(ours, None)
-    telling.install(task.backend)  # which the project may have named for this task
+    telling.install(task.backend)  # a project may have set a backend for this task
     if request.chord:
         run.is_counted = chords.install(task.app, task.backend)
     measuring.task_begun(run)
-    request.sidejob_run = run  # the request's own: another delivery of this id may come and go in a thread
+    request.sidejob_run = run  # on the request: another delivery of this id may come and go in a thread
     RUNS[request.id] = run
 
 
 def _stores_or_leave(delivery: Delivery) -> Sequence[tuple[Runtime, int]]:
-    """Return the stores that may have the row, each with this worker's identity there; without any leave the task."""
+    """Return the stores that may have the row, each with this worker's identity there; without any, do not begin."""
     runtime, skips = delivery.runtime, delivery.key is not None and delivery.runtime.stores.several
     known = [(runtime.at(runtime.stores[place]), worker_id) for place, worker_id in delivery.request.get(WORKER) or ()]
     stores = [(there, worker_id) for there, worker_id in known if not (skips and there.store.is_left_alone)]
@@ -190,10 +189,10 @@ def _stores_or_leave(delivery: Delivery) -> Sequence[tuple[Runtime, int]]:
 
 
 def _leave(delivery: Delivery, why: str) -> NoReturn:
-    """Do not begin a task whose row is in a store that does not answer, or does not know this worker.
+    """Refuse to begin a task whose row is in a store that does not answer, or does not know this worker.
 
-    With one store the next message would fare no better, and neither would this one if it goes back to the broker: so
-    wait a little. With several stores this must not keep the worker from the tasks of the others.
+    With one store the next message would fail in the same way, and so would this message after its return to the
+    broker: so this waits a little. With several stores the worker must go on with the tasks of the others.
     """
     has_others = delivery.runtime.stores.several or delivery.address.store is not None
     if delivery.key is None or not has_others:
@@ -207,7 +206,7 @@ def _left(request: Context, why: str) -> Left:
 
 
 def content_of(request: Context) -> Content:
-    """Return what the delivery runs; without a digest of the parent's it is no row's."""
+    """Return the content that the delivery runs; without a digest from the parent it matches no row."""
     digest = request.get(DIGEST)
     known = str(digest) if isinstance(digest, Digest) else ""
     return Content(str(request.task), known, unpacker(request.get("compression")))

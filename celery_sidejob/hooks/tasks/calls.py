@@ -1,11 +1,10 @@
-"""Calls of tasks: what `Celery.send_task` does for durable ones, in transactions, and for unique keys.
+"""Calls of tasks: the additions to `Celery.send_task` for durable tasks, for transactions and for unique keys.
 
 The subscription to the result of a durable task is made once its message is kept, and may fail.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -15,9 +14,10 @@ from celery.backends.rpc import RPCBackend
 from kombu.utils.uuid import uuid
 
 from ...model.errors import IllegalMoveError, InvalidValueError
+from ...model.logger import logger
 from ...model.unique import Unique
-from ...operations import keeping
-from ...operations.unique_keys import KeyHeldError, is_replaced
+from ...operations.changes.unique_keys import KeyHeldError, is_replaced
+from ...operations.ledger import keeping
 from ..admission import admission_of, is_follower
 from ..call_options import check_call
 from ..durability import is_durable, known_tasks
@@ -27,18 +27,16 @@ from . import chord_transaction, composing, sending_in
 from .lazy_producer import LazyProducer
 from .present_call import Call, Noted, calling, present_call
 
-logger = logging.getLogger("celery_sidejob")
-
 CALLS_BY_TASKS = 2
-"""How many arguments after the name, those of the task, a task gives send_task without their keywords."""
+"""The number of arguments after the name that a task passes to send_task by position: its own arguments."""
 PRODUCER_INDEX = 5
-"""Where among send_task's arguments, after the name, a producer is that is given without its keyword."""
+"""The index of the producer among send_task's arguments after the name, if it is passed by position."""
 
 
 def send_task(app: Celery, send: Callable[..., Any], name: str, *args: Any, **options: Any) -> Any:
-    """Send a task; the subscription to the result of a durable one is made after its message was kept, and may fail.
+    """Send a task; a durable task's subscription to its result is made after its message is kept, and may fail.
 
-    Celery subscribes before, and then a Redis that is away fails the call after twenty seconds.
+    Celery subscribes before, and then an unreachable Redis fails the call after twenty seconds.
     """
     if len(args) == CALLS_BY_TASKS and (model := composing.model_of(app, name, options, *args)) is not None:
         return _send_again(app, model, *args, **options)
@@ -62,7 +60,7 @@ def _send_again(
     app: Celery, model: composing.Composed, args: Any, kwargs: Any, *, result_cls: Any, task_id: str | None = None,
     **_: Any,
 ) -> Any:  # fmt: skip
-    """Send a durable task with a message that is made after one of Celery's; return its result."""
+    """Send a durable task with a message that is copied from one of Celery's; return its result."""
     if task_id:
         check_id(model.task.name, task_id)
     message = model.message(task_id or uuid(), args or (), kwargs or {})
@@ -73,7 +71,7 @@ def _send_again(
 
 
 def _has_no_row(app: Celery, name: str, option: str) -> InvalidValueError:
-    """Return the error of a call that needs a row, of a task whose messages have none."""
+    """Return the error of a call that needs a row, for a task whose messages have no rows."""
     instead = "make it so with durable=True or sidejob_durable_tasks"
     if getattr(known_tasks(app).get(name), "sidejob", False):
         instead = "call enqueue(), or its apply_async()"
@@ -83,10 +81,10 @@ def _has_no_row(app: Celery, name: str, option: str) -> InvalidValueError:
 def _send_unique(
     app: Celery, send: Callable[..., Any], call: Call, name: str, args: Any, options: dict[str, Any]
 ) -> Any:
-    """Send a durable task whose key is to be its own until it is done, or return the result of the one that has it.
+    """Send a durable task that has its unique key until it is done, or return the result of the task that has the key.
 
-    Before it is sent again another may have got the key, or the task that has it may have begun or ended: each time it
-    is judged anew.
+    Before a further try another task may have got the key, or the task that has it may have begun or ended: so each try
+    judges anew.
     """
     if not is_durable(app, name):
         raise _has_no_row(app, name, "unique")
@@ -141,7 +139,7 @@ def _send_durable(
 
 
 def _subscribe_quietly(app: Celery, subscribe: Callable[[], Any]) -> None:
-    """Ask the backend, where the broker does not seem to be away; whoever waits for the result asks again."""
+    """Ask the backend, unless the broker seems unreachable; a caller that waits for the result asks again."""
     if not app.sidejob.runtime.broker.ready:
         return
     try:
@@ -151,11 +149,11 @@ def _subscribe_quietly(app: Celery, subscribe: Callable[[], Any]) -> None:
 
 
 def _on_task_call(backend: Any, ask: Callable[..., Any], producer: Any, task_id: str) -> Any:
-    """Put off what Celery asks of the backend for a call: `Call.subscriptions` collects it."""
+    """Postpone the question that Celery asks the backend for a call: `Call.subscriptions` collects it."""
     subscriptions = present_call().subscriptions
     if subscriptions is None:
         return ask(producer, task_id)
-    if isinstance(backend, RPCBackend):  # its queue must be there before the answer
+    if isinstance(backend, RPCBackend):  # its queue must exist before the answer comes
         _subscribe_quietly(backend.app, partial(ask, producer, task_id))
     else:
         subscriptions.append(partial(ask, producer, task_id))

@@ -1,7 +1,7 @@
-"""The transaction of a chord: `chord(...).apply_async(transaction=...)`, or that of a group with something after it.
+"""The transaction of a chord, `chord(...).apply_async(transaction=...)`, or of a group with a follow-up.
 
-Celery copies the options of such a call for the chord's body, and a transaction cannot be copied. So it is kept from
-Celery, and what the call sends takes it from here; the body is a part of those messages.
+Celery copies the options of such a call for the chord's body, and a transaction cannot be copied. So Celery does not
+get it, and the messages of the call take it from here; the body is a part of these messages.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .present_call import calling, present_call
 
 
 def is_lending() -> bool:
-    """Tell whether a chord that has a transaction makes this call."""
+    """Tell whether a chord with a transaction makes this call."""
     return present_call().transaction is not None
 
 

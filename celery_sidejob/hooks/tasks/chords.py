@@ -1,17 +1,16 @@
 """Chords with parts whose process dies while they are counted: the body must be published, and only once.
 
-Celery counts a part after it has stored its result, and whoever counts the last one publishes the body. Its Redis
-backend counts a part once, however often it is told of it, and gives up the claim to publish when whoever has it is
-silent. So telling it again is safe as long as nobody knows of the body, and as long as it has not forgotten the chord,
-which it does once the body was published. For a durable body that is when it is kept: until then whoever has counted
-the last part holds the claim, and whoever comes after its death finds all as it was. Celery before 5.7 has no such
-claim; there the body is kept while the backend waits. Databases are asked by a task that waits for all results, which
-needs none of this; backends that only count cannot be told again.
+Celery counts a part after it has stored its result, and the process that counts the last part publishes the body. Its
+Redis backend counts a part once, however often the part is reported, and releases the claim to publish if its owner is
+silent. So a repeated report is safe until the body is known and the backend has forgotten the chord, which it does once
+the body is published. For a durable body that is when it is kept: until then the process that has counted the last part
+has the claim, and after its death the next process finds everything as it was. Celery before 5.7 has no such claim;
+there the body is kept while the backend waits. With databases a task waits for all results, which needs none of this;
+backends that only count cannot be told again.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 import sys
 import time
@@ -28,8 +27,9 @@ from kombu.exceptions import ContentDisallowed, DecodeError, EncodeError, Operat
 
 from ...model.durable import Message
 from ...model.errors import StoreUnavailableError
-from ...operations import keeping
-from ...operations.durable_runs import Run
+from ...model.logger import logger
+from ...operations.ledger import keeping
+from ...operations.ledger.durable_runs import Run
 from ...operations.runtime import Runtime
 from ..durability import UNLOCK
 from ..patches import celery_chords
@@ -39,25 +39,23 @@ from .present_call import Counting, Together, calling, present_call
 if TYPE_CHECKING:
     from celery.backends.redis import RedisBackend
 
-logger = logging.getLogger("celery_sidejob")
-
 REFUSED = (EncodeError, DecodeError, ContentDisallowed, TypeError, ValueError)
-"""Errors of the result backend that are due to a value; with any other one it may have been away."""
+"""Errors of the result backend that are due to a value; after any other error it may have been unreachable."""
 AWAY = (StoreUnavailableError, OperationalError, OSError)
-"""Errors of what a chord's body is sent by, when that is away."""
+"""Errors of sending a chord's body while the store or the broker is unreachable."""
 _SENDING = ("Callback error", "chord_unlock could not be retried")
-"""How Celery begins to say that a chord failed, if a message could not be sent."""
+"""The beginnings of Celery's texts for a chord that failed because a message could not be sent."""
 CLAIM_S = 10
-"""How long the claim to a body lasts, each time that it is held."""
+"""Seconds for which the claim to a body is valid after each renewal."""
 FRESH_S = 3.0
-"""For how long a claim needs no look."""
+"""Seconds for which a claim needs no check."""
 DONE = (b"done", "done")
-"""The value that Celery's backend leaves in place of a claim when it forgets a chord."""
+"""The value with which Celery's backend replaces a claim when it forgets a chord."""
 
 
 @dataclass(eq=False, slots=True)
 class ChordClaim:
-    """The claim to the body of one chord; see `operations.durable_runs.Claim`."""
+    """The claim to the body of one chord; see `operations.ledger.durable_runs.Claim`."""
 
     runtime: Runtime
     backend: RedisBackend
@@ -65,7 +63,7 @@ class ChordClaim:
     messages: Sequence[Message]
     token: str
     forget: Callable[[], Any]
-    """Celery's own cleanup, which was put off."""
+    """Celery's own cleanup, which was postponed."""
     held_at: float = field(default_factory=time.monotonic)
 
     def hold(self) -> bool | None:
@@ -77,7 +75,7 @@ class ChordClaim:
                 return True
             found = self.backend.client.get(self._key(".c"))
             if found is None:
-                return True  # the backend was emptied, or has forgotten the chord for its age
+                return True  # the backend was emptied, or has forgotten the chord because of its age
             return False if found in DONE or _body_is_known(self.runtime, self.backend, self.request) else None
         except StoreUnavailableError:
             raise
@@ -86,7 +84,7 @@ class ChordClaim:
             return None
 
     def renew(self) -> bool:
-        """Extend the claim, or take it again if it has expired; False if it is somebody else's, or nothing is left."""
+        """Extend the claim, or take it again if it has expired; False if another process has it or it is obsolete."""
         began = time.monotonic()
         extended = self.backend._chord_claim_extend_script(
             keys=[self._key(".c"), self._key(".s")], args=[self.token, CLAIM_S], client=self.backend.client
@@ -106,23 +104,23 @@ class ChordClaim:
 
 
 class CutOffError(Exception):
-    """The backend was away while it counted a part: it is counted again."""
+    """The backend was unreachable while it counted a part: the part is counted again."""
 
 
 def install(app: Celery, backend: Any) -> bool:
-    """Have the backend forget a chord only when its body is kept, and count a part to the end; False if it is no Redis.
+    """Let the backend forget a chord only when its body is kept, and count parts completely; False if it is no Redis.
 
-    Twice does no harm.
+    A second call has no effect.
     """
     celery_chords.count_by(backend, count=partial(_count, app, backend))
     return celery_chords.is_redis(backend)
 
 
 def count_again(runtime: Runtime, app: Celery, backend: Any, request: Context, value: Any) -> bool:
-    """Count a part that ended well; False while another process owes the body, and may have died.
+    """Count a part that ended well; False while another process must publish the body, and may have died.
 
-    `runtime` is that of the store which has the part; the body may be in any. What a run finds owed follows it; outside
-    of one the body is kept before this returns.
+    `runtime` belongs to the store with the part; any store may have the body. In a run the body becomes a follow-up of
+    the run; outside of a run the body is kept before this returns.
     """
     if not request.chord or not request.group or not celery_chords.is_redis(backend):
         return True
@@ -145,10 +143,10 @@ def count_again(runtime: Runtime, app: Celery, backend: Any, request: Context, v
 
 
 def is_settled(run: Run, backend: Any, request: Context, value: Any) -> bool:
-    """Tell, after a part was counted, whether the body is published, or that is up to this run itself.
+    """Tell, after a part was counted, whether the body is published, or this run will publish it.
 
-    Mostly it is, or other parts are still to be counted. It is not if the last part was counted by another run, which
-    is about to publish the body, or died before it could.
+    Usually it is, or other parts must still be counted. It is not if another run has counted the last part, and is
+    about to publish the body, or died before it could.
     """
     if not request.chord or not request.group or not celery_chords.is_redis(backend) or run.claim is not None:
         return True
@@ -156,7 +154,7 @@ def is_settled(run: Run, backend: Any, request: Context, value: Any) -> bool:
 
 
 def _count(app: Celery, backend: RedisBackend, request: Context, *args: Any, **options: Any) -> Any:
-    """Count a part; if it was the last one, its run has the body among what follows it, and the claim to it."""
+    """Count a part; if it was the last part, its run gets the body as a follow-up, and the claim to it."""
     run = present_run(app)
     ours = {"tell": partial(_fail, backend, request), "forget": partial(_forget, backend)}
     if run is None:
@@ -166,14 +164,14 @@ def _count(app: Celery, backend: RedisBackend, request: Context, *args: Any, **o
         with calling(counting=counting):
             counted = celery_chords.count(backend, request, *args, **ours, **options)
     except Exception:
-        del run.follows[counting.first :]  # errbacks: it is counted again
+        del run.follows[counting.first :]  # errbacks, because the part is counted again
         raise
     run.claim = counting.claim or run.claim
     return counted
 
 
 def fail_unlocked(backend: Any, tell: Callable[..., Any], callback: Any, exc: BaseException | None = None) -> Any:
-    """Tell that a chord failed; but the task that waits for its parts is retried if the backend was away."""
+    """Report that a chord failed; but if the backend was unreachable, retry the task that waits for the parts."""
     run = present_run(backend.app)
     cause = sys.exc_info()[1]
     if run is None or run.task != UNLOCK or cause is None:
@@ -185,12 +183,12 @@ def fail_unlocked(backend: Any, tell: Callable[..., Any], callback: Any, exc: Ba
     logger.warning("Chord %s is looked at again: %r", task.request.args[0], cause)
     try:
         raise task.retry(countdown=kept.get("interval"))
-    except Reject as error:  # its row could not be moved for a lease
+    except Reject as error:  # its row could not be moved for a whole lease
         raise Reject(error.reason, requeue=True) from None
 
 
 def _fail(backend: Any, request: Context, tell: Callable[..., Any], callback: Any, exc: BaseException) -> Any:
-    """Tell that a chord failed; raise the error instead if the backend was away, and so the chord did not fail."""
+    """Report that a chord failed; if the backend was unreachable, the chord has not failed: raise the error instead."""
     cause = sys.exc_info()[1]
     if cause is not None and _was_cut_off(exc, cause, lambda: _parts(backend, request.group)):
         raise CutOffError(f"chord {request.group} is not counted to the end: {cause!r}") from cause
@@ -203,9 +201,9 @@ def _parts(backend: Any, group: str) -> Sequence[Any]:
 
 
 def _was_cut_off(told: BaseException | None, cause: BaseException, parts: Callable[[], Sequence[Any]]) -> bool:
-    """Tell whether a chord has not failed, though Celery would say so for `cause`: something was away.
+    """Tell whether a chord has not failed although Celery reports it because of `cause`: a server was unreachable.
 
-    To read a part that has failed raises its error, of any class. So the parts are asked.
+    Reading a failed part raises its error, of any class. So the states of the parts are read.
     """
     if str(told).startswith(_SENDING):
         return isinstance(cause.reason if isinstance(cause, Reject) else cause, AWAY)
@@ -220,14 +218,14 @@ def _was_cut_off(told: BaseException | None, cause: BaseException, parts: Callab
 def _forget(
     backend: RedisBackend, script: Callable[..., Any], *, keys: Sequence[Any], args: Sequence[Any], client: Any
 ) -> Any:
-    """Have the backend forget a chord, but not yet while the body is not kept."""
+    """Let the backend forget a chord, but only once its body is kept."""
     forget = partial(script, keys=keys, args=args, client=client)
     counting = present_call().counting
     if counting is None or not counting.body:
         return forget()
     claim = counting.claim = ChordClaim(counting.runtime, backend, counting.request, counting.body, args[0], forget)
     try:
-        claim.renew()  # Celery's own lasts for as long as a broker may be tried: so long nobody could help
+        claim.renew()  # Celery's own lasts as long as a broker may be tried, too long for a takeover
     except Exception as error:
         logger.warning("The claim to the body of chord %s is as Celery has made it: %s", claim.request.group, error)
     return True
@@ -238,7 +236,7 @@ def _is_settled(runtime: Runtime, backend: RedisBackend, request: Context) -> bo
 
 
 def _is_complete(backend: RedisBackend, group: str) -> bool:
-    """Tell whether all parts are counted; it is forgotten when the body was published."""
+    """Tell whether all parts are counted; the chord is forgotten when the body was published."""
     counted, more, size = (backend.get_key_for_group(group, end) for end in (".j", ".t", ".s"))
     with backend.client.pipeline(transaction=False) as pipe:
         (pipe.zcard if backend._chord_zset else pipe.llen)(counted)
@@ -247,9 +245,9 @@ def _is_complete(backend: RedisBackend, group: str) -> bool:
 
 
 def _body_is_known(runtime: Runtime, backend: RedisBackend, request: Context) -> bool:
-    """Tell whether the body was published: some store keeps it, or the backend knows how it stands.
+    """Tell whether the body was published: some store keeps it, or the backend knows its state.
 
-    Raises StoreUnavailableError if that is not known, as a store does not answer.
+    Raises StoreUnavailableError if this is unknown because a store does not answer.
     """
     task_id = request.chord["options"].get("task_id")
     if task_id is None:

@@ -1,8 +1,8 @@
-"""Makes messages of durable tasks after one that Celery has made: calls of one task differ in little.
+"""Makes messages of durable tasks by copying one that Celery has made: calls of one task differ only slightly.
 
-Celery makes the first message of a task and its options. Each further one has another task id and other arguments, and
-is to the byte what Celery would have made. This is done only where nothing looks at single messages: no signal of a
-publication has a receiver, no route is a function, and nobody has replaced a method by which Celery makes a message.
+Celery makes the first message of a task and its options. Each further message has another task id and other arguments,
+and is to the byte what Celery would have made. This is done only if nothing depends on single messages: no signal of a
+publication has a receiver, no route is a function, and no method by which Celery makes a message is replaced.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ OPTIONS = frozenset(
         "delivery_mode", "time_limit", "soft_time_limit", "shadow",
     }
 )  # fmt: skip
-"""Options of a single call after whose message others may be made: it has no time, and nothing follows it."""
+"""Options of a single call whose message others may copy: it has no time, and nothing follows it."""
 OF_ONE_CALL = frozenset({"task_id", "result_cls"})
-"""Options by which one call differs from the next."""
+"""Options that differ from call to call."""
 _UNESCAPED = re.compile(r"[ !#-\[\]-~]*").fullmatch
-"""Tells whether JSON has a text as it is."""
+"""Tells whether a text is the same in JSON, without escapes."""
 MOST_MODELS = 4
-"""For how many combinations of options the messages of a task's single calls are made after others."""
+"""The most combinations of options of a task's single calls whose messages are kept as models."""
 
 
 def model_of(app: Celery, name: str, options: Mapping[str, Any], args: Any, kwargs: Any) -> Composed | None:
-    """Return the message after which that of a task's call is made; None if Celery is to make it."""
+    """Return the message that a call of a task can copy; None if Celery must make the message."""
     models: Sequence[Composed] = app.amqp.models.get(name, ())
     are_arguments = isinstance(args, list | tuple | None) and isinstance(kwargs, Mapping | None)
     if not models or not are_arguments or present_call() is not PLAIN or not _are_alone(app):
@@ -63,7 +63,7 @@ def model_of(app: Celery, name: str, options: Mapping[str, Any], args: Any, kwar
 
 
 def may_compose(app: Celery, send: Any, options: Mapping[str, Any]) -> bool:
-    """Tell whether other messages may be made after that of a task's call: it has no time, and nothing follows it."""
+    """Tell whether other messages may copy the message of a task's call: it has no time and no follow-up."""
     asked = _asked(options)
     return (
         present_call() is PLAIN and "task_type" in asked and asked.keys() <= OPTIONS
@@ -73,7 +73,7 @@ def may_compose(app: Celery, send: Any, options: Mapping[str, Any]) -> bool:
 
 
 def remember(app: Celery, name: str, options: Mapping[str, Any], made: Made, args: Any, kwargs: Any) -> None:
-    """Make messages of further calls of a task with these options after this one."""
+    """Keep this message as the model for further calls of its task with these options."""
     models = app.amqp.models.setdefault(name, [])
     models[:] = [model for model in models if model.is_valid]
     if len(models) < MOST_MODELS:
@@ -86,7 +86,7 @@ def _asked(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Composer:
-    """Sends the signatures of one call, whose messages are collected."""
+    """Sends the signatures of one call, and collects their messages."""
 
     def __init__(self, app: Celery, together: Together, producer: Any) -> None:
         self._app = app
@@ -98,7 +98,7 @@ class Composer:
         self._may_compose = is_ours and _are_alone(app) and _are_celerys(app) and _is_celerys(Signature, "apply_async")
 
     def send(self, signature: Signature) -> Any:
-        """Have the message of a signature collected, and return the task's result."""
+        """Collect the message of a signature, and return the task's result."""
         model = self._models.get(signature.task)
         is_alike = model is not None and type(signature) is Signature and signature.type is model.task
         if model is not None and is_alike and model.fits(_without_id(signature)):
@@ -114,7 +114,7 @@ class Composer:
         return result
 
     def _send_again(self, signature: Signature, model: Composed) -> Any:
-        """Do what Celery does for a call, with a message that is not made anew."""
+        """Do Celery's work for a call, with a copied message."""
         task, task_id = model.task, signature.options.get("task_id")
         if task.typing:
             task.__header__(*signature.args, **signature.kwargs)
@@ -128,7 +128,7 @@ class Composer:
 
 
 class Composed:
-    """A message that Celery has made for a task and some options, and those that differ in their id and arguments."""
+    """A message that Celery has made for a task and some options; makes copies with another id and other arguments."""
 
     def __init__(self, app: Celery, task: Any, options: Mapping[str, Any], made: Made) -> None:
         self.task = task
@@ -137,8 +137,8 @@ class Composed:
         self._about: dict[str, Any] = dict(made.message.about or {})
         self.ignores_result = self._about["headers"]["ignore_result"]
         self.subscribes = not self.ignores_result and type(app.backend).on_task_call is not Backend.on_task_call
-        """Whether the result backend is told of each call."""
-        levels = app.conf.get("task_repr_maxlevels")  # which Celery 5.5 does not have
+        """Whether the result backend is asked for each call."""
+        levels = app.conf.get("task_repr_maxlevels")  # Celery 5.5 does not have this setting
         self._levels = {} if levels is None else {"maxlevels": levels}
         self._app = app
         self._amqp = app.amqp
@@ -151,7 +151,7 @@ class Composed:
     def after(
         cls, app: Celery, task: Any, options: Mapping[str, Any], made: Made, args: Any, kwargs: Any
     ) -> Composed | None:  # fmt: skip
-        """Return a message as one for others; None if others of its task and options may differ in more."""
+        """Return a message as a model for others; None if others with its task and options may differ in more."""
         if not _is_common(task, options, made):
             return None
         model = cls(app, task, options, made)
@@ -159,13 +159,13 @@ class Composed:
 
     @property
     def is_valid(self) -> bool:
-        """Whether this process is its origin, not one that forked it, and what calls do not say is as it was."""
+        """Whether this process made it (not one that forked it), and the facts beside the calls are unchanged."""
         return self._made_for == (
             os.getpid(), getattr(self.task, "capacity", None), self._app.conf.task_default_queue
         )  # fmt: skip
 
     def fits(self, options: Mapping[str, Any]) -> bool:
-        """Tell whether the message of a call differs in nothing but its id and arguments."""
+        """Tell whether the message of a call differs only in its id and arguments."""
         return self.is_valid and alike(options, self._options)
 
     def message(self, task_id: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Message:
@@ -201,13 +201,13 @@ class Composed:
         return compress(data, made.compression)[0] if made.compression else data
 
     def _shown(self, given: Any, name: str) -> str:
-        """Return how Celery shows arguments."""
+        """Return the text by which Celery shows arguments."""
         if not given:
             return str(self._amqp.how_nothing_looks[name])
         return str(saferepr(given, getattr(self._amqp, f"{name}_maxsize"), **self._levels))
 
     def _with_gaps(self) -> str:
-        """Return what goes around the body as the text that is kept, with a gap for each of the texts that differ."""
+        """Return the stored text around the body, with a gap for each text that differs."""
         gaps = {name: secrets.token_hex(16) for name in ("id", "argsrepr", "kwargsrepr")}
         own = {"correlation_id": secrets.token_hex(16), "reply_to": secrets.token_hex(16)}
         about = {key: value for key, value in self._about.items() if key != "deaths"}
@@ -220,7 +220,7 @@ class Composed:
 
 
 def _inner(text: str) -> str:
-    """Return a text as it is inside of a JSON text that is inside of another."""
+    """Return the JSON form of a text within a JSON text within another."""
     return text if _UNESCAPED(text) else json.dumps(json.dumps(text)[1:-1])[1:-1]
 
 
@@ -230,27 +230,27 @@ def _without_id(signature: Signature) -> dict[str, Any]:
 
 
 def is_listened_to() -> bool:
-    """Tell whether somebody is told of each publication of a task."""
+    """Tell whether each publication of a task has a receiver."""
     before, after, old = signals.before_task_publish, signals.after_task_publish, signals.task_sent
     return bool(before.receivers or after.receivers or old.receivers)
 
 
 def routes_by_name(app: Celery) -> bool:
-    """Tell whether the name of a task alone says where its calls go: no route is a function."""
+    """Tell whether a task's name alone determines the route of its calls: no route is a function."""
     router = app.amqp.router
     return type(router) is Router and all(type(route) is MapRoute for route in router.routes)
 
 
 def _are_alone(app: Celery) -> bool:
-    """Tell whether messages are all that follows from calls here, and nobody looks at them.
+    """Tell whether calls have no other effects here than messages, and nothing reads these.
 
-    A task that calls others hands much on to them, and notes their results.
+    A task that calls others passes much on to them, and notes their results.
     """
     return not (is_listened_to() or app.current_worker_task or app.conf.task_send_sent_event)
 
 
 def _are_celerys(app: Celery) -> bool:
-    """Tell whether Celery's own methods make an app's messages, from all calls alike."""
+    """Tell whether an app's messages are made by Celery's own methods, for all calls alike."""
     return (
         type(app.amqp) is KeepingAMQP and routes_by_name(app) and app.sidejob.settings.on_store_down != "publish"
         and _is_celerys(AMQP, "as_task_v2") and _is_celerys(type(app), "send_task")
@@ -258,7 +258,7 @@ def _are_celerys(app: Celery) -> bool:
 
 
 def _is_common(task: Any, options: Mapping[str, Any], made: Made) -> bool:
-    """Tell whether others may be made after this message: its task calls it as Celery does, and it follows no other."""
+    """Tell whether others may copy this message: its task is called in Celery's own way, and follows no other."""
     about = made.message.about or {}
     return (
         made.message.call is None and made.message.unique_key is None and not about["deaths"]
@@ -270,6 +270,6 @@ def _is_common(task: Any, options: Mapping[str, Any], made: Made) -> bool:
 
 
 def _is_celerys(owner: type, name: str) -> bool:
-    """Tell whether a method is Celery's own: a wrapper, as of a library that traces calls, may look at each message."""
+    """Tell whether a method is Celery's own: a wrapper, such as a tracing library's, may read each message."""
     method = getattr(owner, name)
     return type(method) is FunctionType and method.__globals__["__name__"].startswith("celery.")

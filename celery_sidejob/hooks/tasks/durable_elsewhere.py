@@ -1,32 +1,30 @@
-"""Tasks that are durable for who called them, and not in this worker, which so has not locked their rows."""
+"""Tasks that the caller treats as durable and this worker does not: the worker runs them without locking their rows."""
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from celery import signals, states
 
 from ...model.durable import HEADER, Address, Death, key_of
 from ...model.errors import SettingsError, StoreUnavailableError
-from ...operations import burials
-from ...operations.contents import is_forged
+from ...model.logger import logger
+from ...operations.ledger import burials
+from ...operations.ledger.contents import is_forged
 from .. import bodies
 from ..apps import runtime_for
 from .beginning import content_of
 from .durable_task import DurableTask
 from .ending import error_text
 
-logger = logging.getLogger("celery_sidejob")
-
 
 def install() -> None:
-    """Listen to what Celery tells of a task's end; twice does no harm."""
+    """Listen to Celery's signals about a task's end; a second call has no effect."""
     signals.task_postrun.connect(_end, weak=False, dispatch_uid="celery_sidejob.durable_elsewhere")
 
 
 def _end(sender: Any = None, retval: Any = None, state: str | None = None, **_: Any) -> None:
-    """End the row of such a task. Left alone it would be published again, and the task run, for ever."""
+    """End the row of such a task. Otherwise the message would be published again, and the task run, for ever."""
     request, app = sender.request, sender.app
     header = request.get(HEADER)
     if header is None or isinstance(sender, DurableTask) or getattr(app, "sidejob", None) is None:
@@ -42,8 +40,7 @@ def _end(sender: Any = None, retval: Any = None, state: str | None = None, **_: 
         )  # fmt: skip
     runtime, address, content = runtime_for(app, f"{sender.name} is durable"), Address.of(header), content_of(request)
     try:
-        for store in runtime.stores if address.store is None else [runtime.stores.named(address.store)]:
-            there = runtime.at(store)
+        for there in runtime.of_row(address.store):
             if state == states.FAILURE:
                 death = Death(
                     "failed", error_text(retval), bodies.traceback_of(retval), request.retries or 0,
@@ -59,4 +56,4 @@ def _end(sender: Any = None, retval: Any = None, state: str | None = None, **_: 
 
 
 _told: set[str] = set()
-"""Tasks already warned about."""
+"""The names of the tasks that were warned about."""

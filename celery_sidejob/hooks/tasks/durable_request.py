@@ -1,12 +1,11 @@
 """A delivery of an ordinary durable task in the worker's parent process.
 
-Unlike for a job, Celery's own view of a failed task counts here, but for a lost process: that is rescued by the
-heartbeat, and judged once by its row.
+Unlike for a job, Celery's own view of a failed task counts here, except for a lost process: the heartbeat rescues its
+run, and its row decides once.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import cached_property, partial
@@ -33,32 +32,31 @@ from ...model.durable import (
     key_of,
     why_no_header,
 )
+from ...model.logger import logger
 from ...services.heartbeat.deliveries import ENDED, GRACE_S
 from ...services.heartbeat.quiet_ends import QuietEnd
 from ...store.outbox.holds import Fresh
 from ..bodies import text_of
 from ..durability import REQUEUE
 from ..messages.kept_message import content_of, received
-from ..worker.delivered import Delivered
+from ..worker.delivered import Delivered, is_busy
 from ..worker.holders import bury, holders, revoke
 from ..worker.outbox import Fetched
 from . import quiet_end
 from .not_begun import Copy, Forged, Left
 from .present_run import RUNS
 
-logger = logging.getLogger("celery_sidejob")
-
 SURE_S = GRACE_S / 2
-"""How old a fetch may be when its message is received. Behind that the heartbeat might give up what was held here."""
+"""The oldest fetch that counts when its message is received. Later, the heartbeat might give up the rows held here."""
 
 
 def install() -> None:
-    """Listen to what Celery tells of messages that it receives; twice does no harm."""
+    """Listen to Celery's signal of received messages; a second call has no effect."""
     signals.task_received.connect(_received, weak=False, dispatch_uid="celery_sidejob.durable")
 
 
 def _received(request: Any = None, **_: Any) -> None:
-    """Note what a task that is not durable here runs of a message whose publisher has made a row."""
+    """Note the content that a task which is not durable here runs, if its publisher has made a row."""
     given = request.request_dict
     if HEADER in given and not isinstance(request, DurableRequest):
         given[DIGEST] = Digest(content_of(request.message).digest)
@@ -75,7 +73,7 @@ class DurableRequest(Delivered):
         self._kept: Key | None = key_of(self.id, header)
         self._key: Key = self._kept or (self.id, 1)
         self._address = Address.of(header)
-        # Shown by `inspect`, in events and in logs.
+        # For `inspect`, events and logs.
         self._argsrepr: str = self._redacted(self._argsrepr)
         self._kwargsrepr: str = self._redacted(self._kwargsrepr)
         self._failed = False
@@ -99,12 +97,12 @@ class DurableRequest(Delivered):
 
     @property
     def request_dict(self) -> dict[str, Any]:
-        """The request as the pool's process gets it: also with the stores to look in, and a message to be adopted.
+        """The request for the pool's process, with the stores that may have the row, and a message to adopt.
 
-        Of each store that may have its row it says the place, and the identity under which this worker claims there.
+        For each of these stores it has the place, and the identity under which this worker claims there.
         """
         given, store = super().request_dict, self._address.store
-        given.pop(HELD, None)  # what was so when somebody asked before
+        given.pop(HELD, None)  # from an earlier call of this
         given[WORKER] = [
             (heartbeat.runtime.store.place, heartbeat.worker_id)
             for heartbeat in self._holders
@@ -116,20 +114,21 @@ class DurableRequest(Delivered):
             own = (given, self._payload) if self._decoded else None
             given[ADOPTED] = received(self._app, self.task_name, self._message, own)
         if self.held is not None and (0, self.held.held.worker_id) in given[WORKER]:
-            # Without a beat for a lease it may have been declared dead, and its run may be another worker's.
+            # Without a beat for a lease this worker may have been declared dead, and the run may belong to another
+            # worker.
             stands = self._hold_is_sure and not self._has_gate(*self._holders) and self._address.call is None
             given[HELD] = HeldRun(self.held.held, self.held.queue, self.held.waited_s, stands)
         return given
 
     def hold(self, held: Fetched) -> None:
-        """Note that this worker holds its row; it does not for sure if that took long."""
+        """Note that this worker holds its row; if that took long, the hold is not sure."""
         self.held, self._hold_is_sure = held, monotonic() - held.asked_at < SURE_S
         for _, delivery in self._deliveries:
             delivery.held = held.held
 
     @property
     def fresh(self) -> Fresh | None:
-        """What is to be held for it before it waits for the pool; None if its process locks the row."""
+        """The row to hold for it before it waits for the pool; None if its process locks the row."""
         if self.held is not None or self._kept is None or self.task.lost_policy != REQUEUE:
             return None
         if (
@@ -138,43 +137,43 @@ class DurableRequest(Delivered):
             or list(self._holders) != [self._heartbeat]
         ):
             return None
-        if self._address.call is not None or not self._heartbeat.may_claim:  # another store may have the copy to run
+        if self._address.call is not None or not self._heartbeat.may_claim:  # the copy to run may be in another store
             return None
         if self._app.sidejob.runtime.connections.is_broker:
             return None  # its fetch would have held it
         max_losses = self.task.max_losses or self._app.sidejob.settings.max_losses
-        return Fresh(self._kept, self._content, max_losses) if max_losses > 1 else None  # else its first loss counts
+        return Fresh(self._kept, self._content, max_losses) if max_losses > 1 else None  # its first loss counts
 
     def begins(self) -> bool:
-        """Adds that nothing begins that was revoked while it waited for a thread, where Celery no longer looks."""
+        """Adds that a task which was revoked while it waited for a thread does not begin; Celery no longer checks."""
         return not (self.id in revoked and self.revoked()) and super().begins()
 
     def unhold(self) -> None:
-        """Have its row given back, if it is held; where its message came from it, that is done by its return."""
-        if self.held is not None and getattr(self._message, "held", None) is None:
+        """Have its row given back, if it is held."""
+        if self.held is not None:
             self._app.sidejob.heartbeat.tasks.unhold(self.held.held)
 
     def traced(self, trace: Callable[..., Any]) -> Callable[..., Any]:
-        """Adds to Celery's tracer: the end of the run may be left to this worker."""
+        """Adds to Celery's tracer: this worker may have to write the end of the run."""
         return partial(quiet_end.trace, trace)
 
     def ended(self, outcome: Sequence[Any]) -> Sequence[Any]:
-        """Have the row of a run removed that has left nothing else to be done."""
-        outcome, held = outcome[:3], outcome[3:]
-        for one in held:
-            self._app.sidejob.heartbeat.tasks.ends.add(QuietEnd(one, lambda: self._content))
-        return outcome
+        """Remove the row of a run that has left only that to this worker."""
+        for over in outcome[3:]:
+            end = QuietEnd(over, lambda: self._content)
+            self._app.sidejob.heartbeat.tasks.ends.add(end, waits=over.result is None or is_busy())
+        return outcome[:3]
 
     def maybe_expire(self) -> bool:
         """Tell whether it has expired.
 
-        Celery would also note that its id is revoked, and a forged delivery has the id of a task that has not expired.
+        Celery would also note its id as revoked, but a forged delivery has the id of a task that has not expired.
         """
         expires = self.expires
         return expires is not None and bool(datetime.now(UTC if expires.tzinfo else None) > expires)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
-        """A hard limit buries the task, by the worker: its process is about to be killed. Celery fails it once."""
+        """At a hard limit the worker buries the task: its process is about to be killed. Celery fails it once."""
         if soft:
             super().on_timeout(soft, timeout)
             return
@@ -184,11 +183,11 @@ class DurableRequest(Delivered):
             self._told(super().on_timeout, soft, timeout)
 
     def terminate(self, pool: Any, signal: Any = None) -> None:
-        """Revoked while it runs: the death of its process is then no loss."""
+        """End a run that is revoked; the death of its process is then no loss."""
         self._plan(ENDED)
         try:
             super().terminate(pool, signal)
-        except NotImplementedError:  # solo and threads: the body goes on, and its end finds the row gone
+        except NotImplementedError:  # solo and threads: the body goes on, and its end finds no row
             run = RUNS.get(self.id)
             if run is not None and run.key == self._key:
                 run.is_revoked = True
@@ -197,7 +196,7 @@ class DurableRequest(Delivered):
                 runs.stopped(self._key)
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
-        """A lost process is rescued by the heartbeat; what else failed was buried by the process, or is now."""
+        """Leave a lost process to the heartbeat; bury any other failure, unless the process has buried it."""
         error = getattr(exc_info.exception, "exc", exc_info.exception)
         if isinstance(error, Copy | Forged | Left):
             return self._not_begun(error)
@@ -212,7 +211,7 @@ class DurableRequest(Delivered):
         elif (
             not isinstance(error, Ignore | Reject | Retry) and not self._already_revoked and not self._already_cancelled
         ):
-            # If the process could not even decode the message, nobody but this worker can bury it.
+            # If the process could not even decode the message, only this worker can bury it.
             self._bury("failed", f"{type(error).__name__}: {text_of(error)}", str(exc_info.traceback))
         try:
             return self._told(super().on_failure, exc_info, send_failed_event, return_ok)
@@ -220,7 +219,7 @@ class DurableRequest(Delivered):
             self.over()
 
     def _told(self, tell: Callable[..., Any], *args: Any) -> Any:
-        """Have Celery tell of a failure; its result backend may be away, and this process cannot wait for it."""
+        """Let Celery report a failure; its result backend may be unreachable, and this process cannot wait for it."""
         try:
             return tell(*args)
         except MemoryError:
@@ -230,9 +229,9 @@ class DurableRequest(Delivered):
             return self.acknowledge()
 
     def _not_begun(self, why: Copy | Forged | Left) -> None:
-        """It runs nothing here. A store that did not answer may yet lock the row for it, when nobody waits any more."""
+        """Run nothing here. A silent store may still lock the row for it later, when nothing waits for it any more."""
         task_ready(self)
-        if self.held is not None:  # its process may not have reached the store to give it up
+        if self.held is not None:  # its process may not have reached the store to release it
             self._app.sidejob.heartbeat.tasks.unhold(self.held.held)
         for runs, delivery in self._deliveries:
             runs.idle(delivery)
@@ -252,25 +251,25 @@ class DurableRequest(Delivered):
         self.send_event("task-failed", exception=repr(error), traceback=None)
 
     def _forget(self, *, is_all: bool) -> None:
-        """Leave it to its row to say what becomes of it; a message that `is_all` there is goes back to the broker."""
+        """Let its row decide what happens to it; a message that `is_all` there is goes back to the broker."""
         if is_all:
             self.reject(requeue=True)
         else:
             self.acknowledge()
 
     def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
-        """Revoked or expired: it does not run (any more), and the dead set says why."""
+        """It was revoked or has expired: it does not run (any more), and the dead set has the reason."""
         kind = "expired" if expired else "revoked"
         error = f"TaskRevokedError: the task was {kind}" + (f" ({reason})" if reason != kind else "")
         if expired or terminated or self._kept is None or not self._holders:
             self._stopped(kind, error)
             super()._announce_revoked(reason, terminated, signum, expired)
             return
-        # The revocation has most likely marked its row, and then the sweeper announces the end. So that it is announced
-        # once, the sweeper does it in any case.
+        # The revocation has probably marked its row, and then the sweeper announces the end. So that the end is
+        # announced once, the sweeper does it in any case.
         self._plan(ENDED)
         revoke(self._holders, self._key)
-        if self.held is not None:  # the sweeper buries what waits
+        if self.held is not None:  # the sweeper buries waiting rows
             self._app.sidejob.heartbeat.tasks.unhold(self.held.held)
         task_ready(self)
         self.acknowledge()
@@ -285,7 +284,7 @@ class DurableRequest(Delivered):
         bury(self._holders, self._key, death, address=self._address, content=self._content)
 
     def over(self) -> None:
-        """Note that nothing comes of this delivery, and acknowledge a message that has no row."""
+        """Note that this delivery is finished without effect, and acknowledge a message that has no row."""
         super().over()
         if self._kept is None and not self.acknowledged:
             self.acknowledge()

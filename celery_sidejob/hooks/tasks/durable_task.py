@@ -1,18 +1,17 @@
-"""The class of ordinary tasks that are durable, and a run of one in its process: lock, body, result, end.
+"""The class of durable tasks, and a run in its process: lock, body, result, end.
 
-Celery's tracer does the work; this stands at its beginning (`before_start`), around the body (`__call__`), and, by the
-signals of the task, at its end (`ending`).
+Celery's tracer does the work. This module adds code at its beginning (`before_start`), around the body (`__call__`),
+and, by the signals of the task, at its end (`ending`).
 """
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from celery.exceptions import Ignore, Reject, Retry
 
 from ...jobs.capacity import CapacityPool
-from ...operations.durable_runs import in_body
+from ...operations.ledger.durable_runs import in_body
 from .. import bodies
 from ..durability import lost_policy
 from ..on_commit import OnCommit
@@ -20,15 +19,13 @@ from ..worker import own_process
 from . import beginning, ending, telling
 from .present_run import run_of
 
-logger = logging.getLogger("celery_sidejob")
-
 
 class DurableTask(OnCommit):
-    """A marker base of ordinary tasks whose messages are kept until they are done.
+    """A marker base of ordinary tasks whose messages are kept until the tasks are done.
 
-    The class that is built from it is (marker, the task's own class). `on_lost`: what becomes of a run whose worker
-    died, ``"requeue"`` or ``"dead"``; by default the first only for tasks that are `acks_late` with
-    `reject_on_worker_lost`, whose author so has called them repeatable. `max_losses`: runs that may be lost.
+    The final class is (marker, the task's own class). `on_lost`: what happens after a run whose worker died,
+    ``"requeue"`` or ``"dead"``; the default is the first for tasks with `acks_late` and `reject_on_worker_lost`, by
+    which their author declares them repeatable, otherwise the second. `max_losses`: how many runs may be lost.
     `capacity`: the pool in which each message takes a slot.
     """
 
@@ -41,7 +38,7 @@ class DurableTask(OnCommit):
 
     @property
     def backend(self) -> Any:
-        """The task's result backend, which is told of its outcome by `telling`."""
+        """The task's result backend, to which `telling` reports the outcome."""
         backend = super().backend
         if not hasattr(backend, "tells_of_durable_tasks"):
             telling.install(backend)
@@ -53,11 +50,11 @@ class DurableTask(OnCommit):
 
     @property
     def lost_policy(self) -> str:
-        """Whether a run whose worker died is repeated: ``requeue`` or ``dead``."""
+        """Whether a lost run is repeated: ``requeue`` or ``dead``."""
         return lost_policy(self)
 
     def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
-        """Lock the task's row; a copy of what runs or was finished goes no further than this."""
+        """Lock the task's row; a copy of a running or finished task ends here."""
         request = self.request
         if not request.is_eager and not request.called_directly:
             beginning.begin(self, request)
@@ -89,4 +86,4 @@ class DurableTask(OnCommit):
     def _body(self, *args: Any, **kwargs: Any) -> Any:
         call = bodies.call_of(self, DurableTask)
         value = self.run(*args, **kwargs) if call is None else call(self, *args, **kwargs)
-        return bodies.done(value, f"The body of {self.name}")
+        return bodies.result_of(value, f"The body of {self.name}")

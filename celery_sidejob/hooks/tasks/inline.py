@@ -1,4 +1,4 @@
-"""A durable task that is run from its row, without a broker and in the process of a test."""
+"""Runs a durable task from its row, without a broker, in the process of a test."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .not_begun import Copy
 
 
 def run_kept(app: Celery, worker: Heartbeat, message: Message) -> Outcome | None:
-    """Run a kept message as a pool's process would, by Celery's own tracer; its end is written as always.
+    """Run a kept message like a pool's process, by Celery's own tracer; its end is written as usual.
 
     None if the gate of its queue was closed, or another run has it.
     """
@@ -33,7 +33,7 @@ def run_kept(app: Celery, worker: Heartbeat, message: Message) -> Outcome | None
         WORKER: [(0, worker.worker_id)], DIGEST: Digest(message.content.digest),
     }  # fmt: skip
     key = (message.task_id, message.generation)
-    delivery = worker.tasks.runs.received(key)  # else the worker gives back a run longer than its lease
+    delivery = worker.tasks.runs.received(key)  # otherwise the worker gives back a run longer than its lease
     try:
         traced = trace_task(app.tasks[message.task], message.task_id, args, kwargs, request, app=app)
     finally:
@@ -47,7 +47,7 @@ def run_kept(app: Celery, worker: Heartbeat, message: Message) -> Outcome | None
 
 
 def body_of(app: Celery, given: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any], dict[str, Any]]:
-    """Return the arguments in a message as it is delivered, and what else is in its body."""
+    """Return the arguments in a delivered message, and the rest of its body."""
     body = given["body"]
     if given["headers"].get("compression"):
         body = decompress(body, given["headers"]["compression"])

@@ -1,19 +1,15 @@
-"""Has messages of durable tasks kept in the store before they are published, by every path.
+"""Keeps messages of durable tasks in the store before they are published, whatever code calls the tasks.
 
 `delay`, `send_task`, canvas, retries and beat all end in ``app.amqp.send_task_message``, after the receivers of
-`before_task_publish` have had their say. There (`hooks/patches/task_sender.py`) a message of a durable task is given a
-producer that keeps instead of sending: what it was about to send, to the byte, becomes a row; then our own publisher
-gives it to the broker.
+`before_task_publish`. There (`hooks/patches/task_sender.py`) a message of a durable task gets a producer that keeps it
+instead of sending it: the message becomes a row, to the byte as it would have been sent. Then our own publisher gives
+it to the broker.
 """
 
 from __future__ import annotations
 
-import logging
-import secrets
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from functools import cached_property, partial
 from typing import Any
 
@@ -24,10 +20,12 @@ from kombu.compression import compress
 from kombu.utils.functional import maybe_list
 
 from ...model.capacity import Admission
-from ...model.durable import ADOPTED, CALL, DEATHS, DELAYED, DIGEST, HEADER, REPUBLISHED, WORKER, Message
+from ...model.durable import ADOPTED, CALL, DEATHS, DIGEST, HEADER, REPUBLISHED, WORKER, Message
 from ...model.errors import InvalidValueError, SettingsError, StoreUnavailableError
-from ...operations import capacity, durable_ends, keeping
-from ...operations.durable_runs import Run
+from ...model.logger import logger
+from ...operations.gates import capacity
+from ...operations.ledger import durable_ends, keeping
+from ...operations.ledger.durable_runs import Run
 from ...store.errors import RowsLocked
 from ..admission import admission_to, waiting_in
 from ..apps import runtime_for
@@ -38,21 +36,19 @@ from ..patches.task_sender import DurableAMQP
 from . import ending
 from .present_call import Made, Together, present_call
 
-logger = logging.getLogger("celery_sidejob")
-
 _in_callbacks = getattr(celery_amqp, "_callback_publish_retry", None)
-"""Celery's own note that it publishes the callbacks and the rest of the chain of a task that has ended well."""
+"""Celery's own note that it is publishing the callbacks and the rest of the chain of a task that has ended well."""
 
 
 def present_run(app: Celery) -> Run | None:
-    """Return the run of a durable task whose body, or whose end, this thread is in."""
+    """Return the run of the durable task whose body, or whose end, this thread executes."""
     parent = app.current_worker_task
     found: Run | None = getattr(parent.request, "sidejob_run", None) if parent is not None else None
     return found
 
 
 class KeepingProducer:
-    """Stands for a producer while one message of a durable task is published: keeps what it is to send."""
+    """Replaces a producer while one message of a durable task is published: keeps the message."""
 
     def __init__(self, producer: Any, app: Celery, task: str, queue: Any) -> None:
         self._producer = producer
@@ -66,7 +62,7 @@ class KeepingProducer:
         return getattr(self._producer, name)
 
     def publish(self, body: Any, **options: Any) -> Any:
-        """Keep the message and publish it; what comes after it is an event, which must not fail the call."""
+        """Keep the message and publish it; later work is only an event, which must not fail the call."""
         together = present_call().together
         if self._kept:
             if together is not None:
@@ -78,7 +74,7 @@ class KeepingProducer:
         self._kept = True
         headers = options["headers"]
         for ours in (HEADER, REPUBLISHED, WORKER, ADOPTED, CALL, DIGEST):
-            headers.pop(ours, None)  # a retry brings what the request that is retried had, beside its own headers
+            headers.pop(ours, None)  # a retry brings the headers of the retried request beside its own
         deaths = headers.pop(DEATHS, None)
         transaction = options.pop("transaction", None)
         run = present_run(self._app)
@@ -95,13 +91,14 @@ class KeepingProducer:
     def _collect(self, together: Together, body: Any, deaths: Any, options: dict[str, Any]) -> None:
         if present_call().unique is not None:
             raise InvalidValueError(f"unique= of {self._task} is for single calls: call its apply_async().")
-        message = self._message(body, deaths, self._new_call(options["headers"]), **options)
+        call = keeping.name_call(self._runtime, partial(time_of, options["headers"].get("eta")))
+        message = self._message(body, deaths, call, **options)
         together.messages.append(message)
         if self._runtime.settings.on_store_down == "publish":
             together.without_rows.append(partial(self._producer.publish, body, **_without_row(message, options)))
 
     def _keep_of(self, run: Run, message: Message) -> None:
-        """Keep what a run goes on as, or what follows it: in the store in which the run's own row is."""
+        """Keep a run's next message, or its follow-up, in the store that has the run's own row."""
         if present_call().unique is not None:
             logger.warning("unique= of %s has no effect: it follows another task", self._task)
         if run.key[0] == message.task_id:
@@ -117,7 +114,8 @@ class KeepingProducer:
             keeping.keep_again(run.runtime, message)
 
     def _keep_anywhere(self, body: Any, deaths: Any, options: dict[str, Any]) -> Any:
-        message = _keyed(self._message(body, deaths, self._new_call(options["headers"]), **options))
+        call = keeping.name_call(self._runtime, partial(time_of, options["headers"].get("eta")))
+        message = _keyed(self._message(body, deaths, call, **options))
         try:
             keeping.keep(self._runtime, message)
         except StoreUnavailableError as error:
@@ -128,22 +126,13 @@ class KeepingProducer:
             return self._producer.publish(body, **_without_row(message, options))
         return None
 
-    def _new_call(self, headers: Mapping[str, Any]) -> str | None:
-        """Name this call, where two stores may come to have a copy of its message."""
-        if not self._runtime.stores.several:
-            return None
-        eta = time_of(headers.get("eta"))
-        horizon = timedelta(seconds=self._runtime.settings.timer_horizon)
-        waits = eta is not None and eta - datetime.now(UTC) > horizon
-        return (DELAYED if waits else "") + secrets.token_hex(8)
-
     def _message(  # noqa: PLR0913 - what kombu's `publish` takes
         self, body: Any, deaths: Any, call: str | None = None, /, *, headers: dict[str, Any], exchange: Any = "",
         routing_key: Any = None, serializer: Any = None, compression: Any = None, delivery_mode: Any = None,
         declare: Any = None, retry: Any = None, retry_policy: Any = None, timeout: Any = None,
         confirm_timeout: Any = None, **properties: Any,
     ) -> Message:  # fmt: skip
-        """Return the message as the broker would get it; what only says how to send it is left out."""
+        """Return the message as the broker would get it, without the options that only say how to send it."""
         task_id = headers.get("id")
         if task_id is None:
             raise SettingsError(f"{self._task} is durable, and that needs messages of task_protocol 2.")
@@ -178,9 +167,10 @@ class KeepingProducer:
         return message
 
     def _bound_queue(self, named: str, exchange: str | None, routing_key: Any) -> str | None:
-        """Return the app's queue that gets a message which names an exchange alone, None if that is not known.
+        """Return the app's queue for a message that names only an exchange; None if it is unknown.
 
-        Celery names the default queue then: it would be counted there, and looked for where it cannot be.
+        Celery names the default queue in this case: the message would be counted there, and searched in the wrong
+        queue.
         """
         if not exchange or named != self._app.conf.task_default_queue:
             return None
@@ -197,24 +187,24 @@ class KeepingProducer:
 
 
 class KeepingAMQP(DurableAMQP):
-    """Celery's AMQP, by which messages of durable tasks are kept."""
+    """Celery's AMQP, which keeps messages of durable tasks."""
 
     producer_of_durable = KeepingProducer
 
     @cached_property
     def models(self) -> dict[str, list[Any]]:
-        """By a task's name, the messages after which those of its single calls are made (`composing.py`)."""
+        """Messages by the name of their task, which further single calls copy (`composing.py`)."""
         return {}
 
 
 def _keyed(message: Message) -> Message:
-    """Give a message the unique key that its call asks for."""
+    """Give a message the unique key of its call."""
     call = present_call()
     return message if call.unique is None else replace(message, unique_key=call.unique.key, replaces=call.replaces)
 
 
 def _without_row(message: Message, options: dict[str, Any]) -> dict[str, Any]:
-    """Return how a message is published without a row: with its call, as a store may have taken it after all."""
+    """Return how a message is published without a row: with its call, because a store may have taken it after all."""
     if message.call is None:
         return options
     return {**options, "headers": {**options["headers"], CALL: message.call}}

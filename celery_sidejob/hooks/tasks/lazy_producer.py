@@ -1,6 +1,6 @@
 """A producer of Celery's pool that is taken when it is first used: a message that is kept needs none.
 
-To take one from the pool and give it back costs a tenth of a call.
+Taking a producer from the pool and giving it back costs a tenth of a call.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from celery import Celery
 
 
 class LazyProducer:
-    """Stands for a producer for as long as one task is sent; `close` gives back what was taken."""
+    """Stands for a producer while one task is sent; `close` gives a taken producer back."""
 
     def __init__(self, app: Celery) -> None:
         self._app = app
@@ -28,9 +28,9 @@ class LazyProducer:
         return self._taken is not None
 
     def take(self) -> Any:
-        """Return the producer; it is taken from the pool if this is its first use."""
+        """Return the producer; the first use takes it from the pool."""
         if self._taken is None:
-            timeout = self._app.conf.get("broker_pool_acquire_timeout")  # which Celery 5.5 does not have
+            timeout = self._app.conf.get("broker_pool_acquire_timeout")  # Celery 5.5 does not have this setting
             self._taken = self._app.producer_pool.acquire(block=True, timeout=timeout)
         return self._taken
 
@@ -42,7 +42,7 @@ class LazyProducer:
 
 
 class LazyConnection:
-    """Stands for the producer's connection, whose errors Celery asks for around each message that it sends."""
+    """Stands for the producer's connection, which Celery asks for its errors around each message that it sends."""
 
     def __init__(self, producer: LazyProducer) -> None:
         self._producer = producer
@@ -54,7 +54,7 @@ class LazyConnection:
         return self
 
     def __enter__(self) -> None:
-        """Nothing is asked of a connection that may never be there."""
+        """Ask nothing of a connection that may never exist."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -1,4 +1,4 @@
-"""Makes a `DurableTask` of each task of an app that is durable, and has wrong options of all tasks refused."""
+"""Turns each durable task of an app into a `DurableTask`, and refuses wrong options of all tasks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 from celery import Celery
 from celery.app.task import Task
 
+from ...model import ordinary
 from ...model.errors import SettingsError
+from ...pools.coroutine_task import let_run
 from .. import bodies
 from ..durability import is_durable, known_tasks
 from ..on_commit import made_early
@@ -19,17 +21,18 @@ from .durable_task import DurableTask
 
 
 def mark(app: Celery) -> None:
-    """Make a `DurableTask` of each task of the app that is durable, and was not made so before."""
+    """Turn each durable task of the app into a `DurableTask`, if it is not one already; let each `async def` run."""
     for task in list(known_tasks(app).values()):
+        let_run(task)
         if isinstance(task, DurableTask) or is_durable(app, task.name):
             _mark(app, task)
 
 
 def watch_tasks(app: Celery) -> None:
-    """Have wrong options of all tasks refused, and tasks marked too that are made once the app is finalized.
+    """Refuse wrong options of all tasks, and mark tasks that are made after the app is finalized.
 
-    Modules that are imported late make such. What is raised when an app is finalized is raised again at each use of its
-    tasks.
+    Modules that are imported late make such tasks. An error in the finalization of an app is raised again at each use
+    of its tasks.
     """
     app_methods.tell_of_tasks(app, made=partial(_mark_if_final, app), completed=partial(_check_all, app))
 
@@ -40,6 +43,7 @@ def _check_all(app: Celery) -> None:
 
 
 def _mark_if_final(app: Celery, task: Any) -> Any:
+    let_run(task)  # eager mode may call it before the app is finalized
     if app.finalized:
         _check(app, task)
         if is_durable(app, task.name):
@@ -58,8 +62,8 @@ def _check(app: Celery, task: Any) -> None:
     if durable or getattr(task, "durable", None) is not None:
         check_durable(task)
     if durable and bodies.call_of(task, DurableTask) is None:
-        body = getattr(task, "_orig_run", task.run)  # below what autoretry_for has put around it
-        bodies.check(body, f"The body of {task.name}, which is durable,")
+        body = getattr(task, "_orig_run", task.run)  # without the wrapper of autoretry_for
+        ordinary.check(body, f"The body of {task.name}, which is durable,", may_await=True)
 
 
 def _mark(app: Celery, task: Any) -> None:
@@ -69,7 +73,7 @@ def _mark(app: Celery, task: Any) -> None:
             become(task, cls, app.Task)
         return
     options = {name: getattr(task, name) for name in OF_ORDINARY_TASKS if hasattr(task, name)}
-    # A custom Request of the task's own class would not be told what a row needs.
+    # A custom Request of the task's own class would not get the facts that a row needs.
     if task.Request != Task.Request:
         raise SettingsError(f"{task.name} is durable and has a Request of its own ({task.Request}): use either.")
     become(task, DurableTask, cls, **options, abstract=True)

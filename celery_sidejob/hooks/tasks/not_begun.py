@@ -1,4 +1,4 @@
-"""How a delivery of a durable task ends that runs nothing: the exception's class tells the worker's parent why."""
+"""How deliveries of durable tasks end that run nothing: the exception's class tells the worker's parent the reason."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from celery.exceptions import Ignore
 
 
 class Copy(Ignore):
-    """A copy of what runs, was finished, is in the dead set, or waits at the gate of its managed queue."""
+    """A copy of a message that runs, was finished, is in the dead set, or waits at the gate of its managed queue."""
 
 
 class Forged(Ignore):
-    """It has the id of a task that waits or runs, and is another: that one goes on."""
+    """A message with the id of a waiting or running task and another content: the task itself goes on."""
 
 
 class Left(Ignore):
-    """Its store does not answer: the worker has it sent again, or gives a message without a row back to the broker."""
+    """Its store does not answer: the message is sent again; a message without a row goes back to the broker."""

@@ -1,7 +1,7 @@
 """The call being made: facts for which Celery's code, between a task's call and its message, has no parameter.
 
-It belongs to a thread or greenlet, and to what that calls meanwhile: a receiver of `before_task_publish` that calls
-another task does so within the first call.
+It belongs to a thread or greenlet and to all code that it calls meanwhile: a receiver of `before_task_publish` that
+calls another task does so within the first call.
 """
 
 from __future__ import annotations
@@ -17,46 +17,46 @@ from celery.app.task import Context
 from ...model.capacity import Admission
 from ...model.durable import Message
 from ...model.unique import Unique
-from ...operations.durable_runs import Claim
+from ...operations.ledger.durable_runs import Claim
 from ...operations.runtime import Runtime
 
 
 class Made(NamedTuple):
-    """A message that Celery has made, and what it was made of."""
+    """A message that Celery has made, and its ingredients."""
 
     message: Message
     body: Any
-    """Arguments, keyword arguments, and what follows the task."""
+    """Arguments, keyword arguments, and the task's follow-ups."""
     serializer: Any
     compression: Any
 
 
 @dataclass(slots=True)
 class Noted:
-    """Where the message that Celery makes is noted, for others to be made after it."""
+    """Notes Celery's message, as a model for others."""
 
     made: Made | None = None
 
 
 @dataclass
 class Together:
-    """Messages of one call that are kept together, and what is done once they are."""
+    """Messages of one call that are kept together, and the work that follows."""
 
     messages: list[Message] = field(default_factory=list)
     without_rows: list[Callable[[], Any]] = field(default_factory=list)
-    """How each is sent where the store is away and `sidejob_on_store_down` says so."""
+    """Functions that send the messages if the store is unreachable and `sidejob_on_store_down` allows it."""
     events: list[Callable[[], Any]] = field(default_factory=list)
     subscriptions: list[Callable[[], Any]] = field(default_factory=list)
 
 
 @dataclass(eq=False, slots=True)
 class Counting:
-    """A part of a chord that is being counted."""
+    """A part of a chord while it is being counted."""
 
     runtime: Runtime
     request: Context
     kept_later: list[Message]
-    """Messages to be kept once it was counted; the body is added to them meanwhile."""
+    """Messages to keep after the count; the body is added to them meanwhile."""
     claim: Claim | None = None
     first: int = field(init=False)
 
@@ -65,33 +65,33 @@ class Counting:
 
     @property
     def body(self) -> list[Message]:
-        """The body, as it is to be kept; empty where it is not durable, or could not be made."""
+        """The body, in the form in which it is kept; empty if it is not durable, or could not be made."""
         return self.kept_later[self.first :]
 
 
 class Call(NamedTuple):
-    """The call being made; each is None where there is none."""
+    """Facts about the call being made; each is None if there is none."""
 
     transaction: Any = None
-    """The transaction of a chord whose tasks are called."""
+    """The transaction of a chord that calls its tasks."""
     together: Together | None = None
-    """Where messages are only collected: whoever asks for that keeps them."""
+    """Collects the messages, if the caller keeps them itself."""
     noted: Noted | None = None
     subscriptions: list[Callable[[], Any]] | None = None
-    """Subscriptions to results, which the result backend is asked for once the messages are kept."""
+    """Subscriptions to results, for which the result backend is asked once the messages are kept."""
     counting: Counting | None = None
     unique: Unique | None = None
-    """The key that the message is to have."""
+    """The unique key of the message."""
     replaces: str | None = None
-    """The task whose message gives way to it."""
+    """The task whose message gives way to this one."""
     admission: Admission | None = None
     """How the message gets slots of a capacity pool."""
     follows: bool = False
-    """Whether Celery makes the call for another, so that it is not refused."""
+    """Whether the call follows another call, made by Celery, so that it is not refused."""
 
 
 PLAIN = Call()
-"""A call of which nothing is to be known here."""
+"""A call without such facts."""
 _call: ContextVar[Call] = ContextVar("celery_sidejob_call", default=PLAIN)
 
 present_call = _call.get
@@ -99,7 +99,7 @@ present_call = _call.get
 
 @contextmanager
 def calling(**changes: Any) -> Iterator[None]:
-    """Make the calls of the block with these facts; facts that are not given are those around the block."""
+    """Make the calls of the block with these facts; other facts are inherited from the surrounding block."""
     token = _call.set(_call.get()._replace(**changes))
     try:
         yield

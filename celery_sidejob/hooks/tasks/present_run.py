@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...operations.durable_runs import Run
+from ...operations.ledger.durable_runs import Run
 
 RUNS: dict[str, Run] = {}
-"""By task id."""
+"""The runs by task id."""
 
 
 def run_of(task: Any) -> Run | None:
-    """Return the run that the task's present request is, if it has begun one; a header may have the same name."""
+    """Return the run of the task's present request, if it has begun one; a header may have the same name."""
     found = getattr(getattr(task, "request", None), "sidejob_run", None)
     return found if isinstance(found, Run) else None

@@ -1,4 +1,4 @@
-"""The end of a run, of a task or of a job, whose process leaves to the worker what is to be done: nothing but that."""
+"""The end of a run, of a task or a job, that its process leaves to the worker: at most a result is kept with it."""
 
 from __future__ import annotations
 
@@ -7,28 +7,29 @@ from contextvars import ContextVar
 from typing import Any
 
 from ...model.crash_points import reach
+from ...store.results import Ended
 
 _TOLD: ContextVar[list[Any] | None] = ContextVar("celery_sidejob_told", default=None)
-"""What the worker will be told of the run that is traced here: how it is named, once it is over."""
+"""The facts for the worker about the run that is traced here: the run's name and its result, once it is over."""
 
 
-def end(run: tuple[Any, ...], point: str) -> bool:
-    """Leave the end of a run to its worker: the body has ended well, that was told, and nothing follows it.
+def end(over: Ended, point: str) -> bool:
+    """Leave the end of a run to its worker: the body has ended well, and nothing follows it but its result, if any.
 
-    False where no worker waits for it: in a test that runs a task by itself. `point`: the crash point before any end.
+    False if no worker waits for it, as in a test that runs a task by itself. `point`: the crash point before any end.
     """
     told = _TOLD.get()
     if told is None:
         return False
     reach(point)
-    told.append(run)
+    told.append(over)
     return True
 
 
 def trace(by: Callable[..., Any], *args: Any, **options: Any) -> Sequence[Any]:
-    """Run a task `by` Celery's tracer; return what that does, and the name of a run whose end was left to the worker.
+    """Run a task `by` Celery's tracer; return its result, and the name of a run whose end was left to the worker.
 
-    If the process dies before the worker has that, the run was lost.
+    If the process dies before the worker has this, the run is lost.
     """
     told: list[Any] = []
     token = _TOLD.set(told)

@@ -1,12 +1,11 @@
 """Many durable tasks in one call: one commit for all their rows, one pipeline of the broker for a page of messages.
 
-Celery makes each message as it always does, signals and all (or as it would, `composing.py`); what it hands to its
-producer is collected. Then all are kept or none, and given to the broker together.
+Celery makes each message as usual, with its signals (or `composing.py` copies one), and the messages for its producer
+are collected. Then all are kept, or none, and given to the broker together.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -18,17 +17,16 @@ from celery.canvas import _chain as chain
 from ...model.checks import shown
 from ...model.durable import Message
 from ...model.errors import InvalidValueError, StoreUnavailableError
-from ...operations import keeping
+from ...model.logger import logger
+from ...operations.ledger import keeping
 from ..durability import is_durable, known_tasks
 from .composing import Composer
 from .keeping import present_run
 from .present_call import Together, calling
 
-logger = logging.getLogger("celery_sidejob")
-
 
 def send_many(app: Celery, signatures: Iterable[Signature], transaction: Any) -> list[Any]:
-    """Keep what the signatures ask for, all or nothing; returns their results in order.
+    """Keep the messages of the signatures, all or none; returns their results in order.
 
     As inside kombu's `Producer.batch`, `after_task_publish` is sent when a message is complete, before it is out.
     """
@@ -44,7 +42,7 @@ def send_many(app: Celery, signatures: Iterable[Signature], transaction: Any) ->
     together = Together()
     with ExitStack() as stack:
         with calling(together=together, subscriptions=together.subscriptions):
-            # One of Celery's producers for all; it connects only if something is published that is no durable task.
+            # One of Celery's producers for all; it connects only if a task that is not durable is published.
             composer = Composer(app, together, stack.enter_context(app.producer_pool.acquire(block=True)))
             results = [_collected(index, signature, composer) for index, signature in enumerate(wanted)]
         _keep(app, together, transaction)
@@ -55,9 +53,9 @@ def send_many(app: Celery, signatures: Iterable[Signature], transaction: Any) ->
 
 
 def made(app: Celery, signatures: Sequence[Signature]) -> tuple[Sequence[Message], Callable[[], None]]:
-    """Have Celery make messages of one durable task, for somebody who keeps them; and what tells of them afterwards.
+    """Let Celery make messages of one durable task for a caller that keeps them, and a function that reports them.
 
-    Where Celery is told to run tasks at once (`task_always_eager`) there are no messages, and they run afterwards.
+    If Celery runs tasks at once (`task_always_eager`) there are no messages, and the tasks run afterwards.
     """
     if app.conf.task_always_eager:
 
@@ -78,7 +76,7 @@ def made(app: Celery, signatures: Sequence[Signature]) -> tuple[Sequence[Message
 
 
 def _collected(index: int, signature: Signature, composer: Composer) -> Any:
-    """Have one message made; what it cannot take is told with the index of the signature."""
+    """Collect one message; an error for it names the index of the signature."""
     try:
         return composer.send(signature)
     except TypeError as error:
@@ -108,7 +106,7 @@ def _keep(app: Celery, together: Together, transaction: Any) -> None:
 
 
 def _tell(app: Celery, calls: Sequence[Callable[[], Any]]) -> None:
-    """Send events, ask the result backend: what must not fail the call. The first that fails is the last tried."""
+    """Send events and ask the result backend, which must not fail the call. The first failure ends this."""
     if not app.sidejob.runtime.broker.ready:
         return
     try:
@@ -119,7 +117,7 @@ def _tell(app: Celery, calls: Sequence[Callable[[], Any]]) -> None:
 
 
 def _checked(app: Celery, index: int, item: Any) -> Signature:
-    """Return one signature as it can be sent; InvalidValueError says what is wrong with it, before anything is sent."""
+    """Return one signature in the form that is sent; InvalidValueError, before anything is sent, if it is wrong."""
     what = f"signatures[{index}] of send_many()"
     if not isinstance(item, Signature):
         raise InvalidValueError(f"{what} is no signature: {shown(item)}. Give task.s(...) or app.signature(...).")

@@ -1,4 +1,4 @@
-"""A call of a plain task in the caller's transaction, where the broker is the store: its message is a row there."""
+"""A call of a plain task in the caller's transaction, if the broker is the store: its message is a row there."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 from celery import Celery
 
 from ...model.errors import InvalidValueError
-from ...operations.lending import do_after_commit
+from ...operations.changes.lending import do_after_commit
 
 
 def send_in(app: Celery, send: Callable[..., Any], name: str, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
-    """Send a task by Celery's `send`, its message as a part of the transaction among its options; return its result.
+    """Send a task by Celery's `send`, with its message in the transaction that is among its options; return its result.
 
-    A worker finds it within a second of the commit, also if we are not told of that. Raises InvalidValueError with
-    another broker, and for a call that brings a connection of its own. A producer may be Celery's, which has one for
-    all calls of a group, and is not used.
+    A worker finds it within a second of the commit, even if we do not learn of the commit. Raises InvalidValueError
+    with another broker, and for a call with its own connection. A given producer may be Celery's, which makes one for
+    all calls of a group; it is not used.
     """
     runtime = app.sidejob.runtime
     if not runtime.connections.is_broker:
@@ -28,7 +28,7 @@ def send_in(app: Celery, send: Callable[..., Any], name: str, args: Sequence[Any
         )
     if options.get("connection"):
         raise InvalidValueError(f"A call of {name} has a transaction and a connection to the broker: give either.")
-    from ...transport.postgres.batch import LENT, Lent  # which needs kombu 5.7, as this broker does
+    from ...transport.postgres.batch import LENT, Lent  # this needs kombu 5.7, as this broker does
 
     borrowed = runtime.connections.borrow(options["transaction"])
     own = {option: value for option, value in options.items() if option not in ("transaction", "publisher")}

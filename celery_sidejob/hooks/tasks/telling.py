@@ -1,16 +1,16 @@
-"""Telling the result backend what became of a durable task's run, once and only once, also if it is away just then.
+"""Reports the outcome of a durable task's run to the result backend, exactly once, even if the backend is unreachable.
 
-A backend that is away is not the body's outcome. If it cannot be told of a success, the end of the run tells it later,
-and keeps the row until then (`operations/durable_ends.py`). It is told of a failure for a lease; after that only the
-dead set has the failure. For parts of a chord both take up to an hour: nobody else knows that a part has ended, and its
-chord would wait for ever.
+An unreachable backend does not change the body's outcome. If a success cannot be reported, the end of the run reports
+it later, and keeps the row until then (`operations/ledger/durable_ends.py`). A failure is reported for up to a lease;
+after that only the dead set has the failure. For parts of a chord both take up to an hour: no other process knows that
+a part has ended, and its chord would wait for ever.
 """
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -22,25 +22,25 @@ from celery.exceptions import SoftTimeLimitExceeded
 from kombu.exceptions import ContentDisallowed, DecodeError, EncodeError
 
 from ...model.durable import ADOPTED, HEADER
+from ...model.logger import logger
 from ...model.names import storable
-from ...operations.durable_ends import LATE_END_PATIENCE_S
-from ...operations.durable_runs import Run
+from ...operations.ledger.durable_ends import LATE_END_PATIENCE_S
+from ...operations.ledger.durable_runs import Run
 from ...operations.retrying import PAUSE_S
 from .. import bodies
 from ..patches import result_backend
-from . import chords
+from . import chords, ending
 from .keeping import present_run
 
-logger = logging.getLogger("celery_sidejob")
-
 UNREADABLE = (DecodeError, ContentDisallowed)
-"""Errors of a result backend that cannot read what it has; Celery's reads before it stores."""
+"""Errors of a result backend that cannot read its own data; Celery's backends read before they store."""
 
 
 def install(backend: Any) -> None:
-    """Tell a backend of durable tasks in this way; twice does no harm."""
+    """Report durable tasks to a backend in this way; a second call has no effect."""
     result_backend.tell_by(
-        backend, store_result=partial(_store, backend), mark_as_done=partial(_done, backend), mark_as_failure=_failed,
+        backend, store_result=partial(_store, backend), mark_as_done=partial(_done, backend),
+        mark_as_failure=partial(_failed, backend),
         mark_as_retry=_retried, chord_error_from_stack=partial(chords.fail_unlocked, backend),
         _call_task_errbacks=partial(_call_errbacks, backend),
     )  # fmt: skip
@@ -50,9 +50,10 @@ def install(backend: Any) -> None:
 def _store(
     backend: Any, store: Callable[..., Any], task_id: str, result: Any, state: str, *args: Any, **options: Any
 ) -> Any:
-    """Store a result; a durable task runs though its backend cannot be told that it has started.
+    """Store a result; a durable task runs even if its start cannot be reported to the backend.
 
-    What the backend has cannot be read if a worker stored it that had another `result_serializer`, say: it is replaced.
+    The stored result may be unreadable, for example from a worker with another `result_serializer`: then it is
+    replaced.
     """
     try:
         try:
@@ -73,17 +74,24 @@ def _done(
     backend: Any, mark: Callable[..., Any], task_id: str, result: Any, request: Context | None = None, *args: Any,
     **options: Any,
 ) -> None:  # fmt: skip
-    """Tell of a success; what is still to be told after this is told by the end of the run."""
+    """Report a success; the end of the run reports what remains."""
     run = _run_of(request)
     if run is None or request is None:
         mark(task_id, result, request, *args, **options)
         return
+    if ending.ends_with_result(backend, run.runtime):
+        with _refusing(), backend.riding() as riders:
+            mark(task_id, result, request, *args, **options)
+        run.riders = riders
+        run.is_told = True
+        return
     success = _Success(run, backend, request, result, lambda: mark(task_id, result, request, *args, **options))
     try:
-        success.mark()
+        with _refusing():
+            success.mark()
         success.is_told = True
-    except chords.REFUSED as error:  # the task has no such result: Celery takes this error for its failure
-        raise error if isinstance(error, EncodeError) else EncodeError(bodies.text_of(error)) from error
+    except EncodeError:
+        raise
     except Exception as error:
         logger.warning("That task %s ended well cannot be told yet: %s", task_id, bodies.text_of(error))
     run.is_told = True
@@ -91,9 +99,18 @@ def _done(
         run.untold = success
 
 
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Raise EncodeError if the task has no such result: Celery treats this error as its failure."""
+    try:
+        yield
+    except chords.REFUSED as error:
+        raise error if isinstance(error, EncodeError) else EncodeError(bodies.text_of(error)) from error
+
+
 @dataclass(slots=True)
 class _Success:
-    """See `operations.durable_runs.Untold`."""
+    """Implements `operations.ledger.durable_runs.Untold`."""
 
     run: Run
     backend: Any
@@ -118,10 +135,10 @@ class _Success:
 
 
 def _failed(
-    mark: Callable[..., Any], task_id: str, exc: BaseException, traceback: str | None = None,
+    backend: Any, mark: Callable[..., Any], task_id: str, exc: BaseException, traceback: str | None = None,
     request: Context | None = None, *args: Any, **options: Any,
 ) -> None:  # fmt: skip
-    """Tell of a failure, for a lease; but not of one that a hook or Celery raised after the outcome was told."""
+    """Report a failure, for up to a lease; but no failure that a hook or Celery raised after the outcome's report."""
     run = _run_of(request)
     if run is None:
         mark(task_id, exc, traceback, request, *args, **options)
@@ -131,9 +148,13 @@ def _failed(
         return
     patience_s = LATE_END_PATIENCE_S if request is not None and request.chord else run.runtime.settings.lease
     deadline = time.monotonic() + patience_s
+    # An errback may read the result.
+    rides = ending.ends_with_result(backend, run.runtime) and not (request is not None and request.errbacks)
     while True:
         try:
-            mark(task_id, exc, None if traceback is None else storable(str(traceback)), request, *args, **options)
+            with backend.riding() if rides else nullcontext([]) as riders:
+                mark(task_id, exc, None if traceback is None else storable(str(traceback)), request, *args, **options)
+            run.riders = riders
             break
         except Exception as error:
             if isinstance(error, chords.REFUSED) and traceback is not None:
@@ -147,10 +168,11 @@ def _failed(
 
 
 def _call_errbacks(backend: Any, call: Callable[..., Any], request: Context, exc: Any, traceback: Any) -> None:
-    """Call or send each errback by itself, so that one that can not be sent has no other repeated.
+    """Call or send each errback separately, so that a failure to send one does not repeat the others.
 
-    One that can never be sent is given up. If what sends it is away, a durable run tries for a lease. What is still to
-    be sent then is left in `request`, and the error is raised: whoever has called this tells of the failure again.
+    An errback that can never be sent is given up. If the store or the broker is unreachable, a durable run tries for a
+    lease. After that the unsent errbacks remain in `request`, and the error is raised: the caller then reports the
+    failure again.
     """
     run = _run_of(request) or present_run(backend.app)
     deadline = time.monotonic() + (0.0 if run is None else run.runtime.settings.lease)
@@ -175,7 +197,7 @@ def _call_errbacks(backend: Any, call: Callable[..., Any], request: Context, exc
 def _retried(
     mark: Callable[..., Any], task_id: str, exc: BaseException, traceback: str | None = None, **options: Any
 ) -> None:
-    """Show that it is retried; if that fails it is retried all the same, and later its next run would be shown so."""
+    """Report a retry; the task is retried even if that fails."""
     if _run_of(options.get("request")) is None:
         mark(task_id, exc, traceback, **options)
         return
@@ -186,6 +208,6 @@ def _retried(
 
 
 def _run_of(request: Context | None) -> Run | None:
-    """Return the run that a request is, also when Celery has left it."""
+    """Return the run of a request, even after Celery has left it."""
     found = None if request is None else request.get("sidejob_run")
     return found if isinstance(found, Run) else None

@@ -12,7 +12,6 @@ pool.
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable
 from time import monotonic
@@ -21,13 +20,12 @@ from typing import Any
 from celery.concurrency.solo import TaskPool as Solo
 from celery.worker import state
 
+from ...model.logger import logger
 from ..patches import celery_consumer
 from . import pool_kind
 from .bell import Bell
 from .delivered import Delivered
 from .holding import Holding
-
-logger = logging.getLogger("celery_sidejob")
 
 LOOK_S = 0.25
 LONG_S = 1.0

@@ -5,7 +5,6 @@ Workers of two versions serve a queue while a deploy is rolled out. The message 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -15,16 +14,15 @@ from celery.exceptions import NotRegistered
 
 from ...model.durable import HEADER as DURABLE
 from ...model.durable import Address, Death, is_newer, key_of, why_no_header
+from ...model.logger import logger
 from ...model.messages import is_readable, why_no_doorbell
-from ...operations import parking
+from ...operations.runs import parking
 from ...services.heartbeat.heartbeat import Heartbeat
 from ...store.outbox.kinds import JOBS, TASKS, Kind
 from ..messages.doorbell import HEADER
 from ..messages.kept_message import content_of
 from ..patches import celery_consumer
 from .holders import holders
-
-logger = logging.getLogger("celery_sidejob")
 
 
 def install(consumer: Any) -> None:

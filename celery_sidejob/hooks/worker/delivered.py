@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -13,18 +12,17 @@ from celery.concurrency.thread import TaskPool as Threads
 from celery.exceptions import TaskRevokedError, WorkerTerminate
 from celery.platforms import EX_OK
 from celery.worker.request import Request
-from celery.worker.state import active_requests, task_ready
+from celery.worker.state import active_requests, reserved_requests, task_ready
 from kombu.transport import virtual
 
 from ...model import native
 from ...model.durable import WORKER
+from ...model.logger import logger
 from ...services.heartbeat.deliveries import RELEASED, Deliveries, Delivery
 from ..patches.celery_consumer import wrap_generated
 from ..patches.redis_client import is_redis
 from .pool_kind import has, has_processes, not_begun
 from .received import OF_THE_PARENT, check_request
-
-logger = logging.getLogger("celery_sidejob")
 
 _deciding = native.lock()
 """Held for a moment to begin a run, perhaps by a thread of the pool, or to give its message back: not both happen."""
@@ -46,6 +44,9 @@ class Delivered(Request):
     """Called when a delivery is over: its place in the pool may be free."""
     acks_at_end = False
     """Whether this worker acknowledges messages after their run, also where it might do so before."""
+    held: Any = None
+    """How this worker holds its row, if it does."""
+    _is_acknowledged_for_hold = False
     _is_being_accepted = False
     _has_begun = False
     _was_given_back = False
@@ -137,13 +138,26 @@ class Delivered(Request):
         self._is_being_accepted = True
         try:
             super().on_accepted(pid, time_accepted)
+            if self.held is not None and not (self.acks_at_end or self.acknowledged):
+                # No timeout of the broker may send it again. Celery does not know: a cold stop has to cut this run off.
+                self._is_acknowledged_for_hold = True
+                self._on_ack(logger, self._connection_errors)
         finally:
             self._is_being_accepted = False
 
     def acknowledge(self) -> None:
         """Acknowledge early only what has a row: of another message it is all there is, until it is over."""
-        if not self._is_being_accepted or (self._has_row and not self.acks_at_end):
+        if self._is_acknowledged_for_hold:
+            self.acknowledged = True
+        elif not self._is_being_accepted or (self._has_row and not self.acks_at_end):
             super().acknowledge()
+
+    def reject(self, requeue: bool = False) -> None:
+        """Reject what is not acknowledged for its hold."""
+        if self._is_acknowledged_for_hold:
+            self.acknowledged = True
+        else:
+            super().reject(requeue=requeue)
 
     def cancel(self, pool: Any, *args: Any, **options: Any) -> None:
         """Cut off by a cold stop: the death of its process is then no loss.
@@ -234,6 +248,11 @@ def _one_at_a_time(self: Delivered, execute: Callable[..., Any], pool: Any, **op
         return execute(self, pool, **options)
     finally:
         Delivered._solo_is_busy = False
+
+
+def is_busy() -> bool:
+    """Tell whether as many messages wait in this worker as run: then it goes on for a while without further ones."""
+    return len(reserved_requests) >= 2 * max(1, len(active_requests))
 
 
 def _then_over(self: Delivered, on_success: Callable[..., Any], outcome: Sequence[Any], **options: Any) -> Any:

@@ -139,7 +139,7 @@ class FromRabbitMQ(Fetcher):
         """Return how many unacknowledged messages this worker wants: what it holds anyway, and what it may begin."""
         c = self._c
         held = max(0, c.qos.value - c.initial_prefetch_count)  # until their time
-        held += sum(not request.acknowledged for request in list(state.active_requests))
+        held += sum(not request.message.acknowledged for request in list(state.active_requests))
         held += sum(len(bucket.contents) for bucket in c.task_buckets.values() if bucket)  # for their rate limit
         concurrency, ahead = self._appetite.concurrency, self._appetite.ahead
         # In steps, so that RabbitMQ is not told at each look.

@@ -8,7 +8,6 @@ durable tasks are held with their fetch (`outbox.py`).
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
@@ -18,8 +17,9 @@ from celery import Celery
 
 from ...model import native
 from ...model.durable import Held
-from ...operations import durable_locks
-from ...operations.run_pages import Claimed
+from ...model.logger import logger
+from ...operations.ledger import durable_locks
+from ...operations.runs.run_pages import Claimed
 from ...services.heartbeat.deliveries import RunKey
 from ...services.loop import Loop
 from ...store.claims import Owed
@@ -31,8 +31,6 @@ from .outbox import Fetched
 PAGE = 64
 """Messages whose rows one statement holds at most."""
 REST_S = 1.0
-
-logger = logging.getLogger("celery_sidejob")
 
 
 class Holdable(Protocol):

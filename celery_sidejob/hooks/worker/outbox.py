@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
@@ -17,6 +17,7 @@ from ...transport.decoding import Payload
 from ...transport.postgres.outbox import Page
 from ..durability import REQUEUE, is_durable, lost_policy
 from ..messages import reference
+from .delivered import is_busy
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,26 +45,28 @@ class WorkerOutbox:
         }  # fmt: skip
         self._asked, self._asked_at = NOBODY, 0.0
 
-    @property
-    def holder(self) -> Holder:
-        """The worker of this connection, as the store knows it just now; `NOBODY` if it may hold nothing."""
-        heartbeat = self._app.sidejob.heartbeat
-        if heartbeat is None or not heartbeat.may_claim:
-            return NOBODY
-        return Holder(heartbeat.worker_id, self._may_repeat)
-
     def asks(self) -> Holder:
-        """Return in whose name the fetch that follows at once holds rows."""
-        self._asked, self._asked_at = self.holder, monotonic()
+        """Return in whose name the fetch that follows at once holds rows; `NOBODY` if that is not known just now."""
+        heartbeat, self._asked_at = self._app.sidejob.heartbeat, monotonic()
+        knows = heartbeat is not None and heartbeat.may_claim
+        self._asked = Holder(heartbeat.worker_id, self._may_repeat) if knows else NOBODY
         return self._asked
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a fetch may wait: see `delivered.is_busy`."""
+        return is_busy()
 
     def compose(self, row: Any) -> Payload | None:
         """Return the message that a fetched reference leads to, with the hold of its row if it was held."""
         found = reference.delivered(self._app, row)
         if found is not None and getattr(row, "held_at", None) is not None:
-            held = Held(row.task_id, row.generation, self._asked.worker_id, row.held_at)
-            found.held = Fetched(held, row.queue, row.waited_s, self._asked_at)
+            found.held = Fetched(self._held(row), row.queue, row.waited_s, self._asked_at)
         return found
+
+    def unhold(self, rows: Sequence[Any]) -> None:
+        """Give back rows that were held with their fetch."""
+        self._app.sidejob.heartbeat.tasks.unhold(*map(self._held, rows))
 
     @contextmanager
     def ends(self) -> Iterator[Page]:
@@ -76,3 +79,6 @@ class WorkerOutbox:
                 over, page.over = page.over, None  # should a test have the answer lost here, nobody knows
                 reach("durable-end:after-commit")
                 page.over = over
+
+    def _held(self, row: Any) -> Held:
+        return Held(row.task_id, row.generation, self._asked.worker_id, row.held_at, row.id)

@@ -10,6 +10,7 @@ from celery.app.task import Context
 from celery.exceptions import WorkerShutdown, WorkerTerminate
 from celery.worker import state
 
+from ...pools.cut_off import CutOff, TimeUp
 from ...services.heartbeat.deliveries import Deliveries
 from ...services.heartbeat.heartbeat import Heartbeat
 from ...services.stop_flag import worker_is_stopping
@@ -50,12 +51,14 @@ def is_revoked(app: Celery, task_id: str | None) -> bool:
 
 
 def is_kill(error: BaseException) -> bool:
-    """Whether somebody kills this greenlet."""
-    return _is_a(error, "greenlet", "GreenletExit")
+    """Whether somebody kills this greenlet, or cancels this coroutine for good."""
+    return (isinstance(error, CutOff) and not isinstance(error, TimeUp)) or _is_a(error, "greenlet", "GreenletExit")
 
 
 def limit(error: BaseException, app: Celery, task: Any, request: Context) -> TimeLimitExceeded | None:
-    """Return the hard time limit that has struck, if `error` is how gevent's pool tells a body of it."""
+    """Return the hard time limit that has struck, if `error` is how a pool without processes tells a body of it."""
+    if isinstance(error, TimeUp):
+        return TimeLimitExceeded(error.seconds)
     if not _is_a(error, "gevent.timeout", "Timeout"):
         return None
     seconds = (request.timelimit or (None, None))[0] or task.time_limit or app.conf.task_time_limit

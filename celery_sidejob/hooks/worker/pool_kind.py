@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import atexit
-import logging
 import os
+import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ...model import native
 from ...model.errors import SettingsError
+from ...model.logger import logger
 from ...services.heartbeat.pool_processes import Process
-
-logger = logging.getLogger("celery_sidejob")
+from ..patches import pools
 
 THREADS_END_S = 0.5
 """How long threads of a pool that was told to end may take for it, if no body keeps them."""
@@ -103,3 +105,28 @@ def _end_without(threads: list[threading.Thread], exitcode: int) -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(exitcode)
+
+
+def wait_in_greenlets(pool: Any) -> None:
+    """Have Celery wait where greenlets may, if this pool runs them; for the start of a worker."""
+    if getattr(pool, "is_green", False):
+        pools.pause_in_greenlets()
+        _handle_signals_in_greenlets()
+        pools.let_messages_wait(pool)
+
+
+def _handle_signals_in_greenlets() -> None:
+    """Have Celery's handlers of stops run where they may wait, as those of a cold and of a soft stop do.
+
+    A signal mostly finds a worker with gevent in its hub, where whatever waits raises.
+    """
+    for number in (signal.SIGTERM, signal.SIGQUIT, signal.SIGINT):
+        handler = signal.getsignal(number)
+        if callable(handler) and handler is not signal.default_int_handler:
+            signal.signal(number, partial(_handle_in_greenlet, handler))
+
+
+def _handle_in_greenlet(handler: Callable[[int, Any], Any], number: int, frame: Any) -> None:
+    from gevent import spawn  # it is there, as the pool is
+
+    spawn(handler, number, frame)

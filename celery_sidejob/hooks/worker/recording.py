@@ -29,7 +29,8 @@ def begin(app: Any, consumer: Any = None) -> None:
         connections = app.sidejob.runtime.connections
         if key in _loops or not isinstance(connections, MeasuredConnections):
             return
-        loop = Loop(Recorder(connections, lambda: _served(app, consumer)))
+        pool = getattr(consumer, "pool", None)
+        loop = Loop(Recorder(connections, lambda: _served(app, consumer), lambda: getattr(pool, "stood", None)))
         _loops.clear()
         _loops[key] = loop
     loop.start()

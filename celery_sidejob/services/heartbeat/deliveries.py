@@ -160,7 +160,7 @@ class Deliveries(Generic[K]):
     def begun(self) -> set[K]:
         """Return the runs that a process has begun, as far as this worker knows; those that are over, for a while."""
         with self._lock:
-            return {one.key for one in self._all() if one.pid is not None}
+            return {one.key for one in self._all() if one.pid is not None and not one.idle}
 
     def waiting(self, *, for_s: float, every_s: float) -> list[K]:
         """Return the runs whose delivery waits here for a process, and note that they are vouched for now.

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable
 
 from ...model.errors import StoreUnavailableError
+from ...model.logger import logger
 from ...store.errors import RowsLocked
-
-logger = logging.getLogger("celery_sidejob")
 
 WAIT_S = 0.1
 

@@ -7,11 +7,11 @@ because Celery itself takes five seconds to notice that one was killed.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping
 
 from ...model.errors import StoreUnavailableError
+from ...model.logger import logger
 from ...model.loss import Loss
 from ...model.process_name import new_name
 from ...operations.runtime import Runtime
@@ -22,15 +22,12 @@ from ...store.outbox.kinds import JOBS, TASKS
 from ..duty import Duties, Duty, Report
 from .deliveries import RunKey
 from .heartbeat_file import HeartbeatFile
-from .held_jobs import HeldJobs, Overdue
-from .held_tasks import HeldTasks
+from .held_runs import HeldJobs, HeldTasks, Overdue
 from .liveness_lock import LivenessLock
 from .memory_kills import MemoryKills
 from .pool_processes import PoolProcesses
 from .prefetched import Prefetched
 from .worker import Worker
-
-logger = logging.getLogger("celery_sidejob")
 
 WATCH_S = 0.25
 """Seconds between two looks at the processes of the pool."""
@@ -80,7 +77,7 @@ class Heartbeat(Worker):
     def register(self) -> int:
         """Register this process under a new identity, with its liveness lock where the connection allows one."""
         self._check()
-        self.runtime.stores.name_of(self.runtime.store)  # now, because messages may name it
+        _ = self.runtime.name  # asked now, because messages may name it
         with unavailable_during("register"):
             executor = self.executor()
             ident = new_name()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from contextlib import suppress
@@ -10,8 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 from ...model.errors import SettingsError
-
-logger = logging.getLogger("celery_sidejob")
+from ...model.logger import logger
 
 
 class HeartbeatFile:

@@ -7,16 +7,14 @@ Behind such a proxy the lock is not taken, and only silence shows that a worker 
 
 from __future__ import annotations
 
-import logging
 import time
 
 from ...model.errors import StoreUnavailableError
+from ...model.logger import logger
 from ...model.settings import Settings
 from ...store import workers
 from ...store.connection.opening import Opener
 from ...store.connection.own_executor import OwnExecutor
-
-logger = logging.getLogger("celery_sidejob")
 
 AGAIN_S = 5.0
 """Seconds to wait after a failed try: the server may be down, or may not yet know that the last holder is gone."""

@@ -1,20 +1,24 @@
-"""Ends of runs that leave nothing else to be done: the worker writes many in one statement.
+"""Ends of runs that leave nothing else to be done but to keep a result: the worker writes many in one statement.
 
 The process of such a run only tells its worker that the body has ended well. The row of a durable task stays locked
 until the worker has removed it a few milliseconds later: with its next fetch, where the store is the broker. A job is
 in its run until the worker has ended that, with the next runs that it claims. If the worker dies before, the run is
-repeated.
+repeated, or lost; a result is kept with its end or not at all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from math import inf
 from time import monotonic
 from typing import Any
 
 from ...model import native
+from ...model.errors import StoreUnavailableError
+from ...store.errors import first_line, will_be_refused_again
+from ...store.results import Ended
 
 SOON_S = 0.005
 """How long an end waits for others."""
@@ -27,18 +31,17 @@ REST_S = 1.0
 class QuietEnd:
     """The end of one run."""
 
-    held: tuple[Any, ...]
-    """How the statement names it: a task's `Held`, or (job id, run number)."""
+    over: Ended
+    """How the statement names it, and its result; see `broker.holds.ended` and `claims.end_page`."""
     content: Callable[[], Any]
     """Returns what else its end needs: what a task has run, or a job's hold."""
     is_unknown: bool = False
     """A statement that was to write it had no answer, and may have written it."""
-    since: float = field(default_factory=monotonic)
 
     @property
     def key(self) -> tuple[Any, int]:
         """The key of its run: (task id, generation) or (job id, run number)."""
-        return self.held[0], self.held[1]
+        return self.over.run[0], self.over.run[1]
 
 
 class Page:
@@ -46,7 +49,7 @@ class Page:
 
     def __init__(self, ends: Sequence[QuietEnd]) -> None:
         self._ends = ends
-        self.runs = [end.held for end in ends]
+        self.runs = [end.over for end in ends]
         self.over: Set[Any] | None = None
         """The ids of tasks and jobs whose ends are written, once that is known; to be set by who runs the statement."""
 
@@ -77,14 +80,18 @@ class QuietEnds:
         self._lock = native.lock()
         self._ends: set[QuietEnd] = set()
         self._waiting: list[QuietEnd] = []
+        self._due_at = inf
+        """When the first of these is due; never if none waits."""
+        self._written_at = 0.0
 
-    def add(self, end: QuietEnd) -> None:
-        """Have an end written soon."""
+    def add(self, end: QuietEnd, *, waits: bool = True) -> None:
+        """Have an end written soon; one that `waits` for no other at once, unless others were written just now."""
         with self._lock:
+            due_at = monotonic() + self._wait_s if waits else self._written_at + SOON_S
             self._ends.add(end)
             self._waiting.append(end)
-            is_first = len(self._waiting) == 1
-        if is_first:
+            is_next, self._due_at = due_at < self._due_at, min(due_at, self._due_at)
+        if is_next:
             self._bell.ring()
 
     def has(self, key: tuple[Any, int]) -> bool:
@@ -96,7 +103,7 @@ class QuietEnds:
 
     def run_once(self) -> int:
         """Write the ends that have waited long enough; returns how many there were."""
-        return self.write() if self._due_in_s() == 0 else 0
+        return self.write() if self._due_at <= monotonic() else 0
 
     def write(self) -> int:
         """Write all ends that wait; returns how many there were."""
@@ -107,30 +114,31 @@ class QuietEnds:
 
     def wait_s(self) -> float:
         """Wait until there is something to write."""
-        due_in_s = self._due_in_s()
-        if due_in_s is None:
-            self._bell.wait(REST_S)
-        return self._due_in_s() or 0.0
+        self._bell.wait(max(0.0, min(REST_S, self._due_at - monotonic())))
+        return 0.0
 
     def close(self) -> None:
         """Nothing is open: what is left is written when the worker leaves."""
-
-    def _due_in_s(self) -> float | None:
-        """Return in how many seconds the first end is due; None if none waits."""
-        with self._lock:
-            since = self._waiting[0].since if self._waiting else None
-        return None if since is None else max(0.0, since + self._wait_s - monotonic())
 
     # -- in any statement --------------------------------------------------------------------------------------------
 
     @contextmanager
     def page(self) -> Iterator[Page]:
-        """Yield the ends that are due, for one statement; if that raises they are due again."""
+        """Yield the ends that are due, for one statement; if that raises they are due again.
+
+        If the store refuses the statement, one of them may be why: then each is to be written alone.
+        """
         with self._lock:
-            ends, self._waiting = self._waiting, []
+            ends, self._waiting, self._due_at = self._waiting, [], inf
+            self._written_at = monotonic()
         page = Page(ends)
         try:
             yield page
+        except Exception as error:
+            if page.over is not None or not ends or not will_be_refused_again(error):
+                raise
+            page.over = frozenset()
+            raise StoreUnavailableError(f"{len(ends)} ends are written one by one: {first_line(error)}") from error
         finally:
             left = page.left
             with self._lock:
@@ -138,6 +146,7 @@ class QuietEnds:
                     for end in ends:
                         end.is_unknown = True
                     self._waiting = [*ends, *self._waiting]
+                    self._due_at = self._written_at
                 else:
                     self._ends.difference_update(page.written)
             for end in left:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...model import native
 from ...model.loss import Loss
-from ...operations import recovery
+from ...operations.runs import recovery
 from ...operations.runtime import Runtime
 from ...store.connection.own_executor import OwnExecutor
 from ..duty import Duty, Report
@@ -70,9 +70,9 @@ class WorkerDuty(Duty):
     def _rescue(self, row: Any, loss: Loss, *, has_begun: bool = True) -> bool:
         """Rescue a run that this worker holds; False if its job is locked just now, or the run has ended after all."""
         taken = False
-        with self._worker.aside.by_itself("rescue", row.job_id) as may:
+        with self._worker.aside.by_itself("rescue", row.id) as may:
             taken = may and recovery.rescue(
-                self._runtime, row.job_id, run_no=row.run_no, worker_id=self._worker.worker_id, own=True, loss=loss,
+                self._runtime, row.id, run_no=row.number, worker_id=self._worker.worker_id, own=True, loss=loss,
                 has_begun=has_begun,
             )  # fmt: skip
         return taken

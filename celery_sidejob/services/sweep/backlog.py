@@ -1,138 +1,134 @@
-"""Tells messages that wait in the broker, however long the backlog is, from messages that are missing.
+"""Tells silent messages that are to be published again from those that wait in the broker, and bounds the copies.
 
-One copy of a message is harmless, but copies of a whole backlog double it. Before a silent message counts as missing,
-the sweeper looks into the broker, outside any transaction. In Redis it looks for each message
-(`hooks/broker/redis_look.py`). RabbitMQ shows no messages, and they are counted. If the broker cannot answer, only the
-time since the publication decides.
+A copy of a message is harmless, because only one delivery begins the run; but copies of a whole backlog are a second
+backlog. No broker can be asked for a single message, so messages are counted, outside any transaction: a queue of the
+broker should have at least as many as are silent. As many copies are published as it has too few. If it has enough, a
+message may be lost all the same, and another wait in its place: it is published again if it was overtaken, since a
+queue is served in order, or if it has waited for an hour. In a queue with several priorities these may be all that
+wait, so such copies are limited.
+
+If the broker cannot be counted, only the time since the publication decides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from datetime import datetime, timedelta
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
 from functools import partial
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
-from ...model.broker_view import Look, Sight, Sought
+from ...model.messages import GONE
 from ...operations.runtime import Runtime
-from ...store.outbox import checks
-from ...store.outbox.checks import CHECK_PAGE, OVERTAKEN_S
-from ...store.outbox.kinds import TASKS, Kind
+from ...store.outbox import checks, references
+from ...store.outbox.kinds import Kind
 
-FRONT_S = 300.0
-REST_S = 3600.0
-"""Seconds until a waiting message is checked again, at the latest: one near the front of its queue, and any other."""
-UNREAD_S = 5.0
-BORDER = 50
-"""How many of the messages read last show when their part of the queue was published: the earliest decides."""
+COPIES, COPIES_S = 10, 10.0
+"""Copies that a queue gets in so many seconds, at most, while the broker has as many messages as are silent."""
+MANY = 100_000
+"""Missing messages that are counted at once. A queue of twice as many counts as one that has enough."""
 
 
 class Backlog:
-    """Tells waiting messages from missing ones; looks into each queue once in a turn of the sweeper."""
+    """Tells waiting messages from missing ones; counts each queue once in a turn of the sweeper."""
 
     def __init__(self, runtime: Runtime, may_go_on: Callable[[], bool]) -> None:
         self._runtime = runtime
         self._may_go_on = may_go_on
-        self._counted = False
-        self._look: Look | None = None
-        self._borders: dict[str, datetime | None] = {}
-        self._whole: dict[str, bool] = {}
+        self._connections = runtime.connections
+        self._queues: dict[str, Queue] = {}
+        self._counted: set[str] = set()
+        """The queues that were counted in this turn."""
 
     def begin_turn(self) -> None:
-        """Forget the results of the last turn."""
-        self._counted = False
-        self._look = self._runtime.broker.look()
-        self._borders.clear()
-        self._whole.clear()
-
-    def pass_over_counted(self) -> bool:
-        """Postpone the check of overdue messages in queues with at least as many messages ready; tell whether any were.
-
-        A message that is lost while others wait is called missing once later messages have overtaken it.
-        """
-        if self._counted or not self._runtime.broker.knows_queues:
-            return False
-        self._counted = True
-        passed_over = 0
-        for queue, number in checks.overdue(self._runtime.connections, limit=CHECK_PAGE).items():
-            ready = self._runtime.broker.ready_messages(queue)
-            if ready is None or ready < number:
-                continue
-            postpone = partial(checks.postpone_in, queue=queue)
-            passed = CHECK_PAGE
-            while passed == CHECK_PAGE and self._may_go_on():
-                passed = self._runtime.connections.transact("pass-over", postpone)
-                passed_over += passed
-        return bool(passed_over)
-
-    def is_whole(self, queue: str) -> bool:
-        """Tell whether a queue of RabbitMQ has nearly all the messages that it should have: then it was not emptied.
-
-        A tenth may be missing, because workers may be fetching just now. A message lost all the same is found missing
-        later, by the usual checks.
-        """
-        if queue not in self._whole:
-            ready = self._runtime.broker.ready_messages(queue)
-            limit = 1 + max(0, ready or 0) * 10 // 9
-            self._whole[queue] = (
-                ready is not None and checks.in_queue(self._runtime.connections, queue, limit=limit) < limit
-            )
-        return self._whole[queue]
+        """Forget the counts of the last turn."""
+        self._counted.clear()
 
     def look_for_all(self, kind: Kind) -> bool:
-        """Publish again the rows of one kind whose messages should be in the broker and are not.
+        """Publish again the rows of one kind whose messages should be in the broker, but for queues that have them.
 
         False if this must be repeated: the broker does not answer, or another worker sweeps.
         """
-        self.begin_turn()  # earlier looks say nothing about the rows read now
+        whole: dict[str, bool] = {}
         after, seen_at = kind.lowest, None
-        while page := checks.in_broker(self._runtime.connections, kind, after=after):
+        while page := checks.in_broker(self._connections, kind, after=after):
             after, seen_at = page[-1].key, seen_at or page[0].read_at
-            lost = [row for row in page if not self.is_whole(row.queue)]
-            gone = self.without_what_waits(lost, kind) if self._may_go_on() else None
-            if gone is None:
+            whole.update((queue, self._is_whole(queue)) for queue in {row.queue for row in page} - whole.keys())
+            gone = [row.task_id for row in page if not whole[row.queue]]
+            if not self._runtime.broker.ready or not self._may_go_on():
                 return False
             republish = partial(checks.republish, kind=kind, task_ids=gone, seen_at=seen_at)
-            self._runtime.connections.transact("check-now", republish, single=True)
+            self._connections.transact("check-now", republish, single=True)
         return True
 
-    def without_what_waits(self, rows: Sequence[Any], kind: Kind) -> list[str] | None:
-        """Return the task ids of due rows whose messages are not in the broker; postpone the check of the others.
+    def missing(self, rows: Sequence[Any]) -> list[str] | None:
+        """Return the task ids of silent rows whose messages are to be published; postpone the check of the others.
 
-        None if the broker does not answer just now: then nothing could be published either.
+        None if the broker does not answer: then nothing could be published either.
         """
-        if kind is TASKS:
-            sought = [Sought.of_row(row) for row in rows if row.publication is not None]
-        else:
-            sought = [Sought.of_job(row) for row in rows]
-        sight = self._look.find(sought) if self._look is not None and sought else Sight()
-        if sight is None and not self._runtime.broker.ready:
+        waiting = set(self._waiting([row for row in rows if not row.is_over]))
+        if not self._runtime.broker.ready:
             return None
-        sight = sight or Sight()
-        published_at = {row.task_id: row.published_at for row in rows}
-        borders = {queue: self._border(queue, last) for queue, last in sight.last.items()}
-        behind = {  # a message that is not marked may have been lost before its mark was written
-            task_id for task_id, queue in sight.behind.items()
-            if (border := borders[queue]) is not None and (since := published_at[task_id]) is not None
-            and since > border
-        }  # fmt: skip
-        self._pass_over(sight.there, FRONT_S)
-        self._pass_over(behind, REST_S)
-        self._pass_over(sight.unread, UNREAD_S, are_there=False)
-        return [row.task_id for row in rows if row.task_id not in sight.there | behind | sight.unread]
+        if waiting:
+            self._connections.transact("pass-over", partial(checks.postpone, task_ids=waiting), single=True)
+        return [row.task_id for row in rows if row.task_id not in waiting]
 
-    def _border(self, queue: str, last: Sequence[str]) -> datetime | None:
-        """Return a time after which the rest of a queue was published; None if no row of the messages read is found.
+    def _waiting(self, rows: Sequence[Any]) -> Iterator[str]:
+        if self._connections.is_broker:
+            yield from references.waiting(self._connections, [row.task_id for row in rows])
+            return
+        for queue, among in groupby(sorted(rows, key=attrgetter("queue")), key=attrgetter("queue")):
+            if self._count(queue):
+                yield from self._queues[queue].waiting(list(among))
 
-        The earliest of several times counts: a message marked late, or published twice, has a time that is too late.
+    def _is_whole(self, queue: str) -> bool:
+        """Tell whether a queue was not emptied. A tenth may be missing: workers may be fetching just now."""
+        ready = self._ready(queue)
+        limit = 1 + (ready or 0) * 10 // 9
+        return ready is not None and checks.in_queue(self._connections, queue, limit=limit) < limit
+
+    def _count(self, queue: str) -> bool:
+        """Count a queue, once in a turn; False if the broker does not tell."""
+        if queue not in self._counted:
+            ready = self._ready(queue)
+            if ready is None:
+                return False
+            silent = checks.overdue(self._connections, queue, limit=min(ready, MANY) + MANY)
+            self._queues.setdefault(queue, Queue()).count(silent, ready)
+            self._counted.add(queue)
+        return True
+
+    def _ready(self, queue: str) -> int | None:
+        ready = self._runtime.broker.ready_messages(queue)
+        return 0 if ready == GONE else ready
+
+
+class Queue:
+    """Which silent messages of one queue are published again, and how many copies it may get just now."""
+
+    def __init__(self) -> None:
+        self._copies = COPIES
+        self._copies_at = time.monotonic()
+
+    def count(self, silent: Any, ready: int) -> None:
+        """Note how many messages are silent, and how many wait in the broker."""
+        self._missing = silent.messages - ready
+        self._overtaken: datetime = silent.overtaken
+        if time.monotonic() - self._copies_at > COPIES_S:
+            self._copies, self._copies_at = COPIES, time.monotonic()
+
+    def waiting(self, rows: Sequence[Any]) -> Iterator[str]:
+        """Yield the task ids of silent rows that get no copy.
+
+        The suspected ones get a copy first, and then the oldest: a queue is served in order, so they are the likeliest
+        to be missing.
         """
-        if queue not in self._borders:
-            known = checks.published_at(self._runtime.connections, last)
-            latest = [known[task_id] for task_id in last if task_id in known][-BORDER:]
-            self._borders[queue] = min(latest) - timedelta(seconds=OVERTAKEN_S) if latest else None
-        return self._borders[queue]
-
-    def _pass_over(self, task_ids: Collection[str], longest_s: float, *, are_there: bool = True) -> None:
-        if task_ids:
-            postpone = partial(checks.postpone, task_ids=task_ids, longest_s=longest_s, are_there=are_there)
-            self._runtime.connections.transact("pass-over", postpone, single=True)
+        for row in sorted(rows, key=lambda row: (row.suspected_at is None, row.published_at)):
+            if self._missing > 0:
+                self._missing -= 1
+            elif row.published_at < self._overtaken and self._copies > 0:
+                self._copies -= 1
+            else:
+                yield row.task_id

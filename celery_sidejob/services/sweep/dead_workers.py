@@ -1,4 +1,4 @@
-"""Finds workers that died, and takes the runs that they held: each by its `on_lost`, if it is a durable task's."""
+"""Finds workers that died, and takes their runs; the `on_lost` of a durable task decides what follows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 from ...model.crash_points import reach
 from ...model.loss import Loss, LossKind
-from ...operations import durable_locks, recovery
+from ...operations.ledger import durable_locks
+from ...operations.runs import recovery
 from ...store import workers
 from ...store.outbox import holds
 from ..duty import Count, Report
@@ -18,7 +19,7 @@ TROUBLE_S = 10.0
 
 
 class DeadWorkers(SweepDuty):
-    """Suspects, and declares dead: two steps, because only two observations make it irrevocable."""
+    """Suspects workers, then declares them dead: two steps, because only two observations make it irrevocable."""
 
     is_urgent = True
     counts = (
@@ -56,9 +57,9 @@ class DeadWorkers(SweepDuty):
 
 
 class LostRuns(SweepDuty):
-    """Takes all runs that dead workers hold, one job per transaction, and forgets the workers that hold none.
+    """Takes all runs that dead workers hold, one job per transaction, and forgets workers without runs.
 
-    Once per lease it also finds the runs of forgotten workers: their claim waited for a lock while the worker died.
+    Once per lease it also finds runs of forgotten workers, whose claims waited for a lock while the worker died.
     """
 
     is_urgent = True
@@ -85,8 +86,8 @@ class LostRuns(SweepDuty):
             workers.forget_dead(self._connections)
 
     def _rescue(self, held: Any, report: Report) -> None:
-        """Rescue a lost run, unless its job is set aside; from a transaction that holds the job it is torn away."""
-        # A worker that left by itself gave back all it held, except jobs that were locked at that moment.
+        """Rescue a lost run, unless its job is set aside; a transaction that still holds the job is ended."""
+        # A worker that stopped as planned gave back all its runs, except jobs that were locked at that moment.
         loss = None if held.has_left else Loss(LossKind(held.loss_kind), held.ident, held.pid, silent_s=held.silent_s)
         with self._sweep.aside.by_itself("rescue", held.job_id) as may:
             if may and recovery.rescue(

@@ -1,14 +1,7 @@
-"""Publishes rows that are due, not published yet or silent since; rows that are doomed are buried.
-
-It takes the oldest rows first and is fair between queues. A message that no run has begun and that does not wait in the
-broker (`backlog.py`) is published again. A copy in the broker is harmless, because only one delivery begins the run;
-but copies of a whole backlog are a second backlog. Each row is judged by itself: a row that cannot be published or
-buried stops no other.
-"""
+"""Publishes due rows that were not published or have been silent since, and buries doomed rows."""
 
 from __future__ import annotations
 
-import logging
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -16,28 +9,103 @@ from functools import partial
 from typing import Any
 
 from ...model.crash_points import reach
+from ...model.durable import Address, Death, Message
 from ...model.errors import InvalidValueError
+from ...model.logger import log_row_error, logger
+from ...model.loss import Loss
 from ...model.messages import CONTINUATION, Continuation, Doorbell
 from ...model.protocols import Refused
+from ...operations import deduplication
 from ...operations.after_commit import dispatch
-from ...operations.failover import deduplication
+from ...operations.ledger import burials
 from ...operations.publishing import publish_and_mark
+from ...operations.runtime import Runtime
 from ...store.outbox import checks, publishing
 from ...store.outbox.kinds import JOBS, TASKS, Kind
+from ...store.parked import PATIENCE
 from ..duty import Count, Report
 from ..set_aside import SET_ASIDE_S
-from .doomed import BURIED, DOOMS, Doomed
 from .sweep import Sweep, SweepDuty
 
-logger = logging.getLogger("celery_sidejob")
+BURIED = Count("tasks_buried", "Ordinary durable tasks that were lost, revoked or expired, and go to the dead set.")
+
+LOST = (
+    "WorkerLostError: {why}. The run was lost, and its task must not be repeated without a check. "
+    '`dead retry` begins it again; tasks that may be repeated can set on_lost="requeue"'
+)
+LOST_ONCE = "WorkerLostError: {why}. The run was lost, the only one that max_losses allows."
+LOST_TOO_OFTEN = "WorkerLostError: {why}. {losses} runs were lost; this is the last one."
+EXPIRED = "TaskRevokedError: it expired before any run began"
+REVOKED = "TaskRevokedError: the task was revoked"
+POISONED = "PoisonedMessage: its workers died as often as the broker's delivery_limit allows"
+UNKNOWN = (
+    "NotRegistered: no worker of queue {queue} has known the task {task} for {patience}. `dead retry` begins it once a "
+    "worker of that queue imports it"
+)
+DOOMS = frozenset({"lost", "expired", "revoked", "unknown"})
+
+
+class Doomed:
+    """Buries doomed rows of one store, each separately: a row that cannot be buried does not stop the others."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    def bury(self, rows: Sequence[Any], report: Report) -> None:
+        """Report each row to the backend, then move it to the dead set; after a death in between report it again."""
+        for row, address in zip(rows, deduplication.addresses_of(self._runtime, rows), strict=True):
+            try:
+                report["tasks_buried"] += self._bury_one(row, address)
+            except Exception:
+                log_row_error(row.task_id, "Task %s is doomed, and could not be buried; it is tried again", row.task_id)
+
+    def _bury_one(self, row: Any, address: Address) -> bool:
+        key = (row.task_id, row.generation)
+        if row.fate == "revoked" and not deduplication.revoke(self._runtime, key, address):
+            return False  # the copy that counts may be in a silent store, where it is not revoked
+        if deduplication.gives_way(self._runtime, key, address):
+            return False
+        if row.fate == "expired" and deduplication.may_be_silent(self._runtime, address):
+            return False  # a copy may have run to its end in a silent store: there is time to ask it
+        error = _error_of(row)
+        message = Message.of_row(row)
+        reason = "failed" if row.fate == "unknown" else row.fate
+        verdict, riders = self._runtime.results.tell_of_doom(message, reason, error, place=self._runtime.store.place)
+        reach("doom:told")
+        if verdict == "bury":
+            buried = burials.fail(
+                self._runtime, key, Death(reason, error), by="sweeper", worker_id=None, address=address, riders=riders
+            )
+            if buried and row.fate == "revoked":
+                self._runtime.results.announce_revoked(message)
+            return buried
+        if verdict == "remove":
+            burials.forget(self._runtime, key)
+        return False
+
+
+def _error_of(row: Any) -> str:
+    match row.fate:
+        case "expired":
+            return EXPIRED
+        case "revoked":
+            return REVOKED
+        case "unknown":
+            return UNKNOWN.format(queue=row.queue, task=row.task, patience=PATIENCE)
+    if row.on_lost is None:
+        return POISONED
+    text = LOST if row.on_lost == "dead" else LOST_TOO_OFTEN if row.losses > 1 else LOST_ONCE
+    return text.format(losses=row.losses, why=(Loss() if row.last_loss is None else Loss.of_json(row.last_loss)).why)
+
 
 PER_QUEUE = 250
 PAGE = 1000
-"""Rows checked in one step, of one queue and in all, without their bodies."""
+"""The most rows, without their bodies, that one step checks, of one queue and in all."""
 TURN_S, PAGES = 0.5, 20
-"""Seconds of one turn of a worker, and steps of any turn; then the sweeper's other duties come first again."""
+"""The most seconds of one turn of a worker, and the most steps of any turn; then the sweeper's other duties come first.
+"""
 BODIES = 200
-"""Messages in memory at a time."""
+"""The most messages in memory at a time."""
 
 
 class Due(SweepDuty):
@@ -56,11 +124,11 @@ class Due(SweepDuty):
         self._reserved: list[str] = []
 
     def is_due(self) -> bool:
-        """Tell whether it is time, and anything can be published."""
+        """Tell whether it is time, and some messages can be published."""
         return self._runtime.broker.ready and super().is_due()
 
     def _do(self, report: Report) -> None:
-        if self._reserved:  # a turn that failed left its reservation
+        if self._reserved:  # a failed turn has left its reservation behind
             publishing.give_up(self._connections, self._reserved, wait_s=0.0)
         until = time.monotonic() + TURN_S
         for _ in range(PAGES):
@@ -70,10 +138,8 @@ class Due(SweepDuty):
     def _check_a_page(self, report: Report) -> bool:
         """Judge a page of due rows; False if no further row can be checked now."""
         found = self._candidates()
-        if found and self._sweep.backlog.pass_over_counted():
-            found = self._candidates()
         silent = [row for row in found if row.published_at is not None]
-        missing = self._sweep.backlog.without_what_waits(silent, self.kind) if silent else []
+        missing = self._sweep.backlog.missing(silent) if silent else []
         if not found or missing is None:
             return False
         gone = frozenset(missing)
@@ -109,7 +175,7 @@ class Due(SweepDuty):
 
     @abstractmethod
     def _send(self, rows: Sequence[Any], refused: Refused) -> int:
-        """Publish rows and mark those that the broker has; return how many they are."""
+        """Publish rows and mark those that the broker took; return how many."""
 
     def _candidates(self) -> Sequence[Any]:
         return checks.candidates(self._connections, self.kind, per_queue=PER_QUEUE, limit=PAGE)
@@ -132,7 +198,7 @@ class DueJobs(Due):
 
 
 class DueTasks(Due):
-    """Publishes the messages of ordinary durable tasks, byte for byte; buries those that are doomed."""
+    """Publishes the messages of durable tasks, byte for byte; buries those that are doomed."""
 
     counts = (*Due.counts, BURIED)
     kind = TASKS
@@ -144,7 +210,7 @@ class DueTasks(Due):
 
 
 def _continuations(rows: Sequence[Any], refused: Refused) -> list[Continuation]:
-    """Read continuations. Refuse unreadable ones; leave those of a newer format to a newer sweeper."""
+    """Read continuations. Refuse unreadable ones; a newer sweeper reads those of a newer format."""
     found, newer = [], 0
     for row in rows:
         if not row.publication:

@@ -1,21 +1,18 @@
-"""The sweeper's duties, in their order, and what they count."""
+"""The sweeper's duties, in order, and their counts."""
 
 from __future__ import annotations
 
-from .asks import Timers, UnusedRoom
-from .batches import Batches
-from .dead_list import DeadList
+from .asks import Publications, Timers, UnusedRoom
+from .broker import DeadList, EmptiedBroker, VanishedQueues
 from .dead_workers import DeadWorkers, LostRuns
 from .due import DueJobs, DueTasks
-from .emptied_broker import EmptiedBroker, VanishedQueues
+from .ends import ParkedTerminations, TreeDeletions, TreeTerminations
 from .gates import CapacityPools, CapacitySamples, Gates, LimitKeys
-from .parked_terminations import ParkedTerminations
 from .prune import Prune
-from .publications import Publications
-from .schedules import Schedules
+from .results import ExpiredResults, LateBodies, UnsentResults
+from .run_samples import RunSamples
 from .sweep import SweepDuty
-from .trees import TreeDeletions, TreeTerminations
-from .unsent_results import UnsentResults
+from .works import Batches, Schedules
 
 DUTIES: tuple[type[SweepDuty], ...] = (
     DeadWorkers,
@@ -34,10 +31,13 @@ DUTIES: tuple[type[SweepDuty], ...] = (
     DeadList,  # before the tasks it dooms would count as missing and be published again
     DueTasks,
     UnsentResults,
+    LateBodies,
     ParkedTerminations,
     TreeDeletions,
     LimitKeys,
     CapacitySamples,
+    RunSamples,
+    ExpiredResults,
     Prune,
 )
 
@@ -45,4 +45,4 @@ COUNTS = {count.name: count for duty in DUTIES for count in duty.counts}
 """All counts that a sweep shows to people, by name."""
 
 TOTALS = {count.total: count for count in COUNTS.values() if count.total is not None}
-"""The counts that are added up for good, by the name of their total."""
+"""The counts with a permanent total, by the name of their total."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
-from ...operations import permits
-from ...operations.capacity import fill
-from ...operations.queues import rank
+from ...operations.gates import permits
+from ...operations.gates.capacity import fill
+from ...operations.gates.queues import rank
 from ...store import queues
 from ...store.capacity import sample
 from ...store.permits import MOST_LET_IN
@@ -14,13 +14,13 @@ from ..duty import Count, Report
 from .sweep import SweepDuty
 
 TURN_S = 0.5
-"""Seconds of one turn; then the sweeper's other duties come first again."""
+"""The most seconds of one turn; then the sweeper's other duties come first again."""
 
 
 class Gates(SweepDuty):
-    """Ranks what waited before its queue was managed; publishes what waits at open gates, as far as those are open.
+    """Ranks messages that waited before their queue was managed; publishes messages at open gates, as limits allow.
 
-    A gate opens after a pause, a death, a token of a rate, a higher limit.
+    A gate opens after a pause, a death, a new token of a rate, or a higher limit.
     """
 
     counts = (Count("let_in", "Messages that waited at the gate of a managed queue and were published."),)
@@ -35,7 +35,7 @@ class Gates(SweepDuty):
 
 
 class LimitKeys(SweepDuty):
-    """Forgets the turns of keys that were not served for a day."""
+    """Forgets keys that were not served for a day."""
 
     interval_s = 3600.0
 
@@ -44,14 +44,14 @@ class LimitKeys(SweepDuty):
 
 
 class CapacityPools(SweepDuty):
-    """Fills such pools: slots are handed over when they are freed, except to rows that are not due, or locked."""
+    """Fills pools with free slots: a freed slot is handed over at once, except to rows that are not due, or locked."""
 
     def _do(self, report: Report) -> None:
         report["pools_filled"] += fill(self._runtime)
 
 
 class CapacitySamples(SweepDuty):
-    """Samples every pool that has moved since its last sample; a store without pools is read only."""
+    """Samples every pool that has changed since its last sample; in a store without pools it only reads."""
 
     interval_s = 10.0
 

@@ -1,8 +1,8 @@
-"""Removes jobs and entries that are older, or more, than the settings keep, for a moment at a time.
+"""Removes jobs and entries that are older, or more numerous, than the settings allow, a slice of time at a time.
 
 A pass goes over the dead set, the notes on copies, the registry and all jobs. It pauses after each slice of time,
 because a single worker must also sweep, and continues in the sweeper's next turn. If the process dies, its successor
-begins a pass of its own.
+begins a new pass.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import partial
 from ...model.checks import MOST
 from ...model.retention import Retention
 from ...model.status import Status
-from ...operations.deletion import PRUNED_TOGETHER, Expired, LargeTree, delete_finished
+from ...operations.changes.deletion import PRUNED_TOGETHER, Expired, LargeTree, delete_finished
 from ...store import dead, duplicates, jobs, registry, tallies
 from ...store.errors import RowsLocked
 from ...store.outbox import burials
@@ -24,14 +24,14 @@ from .sweep import Sweep, SweepDuty
 SLICE_S = 0.25
 """Seconds that a worker's sweeper prunes in one turn."""
 LONG_SLICE_S = 5.0
-"""The same for a sweep by hand, which makes one turn with a pass of its own."""
+"""The same for a sweep by hand, which makes a whole pass in one turn."""
 FRUITLESS_S = 5.0
 """Seconds after which the pass continues if a slice removed nothing."""
 LATER_S = 3600.0
 """Seconds after which a large tree that could not be deleted is tried again."""
 PAGE = 1000
 ROOTS = 200
-"""Jobs deleted together, each with all below it."""
+"""How many jobs are deleted together, each with all jobs below it."""
 
 DONE = frozenset({Status.COMPLETED, Status.TERMINATED})
 """Statuses that `sidejob_retention` removes. Failed jobs are in the dead set: `sidejob_dead_retention`, or a person."""
@@ -40,7 +40,7 @@ DONE = frozenset({Status.COMPLETED, Status.TERMINATED})
 class Prune(SweepDuty):
     """Continues the pass until its slice of time is over.
 
-    It reports `pruned_jobs`, `pruned_entries` of the dead set, and `pruned_parts` of trees too large to go at once.
+    It reports `pruned_jobs`, `pruned_entries` of the dead set, and `pruned_parts` of trees too large for one deletion.
     """
 
     interval_s = 60.0
@@ -52,7 +52,7 @@ class Prune(SweepDuty):
         self._stuck: dict[int, float] = {}
         self._expired: Expired | None = None
         self._counts = False
-        """Whether the task of some job keeps a number of its jobs, as the last pass has seen."""
+        """Whether the task of some job keeps a number of its jobs, as seen by the last pass."""
 
     def _do(self, report: Report) -> None:
         deadline = time.monotonic() + self.slice_s
@@ -76,22 +76,21 @@ class Prune(SweepDuty):
             self._expired = partial(dead.expired, bounds=bounds)
             yield from self._dead_jobs(bounds)
             yield from self._dead_tasks(bounds)
-        if self._runtime.stores.several:
-            while duplicates.prune(self._connections) == duplicates.PAGE:
-                yield Report()
+        while duplicates.prune(self._connections) == duplicates.PAGE:
+            yield Report()
         registry.forget_unserved(self._connections)
         yield Report()
         yield from self._statistics(settings.stats_history)
         yield from self._jobs(settings.retention or Retention())
 
     def _statistics(self, days: int) -> Iterator[Report]:
-        """Forget the days whose statistics are not kept any more, one in each transaction."""
+        """Forget the days whose statistics are no longer kept, one in each transaction."""
         forget = partial(tallies.forget, days=days)
         while self._connections.transact("prune", forget, single=True):
             yield Report()
 
     def _dead_jobs(self, bounds: dead.Bounds) -> Iterator[Report]:
-        """Remove entries together with their jobs: nobody would find a failed job that has no entry."""
+        """Remove entries together with their jobs: a failed job without an entry would not be found."""
         after: int | None = 0
         while after is not None:
             found, after = dead.old_jobs(self._connections, after=after, bounds=bounds, limit=PAGE)
@@ -100,7 +99,7 @@ class Prune(SweepDuty):
             yield Report()
 
     def _dead_tasks(self, bounds: dead.Bounds) -> Iterator[Report]:
-        """Remove entries of ordinary tasks, which have no other rows; a page of the dead set at a time."""
+        """Remove entries of durable tasks, which have no other rows; a page of the dead set at a time."""
         after: int | None = 0
         while after is not None:
             forget = partial(burials.forget_entries, after=after, bounds=bounds, limit=PAGE)
@@ -109,7 +108,7 @@ class Prune(SweepDuty):
             yield Report(pruned_entries=int(page.removed))
 
     def _jobs(self, retention: Retention) -> Iterator[Report]:
-        """Remove finished jobs. Their numbers are only counted if a setting or the task of a job bounds them."""
+        """Remove finished jobs. They are counted only if a setting or the task of a job bounds their number."""
         counts = retention.keep is not None or self._counts
         self._counts = False
         surplus: dict[str, int] = {}
@@ -126,7 +125,7 @@ class Prune(SweepDuty):
             yield from self._jobs(retention)
 
     def _count(self, keep: int | None, surplus: dict[str, int]) -> Iterator[Report]:
-        """Find the newest job of each kind that may go: the first one beyond the number that is kept."""
+        """Find, in each group, the newest job that may be removed: the first one beyond the number that is kept."""
         left: dict[str, int] = {} if keep is None else {"": keep}
         before: int | None = MOST
         while before is not None:
@@ -144,7 +143,7 @@ class Prune(SweepDuty):
             yield from self._delete_together(roots[first : first + ROOTS])
 
     def _delete_together(self, roots: Sequence[int]) -> Iterator[Report]:
-        """Delete jobs in one transaction, or in smaller ones: if they are too many, or others have locked rows."""
+        """Delete jobs in one transaction, or in smaller ones if they are too many, or if rows are locked."""
         is_locked = False
         try:
             gone = delete_finished(self._runtime, roots, DONE, most=PRUNED_TOGETHER, expired=self._expired)
@@ -154,7 +153,7 @@ class Prune(SweepDuty):
         if gone is not None:
             yield Report(pruned_jobs=gone)
         elif len(roots) == 1 and is_locked:
-            pass  # the next pass tries it again
+            pass  # the next pass tries again
         elif len(roots) == 1:
             yield from self._delete_large(roots[0])
         else:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
+from ...model.logger import logger
 from ...operations.runtime import Runtime
 from ...store.connection.turns import take_turns
 from ..duty import Duty
@@ -16,8 +16,6 @@ from ..loop import Turn
 from ..set_aside import SetAside
 from .backlog import Backlog
 from .unsendable import Unsendable
-
-logger = logging.getLogger("celery_sidejob")
 
 
 class Sweep:
@@ -39,28 +37,29 @@ class Sweep:
         self.trouble_at = float("-inf")
         """When the store was last unavailable."""
         self.suspects = False
-        """Whether a worker may be dead: then the next turn comes sooner."""
+        """Whether a worker may be dead, so that the next turn comes sooner."""
         self.has_schedules = True
-        """Whether some schedule has a time to come, as the worker's lease told it last; a sweep by hand looks."""
+        """Whether some schedule has a time to come, as last read with the worker's lease; a sweep by hand assumes it.
+        """
         self.has_batches = True
-        """The same of a batch that has not ended."""
+        """The same for a batch that has not ended."""
         self.has_dead = False
         """Whether a worker was declared dead and is not forgotten yet."""
 
 
 PAGE = 200
-"""Rows that a duty reads at once, unless it has a reason for another number."""
+"""How many rows a duty reads at once, unless it has a reason for another number."""
 SLICE_S = 0.25
-"""Seconds after which a turn of a long duty begins nothing further."""
+"""Seconds after which a long duty begins no further work in this turn."""
 TURN_S = 0.45
-"""Seconds that a worker lets pass, at least, before it does a duty again that is not urgent: two looks of `TICK_S`."""
+"""The least seconds between two executions of a duty that is not urgent, in a worker: two ticks (`TICK_S`)."""
 
 
 class SweepDuty(Duty):
     """A duty of the sweeper."""
 
     is_urgent = False
-    """Whether a worker does the duty at each look."""
+    """Whether a worker does the duty at each tick."""
 
     def __init__(self, sweep: Sweep) -> None:
         super().__init__()
@@ -71,9 +70,9 @@ class SweepDuty(Duty):
         self._connections = sweep.runtime.connections
 
     def _must_stop(self, until: float) -> bool:
-        """Tell whether a long duty must stop: at `until` a worker leaves the rest to its next turn, which comes soon.
+        """Tell whether a long duty must stop: at `until` a worker keeps the rest for its next turn, which comes soon.
 
-        A sweep by hand goes on to the end. A worker stops at once when another has taken its place as the sweeper.
+        A sweep by hand goes on to the end. A worker stops at once when another worker has become the sweeper.
         """
         if self._sweep.worker is not None and time.monotonic() >= until:
             self.due_at = time.monotonic()
@@ -85,9 +84,9 @@ class SweepDuty(Duty):
 
 
 class BackendThread:
-    """Does one call of the result backend at a time; without `apart`, in the sweeper's own thread.
+    """Does one call of the result backend at a time, in another thread; without `apart`, in the sweeper's own thread.
 
-    In that thread a silent backend would block the sweeper for minutes.
+    In the sweeper's thread a silent backend would block the sweeper for minutes.
     """
 
     def __init__(self, *, apart: bool) -> None:

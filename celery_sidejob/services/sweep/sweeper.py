@@ -1,4 +1,4 @@
-"""Looks in the store for work that is due, missing or lost, and starts it again.
+"""Finds work in the store that is due, missing or lost, and starts it again.
 
 One sweeper at a time per schema holds a leased row; several would only waste work. Its duties read a page of candidates
 without locks, then act on one job per transaction. No row lock is held during a network call. A bad row is set aside,
@@ -23,11 +23,11 @@ from .duties import COUNTS, DUTIES, TOTALS
 from .sweep import Sweep
 
 TICK_S = 0.25
-"""Seconds between two looks for dead workers; the other duties follow every `TURN_S`."""
+"""Seconds between two checks for dead workers; the other duties follow every `TURN_S`."""
 WATCH_S = 0.1
-"""Seconds between two looks of a worker that does not sweep: its beat may have found that it should."""
+"""Seconds between two checks of a worker that does not sweep: its beat may have found that it should."""
 LEASE_S = 2.0
-"""Seconds for which a silent sweeper keeps the others from sweeping; one whose lock is free does not."""
+"""Seconds for which a silent sweeper keeps the others from sweeping, unless its liveness lock is free."""
 RENEW_S = 0.75
 
 _Counted: Any = make_dataclass(
@@ -36,7 +36,7 @@ _Counted: Any = make_dataclass(
 
 
 class PollReport(_Counted):  # type: ignore[misc] # its attributes are what the duties count
-    """The work that one sweep found and did; false if there was none, and a suspicion alone is none."""
+    """The work that one sweep found and did; false if there was none (a suspicion does not count as work)."""
 
     def __bool__(self) -> bool:
         return any(getattr(self, count.name) for count in COUNTS.values() if count.is_work)
@@ -61,7 +61,7 @@ class Sweeper:
         self._renewed_at = float("-inf")
 
     def run_once(self) -> PollReport | None:
-        """Sweep once if this worker is the schema's sweeper; None if another one is."""
+        """Sweep once if this worker is the schema's sweeper; None if another worker is."""
         try:
             return self._do_all() if self._may_sweep() else None
         except StoreDown:
@@ -75,10 +75,10 @@ class Sweeper:
         return 0.1 if self._sweep.suspects else TICK_S
 
     def close(self) -> None:
-        """Nothing is held between turns; the worker gives up the lease when it leaves."""
+        """Do nothing: a sweeper keeps nothing between turns, and the worker gives up the lease when it leaves."""
 
     def _may_sweep(self) -> bool:
-        """Hold the lease, and renew it in time even in the middle of a long turn; False while another holds it."""
+        """Acquire the lease, and renew it in time even in the middle of a long turn; False if another worker has it."""
         if self._worker is None:
             return True
         if not self._sweeps and not self._worker.sweep_is_due():
@@ -100,7 +100,7 @@ class Sweeper:
         self._sweep.backlog.begin_turn()
         try:
             self._duties.do(report)
-        finally:  # the work before a failure was done
+        finally:  # the work before a failure counts
             found = PollReport(**{count.name: count.kind(report[count.name]) for count in COUNTS.values()})
             totals = {total: int(getattr(found, count.name)) for total, count in TOTALS.items()}
             self._runtime.observer.tell(Swept(totals))

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import logging
 from contextlib import AbstractContextManager, nullcontext
 
 from ...model.durable import Death, Message
 from ...model.errors import StoreUnavailableError
+from ...model.logger import log_row_error
 from ...model.messages import Continuation, Doorbell
 from ...model.names import storable
 from ...model.protocols import Refused
-from ...model.row_errors import log_row_error
-from ...operations import burials
-from ...operations.failover import deduplication
+from ...operations import deduplication
+from ...operations.ledger import burials
 from ...operations.runtime import Runtime
 from ...store import workers
 from ..duty import Report
 from ..heartbeat.heartbeat import Heartbeat
 from ..stopped_runs import Stop, end_from_outside
 
-logger = logging.getLogger("celery_sidejob")
-
 REASON = "unsendable"
 
 
 class Unsendable:
-    """Buries messages of one store, each by itself: one that cannot be buried does not stop the others.
+    """Buries messages of one store, each separately: a message that cannot be buried does not stop the others.
 
     With a `worker` it claims runs under that worker's identity.
     """
@@ -46,7 +43,7 @@ class Unsendable:
                 raise
             except Exception:
                 log_row_error(
-                    logger, message.task_id, "The message of %s could not be buried; it is tried again", message.task_id
+                    message.task_id, "The message of %s could not be buried; it is tried again", message.task_id
                 )
 
     def _bury(self, message: Message | Doorbell | Continuation, error: str) -> bool:
@@ -57,15 +54,17 @@ class Unsendable:
         return self._bury_task(message, error)
 
     def _bury_task(self, message: Message, error: str) -> bool:
-        """Tell the backend, then bury; a death in between only tells the backend once more."""
+        """Report it to the backend, then bury it; after a death in between it is reported once more."""
         key = (message.task_id, message.generation)
         (address,) = deduplication.addresses_of(self._runtime, [message])
         if deduplication.gives_way(self._runtime, key, address):
             return False
-        verdict = self._runtime.results.tell_of_doom(message, REASON, error, place=self._runtime.store.place)
+        verdict, riders = self._runtime.results.tell_of_doom(message, REASON, error, place=self._runtime.store.place)
         if verdict != "bury":
             return False
-        return burials.fail(self._runtime, key, Death(REASON, error), by="sweeper", worker_id=None, address=address)
+        return burials.fail(
+            self._runtime, key, Death(REASON, error), by="sweeper", worker_id=None, address=address, riders=riders
+        )
 
     def _fail_job(self, bell: Doorbell, error: str) -> bool:
         """Claim the run whose message cannot be sent, and end it as failed; a death in between leaves a lost run."""

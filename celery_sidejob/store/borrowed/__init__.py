@@ -1,1 +1,1 @@
-"""The caller's transactions, in which our statements run too."""
+"""The caller's transactions, in which our statements can run."""

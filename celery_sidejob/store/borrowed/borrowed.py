@@ -2,7 +2,7 @@
 
 We never wrap it in an engine, commit it, roll it back or reconfigure it. Statements run on it as if the caller had
 written them. The statements of one call run inside a savepoint: after an error of ours the transaction is as it was
-before. Work that must follow its commit is handed to `after_commit`.
+before. Work that must follow the caller's commit is handed to `after_commit`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ SAVEPOINT = "celery_sidejob"
 FOREIGN_KEY_VIOLATION = "23503"
 """Postgres' error code for a reference to a row that was deleted before the referring row was written."""
 LOCK_NOT_AVAILABLE = "55P03"
-"""Postgres' error code for a lock that was waited for as long as lock_timeout allows."""
+"""Postgres' error code for a wait for a lock that exceeded lock_timeout."""
 SERIALIZATION_FAILURE = "40001"
-"""Postgres' error code in a REPEATABLE READ transaction for a row that others have written since it began."""
+"""Postgres' error code in a REPEATABLE READ transaction for a row that was written elsewhere since it began."""
 
 T = TypeVar("T")
 
@@ -54,8 +54,8 @@ class Borrowed(Transaction):
         try:
             yield
         except BaseException as error:
-            # If this fails, the connection is gone, and its transaction with it. The block's own error says more, and
-            # is perhaps the end of this process.
+            # If this fails, the connection and its transaction are gone. The block's own error says more, and perhaps
+            # ends this process.
             with suppress(Exception):
                 if alone:
                     self._execute("ROLLBACK")
@@ -70,7 +70,7 @@ class Borrowed(Transaction):
     def apply(self, work: Callable[[], T]) -> T:
         """Make the writes of `work` all or nothing, and return its result.
 
-        It is repeated if a row that it had read without a lock changed, or was deleted, before it wrote.
+        `work` is repeated if a row that it had read without a lock was changed or deleted before it wrote.
         """
         for _ in range(ATTEMPTS):
             try:
@@ -89,7 +89,7 @@ class Borrowed(Transaction):
 
     @property
     def never_commits(self) -> bool:
-        """Whether the transaction is one around a test, which is always rolled back."""
+        """Whether it is the transaction around a test, which is always rolled back."""
         return False
 
     def after_commit(self, call: Callable[[], None]) -> None:
@@ -122,11 +122,11 @@ class Borrowed(Transaction):
 
     @property
     def address(self) -> Address | None:
-        """The address to which the connection leads, as far as its driver tells."""
+        """The address of the connection's server and database, as far as the driver knows it."""
         info = getattr(self._driver(), "info", None)
         try:
             return (info.host, info.port, info.dbname) if info is not None else None
-        except Exception:  # closed, or the driver does not tell: then the database is asked every time
+        except Exception:  # closed, or unknown to the driver: then the database is asked every time
             return None
 
     def _driver(self) -> Any:
@@ -138,7 +138,7 @@ _UNFIT = {
     "25P02": "was aborted by an error before: nothing more can be done in it, so roll it back.",
     "25006": "only reads, and a job or a message has to be written: give one that may write.",
 }
-"""Why nothing can be written in a transaction, by Postgres' code."""
+"""The reason why nothing can be written in a transaction, by Postgres' error code."""
 
 
 @contextmanager
@@ -155,7 +155,7 @@ def _explained() -> Iterator[None]:
 
 def code_of(error: Exception) -> str:
     """Return Postgres' code for an error of the caller's driver, or an empty text."""
-    driver = getattr(error, "orig", None) or error.__cause__ or error  # SQLAlchemy's, Django's, or the driver's own
+    driver = getattr(error, "orig", None) or error.__cause__ or error  # of SQLAlchemy, of Django, or the driver's own
     return getattr(driver, "sqlstate", None) or getattr(driver, "pgcode", None) or ""
 
 

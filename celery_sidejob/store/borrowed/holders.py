@@ -1,7 +1,7 @@
 """The sessions that hold a job's row by a unit in the caller's transaction, marked by an advisory lock.
 
-The row alone names nobody: Postgres keeps the number of the savepoint in which it was locked. Everybody sees the
-advisory locks of all sessions.
+The row alone does not name the session: Postgres keeps the number of the savepoint in which it was locked. The advisory
+locks of all sessions are visible to every role.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def holds_job(job_id: str) -> str:
   AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())"""
 
 
-# It is shared, and only tried: nobody waits for it, whoever else may have taken it.
+# It is shared, and only tried: no session waits for it, whatever other session may have taken it.
 _MARK = Statement(f"""
 SELECT txid_current() AS id, pg_try_advisory_xact_lock_shared({LOCK_CLASS}, {_key("%(id)s::bigint")}) AS marked""")
 

@@ -1,4 +1,4 @@
-"""Takes the caller's transaction, of any supported library, if it leads to the store's own database."""
+"""Borrows the caller's transaction, of any supported library, if it leads to the store's own database."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ import psycopg
 from ...model.errors import SchemaError
 from ..identity import Database, cluster, look
 from ..trouble import is_trouble
+from .asynchronous import Awaited, AwaitedTransaction
 from .borrowed import Borrowed
 from .of_psycopg import PsycopgTransaction
 
 
 def borrow(transaction: Any, schema: str) -> Borrowed:
-    """Return an executor over the caller's transaction; TypeError for anything that is not one."""
+    """Return an executor over the caller's transaction; TypeError for any other object."""
     return transaction if isinstance(transaction, Borrowed) else _adapt(transaction, schema)
 
 
 def owners(transaction: Any) -> tuple[Any, ...]:
-    """Return the objects through which statements of the caller's transaction go, without touching it."""
+    """Return the objects through which the statements of the caller's transaction pass, without touching it."""
+    if isinstance(transaction, Awaited):
+        return (transaction.connection,)
     found = (library.owners(transaction) for library in _libraries())
     return next((owners for owners in found if owners is not None), (transaction,))
 
@@ -43,7 +46,7 @@ def check(borrowed: Borrowed, schema: str, own: Callable[[], Database]) -> None:
         except Exception as error:
             if is_trouble(error):
                 raise
-            # The role may not read it: then the checks below must do.
+            # The role may not read it: then the checks below must suffice.
     if not found.is_same_as(ours):
         raise SchemaError(
             f"transaction= leads to the database {found.name!r}, which has a schema {schema!r} of its own but is not "
@@ -53,6 +56,8 @@ def check(borrowed: Borrowed, schema: str, own: Callable[[], Database]) -> None:
 
 
 def _adapt(transaction: Any, schema: str) -> Borrowed:
+    if isinstance(transaction, Awaited):
+        return AwaitedTransaction(transaction.connection, schema)
     if isinstance(transaction, psycopg.Connection):
         return PsycopgTransaction(transaction, schema)
     adapted = (library.adapt(transaction, schema) for library in _libraries())
@@ -63,17 +68,16 @@ def _adapt(transaction: Any, schema: str) -> Borrowed:
 
 
 def _refused(transaction: Any) -> TypeError:
-    name = type(transaction).__name__
-    call = "lambda s: task.enqueue(..., transaction=s)"
-    if type(transaction).__module__.startswith("sqlalchemy.ext.asyncio"):
+    name, module = type(transaction).__name__, type(transaction).__module__
+    if module.startswith("sqlalchemy.ext.asyncio") or isinstance(transaction, psycopg.AsyncConnection):
         return TypeError(
-            f"transaction= cannot be SQLAlchemy's {name}, which is asynchronous: give its synchronous half, as in "
-            f"`await session.run_sync({call})`."
+            f"transaction= cannot be {name}, which is asynchronous, in a call that is not awaited: await it, as in "
+            "`await task.aenqueue(..., transaction=session)` or `await job.aio.run(transaction=session)`."
         )
-    if isinstance(transaction, psycopg.AsyncConnection):
+    if module.startswith("asyncpg"):
         return TypeError(
-            "transaction= cannot be psycopg's AsyncConnection. Give a Connection in a thread of its own, or use "
-            f"SQLAlchemy's AsyncSession, and `await session.run_sync({call})`."
+            "transaction= cannot be a connection of asyncpg: give SQLAlchemy's AsyncSession or AsyncConnection on "
+            "psycopg (postgresql+psycopg://), or psycopg's AsyncConnection, in an awaited call."
         )
     return TypeError(
         "transaction= takes a SQLAlchemy Connection or Session, a psycopg Connection, or a Django connection or its "
@@ -82,7 +86,7 @@ def _refused(transaction: Any) -> TypeError:
 
 
 def _libraries() -> Iterator[Any]:
-    """Yield our module for each library that this process has imported: only then a transaction can be of it."""
+    """Yield our module for each library that this process has imported: no other library can own a transaction."""
     if "sqlalchemy" in sys.modules:
         from . import of_sqlalchemy
 

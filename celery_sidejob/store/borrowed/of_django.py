@@ -16,7 +16,7 @@ from .borrowed import Borrowed, broke
 
 
 def adapt(transaction: Any, schema: str) -> Borrowed | None:
-    """Return an executor over Django's connection, or over an alias's; None for anything else."""
+    """Return an executor over Django's connection, or an alias's connection; None for anything else."""
     if isinstance(transaction, str):
         return _DjangoTransaction(connection_of(transaction), schema)
     if isinstance(transaction, ConnectionProxy | BaseDatabaseWrapper):
@@ -25,7 +25,7 @@ def adapt(transaction: Any, schema: str) -> Borrowed | None:
 
 
 def owners(transaction: Any) -> tuple[Any, ...] | None:
-    """Return the connection and that of its alias; None for anything that is not Django's."""
+    """Return the connection and the connection of its alias; None for anything that is not Django's."""
     alias = transaction if isinstance(transaction, str) else getattr(transaction, "alias", None)
     return None if alias is None else (transaction, connection_of(alias))
 
@@ -75,7 +75,7 @@ class _DjangoTransaction(Borrowed):
         return broke(self._lent)
 
     def roll_back(self) -> None:
-        if self._connection.in_atomic_block:  # entered by hand and never left: Django has no other way out
+        if self._connection.in_atomic_block:  # entered by hand and never exited: Django has no other way out
             self._connection.close()
         else:
             self._connection.rollback()

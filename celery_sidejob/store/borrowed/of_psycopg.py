@@ -42,5 +42,5 @@ class PsycopgTransaction(Borrowed):
         return self._connection
 
     def _execute(self, text: str, parameters: dict[str, Any] | None = None) -> Sequence[Any]:
-        self._cursor.execute(text, parameters, prepare=False)  # the caller's prepared statements are left alone
+        self._cursor.execute(text, parameters, prepare=False)  # no prepared statements in the caller's session
         return rows(self._cursor)

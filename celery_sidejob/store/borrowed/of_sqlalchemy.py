@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
+import psycopg
 from sqlalchemy import event
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
@@ -20,11 +21,11 @@ from .borrowed import Borrowed
 
 PENDING = "celery_sidejob_after_commit"
 AFTER_COMMIT = "sidejob-after-commit"
-"""The name of the threads that do the work after the commit of an engine's connection."""
+"""The name of the threads that do the work that follows the commit of an engine's connection."""
 
 
 def adapt(transaction: Any, schema: str) -> Borrowed | None:
-    """Return an executor over an object of SQLAlchemy's, None for anything else."""
+    """Return an executor over an object of SQLAlchemy, None for anything else."""
     if isinstance(transaction, scoped_session):
         transaction = transaction()
     if isinstance(transaction, Session):
@@ -46,7 +47,7 @@ def owners(transaction: Any) -> tuple[Any, ...] | None:
 
 
 class _SQLAlchemyTransaction(Borrowed):
-    """A transaction that a connection or a session (`owner`) commits; `connection` returns the one it uses now."""
+    """A transaction that a connection or a session (`owner`) commits; `connection` returns its present connection."""
 
     def __init__(self, owner: Connection | Session, connection: Callable[[], Connection], schema: str) -> None:
         super().__init__(schema)
@@ -77,10 +78,13 @@ class _SQLAlchemyTransaction(Borrowed):
         return self._lent in _broken
 
     def roll_back(self) -> None:
-        self._owner.rollback()
+        if isinstance(self._lent, psycopg.AsyncConnection):  # nothing can be awaited where a run ends
+            self._lent.pgconn.exec_(b"ROLLBACK")
+        else:
+            self._owner.rollback()
 
     def _driver(self) -> Any:
-        return self._connection().connection.driver_connection  # an asynchronous one too, as the caller sees it
+        return self._connection().connection.driver_connection  # an asynchronous connection too, as the caller sees it
 
     def _execute(self, text: str, parameters: dict[str, Any] | None = None) -> Sequence[Any]:
         # If the caller streams results, our statement would become a server-side cursor, which cannot write.
@@ -89,35 +93,36 @@ class _SQLAlchemyTransaction(Borrowed):
 
 
 _pools: WeakSet[Any] = WeakSet()
-"""Pools of connections that were lent to us: each tells when one of its connections breaks, and then closes it."""
+"""Pools of lent connections: each reports when one of its connections breaks, just before closing it."""
 _broken: WeakSet[Any] = WeakSet()
-"""Connections of the driver that broke."""
+"""The driver's connections that broke."""
 
 
 def _connection_broke(connection: Any, *_: Any) -> None:
-    _broken.add(getattr(connection, "driver_connection", connection))  # in SQLAlchemy's adapter if it is asynchronous
+    _broken.add(getattr(connection, "driver_connection", connection))  # in an adapter if it is asynchronous
 
 
 class _Pending:
-    """The work that follows the commit of a lent connection, without that of savepoints that were rolled back.
+    """The work that follows the commit of a lent connection, except the work of savepoints that were rolled back.
 
-    SQLAlchemy does not name a savepoint as it makes it. But each has a parent, to which its rollback leads back.
+    SQLAlchemy does not name a savepoint when it makes it. But each savepoint has a parent, and its rollback returns
+    there.
     """
 
     def __init__(self) -> None:
         self.calls: list[Callable[[], None]] = []
         self.before: threading.Thread | None = None
-        """What does the work that follows the commit before this one."""
+        """The thread that does the work that follows the previous commit."""
         self._savepoints: list[tuple[Any, int]] = []
-        """Of each savepoint its parent, and how many calls there were when it was made."""
+        """For each savepoint: its parent, and the number of calls made before it."""
         self._leads_back = False
 
     def settle(self, connection: Connection) -> None:
-        """Forget the calls of a savepoint that was rolled back since."""
+        """Forget the calls of savepoints that were rolled back in the meantime."""
         if self._leads_back:
             self._leads_back, now = False, connection.get_nested_transaction()
             made = [place for place, (parent, _) in enumerate(self._savepoints) if parent is now]
-            # One that we do not know was made before we began to listen, and so before all calls.
+            # An unknown savepoint was made before we began to listen, and so before all calls.
             place, count = (made[-1], self._savepoints[made[-1]][1]) if made else (0, 0)
             del self.calls[count:], self._savepoints[place:]
 
@@ -131,7 +136,7 @@ class _Pending:
 
 
 _connections: WeakKeyDictionary[Connection, _Pending] = WeakKeyDictionary()
-"""Work that follows the commit of lent connections; we listen to them as long as they exist."""
+"""The work that follows the commits of lent connections; we listen to the connections as long as they exist."""
 _failed: WeakSet[Any] = WeakSet()
 """Transactions of lent connections whose commit raised an error."""
 
@@ -153,7 +158,7 @@ def _pending(connection: Connection) -> _Pending:
 
 
 def _connection_commits(connection: Connection) -> None:
-    # SQLAlchemy reports a connection's commit just before it is sent. The work therefore waits, in a thread of its own,
+    # SQLAlchemy reports a connection's commit just before it is sent. The work therefore waits, in its own thread,
     # until the transaction is over. If the process dies in between, the sweeper finds the rows.
     pending = _pending(connection)
     following = _connections[connection] = _Pending()
@@ -217,14 +222,14 @@ def _session_committed(session: Session) -> None:
         return
     calls, session.info[PENDING] = session.info.get(PENDING, []), []
     for call, connection, _ in calls:
-        if connection.in_transaction():  # the session had joined it: its commit, or its rollback, is still to come
+        if connection.in_transaction():  # the session had joined it: its commit or rollback is still to come
             _follow_connection(connection, call)
         else:
             call()
 
 
 def _session_transaction_ended(session: Session, transaction: SessionTransaction) -> None:
-    if transaction.parent is None:  # what has not been done by now was rolled back, or the session closed
+    if transaction.parent is None:  # work not done by now was rolled back, or the session was closed
         session.info[PENDING] = []
 
 
@@ -238,7 +243,7 @@ def _check_dialect(connection: Connection) -> None:
     if dialect.name != "postgresql" or dialect.paramstyle != "pyformat":
         raise TypeError(
             f"transaction= needs SQLAlchemy with PostgreSQL through psycopg or psycopg2, not {dialect.name}+"
-            f"{dialect.driver}."
+            f"{dialect.driver}: make the engine with postgresql+psycopg://."
         )
 
 
@@ -254,7 +259,7 @@ def _when(
     over: Callable[[], bool], committed: Callable[[], bool], calls: Sequence[Callable[[], None]],
     before: threading.Thread | None = None, timeout_s: float = 60.0,
 ) -> None:  # fmt: skip
-    if before is not None:  # commits of one connection are followed in their order
+    if before is not None:  # the work follows the commits of a connection in their order
         before.join(timeout_s)
     deadline = time.monotonic() + timeout_s
     while not over() and time.monotonic() < deadline:

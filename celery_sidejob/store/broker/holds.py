@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...model.durable import Held
+from ...model.gate import Gate
+from ..results import TOLD, Ended, columns, kept, results_of, told
 from ..statement import Statement, Transaction
 
-IS_FRESH = """m.locked_by IS NULL AND m.on_lost IS NULL AND m.doom IS NULL AND m.pool IS NULL
-      AND m.due_at < '5000-01-01 00:00:00+00'::timestamptz
-      AND NOT EXISTS (SELECT FROM {queues} q WHERE q.name = m.queue)"""
+IS_FRESH = f"""m.locked_by IS NULL AND m.on_lost IS NULL AND m.doom IS NULL AND m.pool IS NULL
+      AND m.gate = {Gate.OPEN} AND NOT EXISTS (SELECT FROM {{queues}} q WHERE q.name = m.queue)"""
 """The condition that a row `m` may be held before its run begins, as SQL.
 
 Who has its message knows that it is due. It may seem due later than this statement began, whose snapshot is younger.
@@ -37,7 +38,7 @@ HOLDS = """
 
 HELD = f"""
 fresh AS MATERIALIZED (
-  SELECT DISTINCT ON (found.task_id) t.id AS reference, found.* FROM taken t CROSS JOIN LATERAL (
+  SELECT DISTINCT ON (found.task_id) t.id AS reference, found.* FROM free t CROSS JOIN LATERAL (
     SELECT m.task_id, r.max_losses, {WAITED} AS waited_s
     FROM {{messages}} m JOIN unnest(%(tasks)s::text[], %(max_losses)s::int[]) AS r(task, max_losses) ON r.task = m.task
     WHERE m.task_id = t.task_id AND m.generation::bigint = t.generation AND {IS_FRESH}
@@ -46,35 +47,32 @@ fresh AS MATERIALIZED (
   ORDER BY found.task_id, t.id),
 held AS ({HOLDS}
   RETURNING fresh.reference, m.locked_at AS held_at, fresh.waited_s)"""
-"""The CTE `held`, behind `taken`, the references that were fetched: their rows that this worker holds from now on.
+"""The CTE `held`, behind `free`, the references that are fetched: their rows that this worker holds from now on.
 
 Of several references to one row, only the first has the hold: the others are copies.
 """
 
-RUNS = """unnest(%(ended)s::text[], %(generations)s::int[], %(workers)s::bigint[], %(held_at)s::timestamptz[])
-    AS r(task_id, generation, worker_id, held_at)"""
-"""The relation `r` of holds, as SQL; see `ended`."""
+RUNS = """unnest(%(ended)s::text[], %(generations)s::int[], %(workers)s::bigint[], %(held_at)s::timestamptz[],
+    %(keys)s::text[], %(states)s::text[], %(bodies)s::bytea[], %(lifetimes)s::double precision[])
+    AS r(task_id, generation, worker_id, held_at, key, state, body, expires_s)"""
+"""The relation `r` of holds and results, as SQL; see `ended`."""
 IS_HELD = """m.task_id = r.task_id AND m.generation = r.generation AND m.locked_by = r.worker_id
       AND m.locked_at = r.held_at"""
 """The condition that the hold `r` of a row `m` stands, as SQL."""
 
 OVER = f"""
 ended AS MATERIALIZED (
-  SELECT found.task_id FROM {RUNS}
+  SELECT found.task_id, r.key, r.state, r.body, r.expires_s FROM {RUNS}
   CROSS JOIN LATERAL (
     SELECT m.task_id FROM {{messages}} m WHERE {IS_HELD}
     FOR UPDATE OF m SKIP LOCKED) found),
+{kept("SELECT DISTINCT ON (e.key) e.* FROM ended e WHERE e.key IS NOT NULL")},
+{told("ended g")},
 over AS (DELETE FROM {{messages}} m USING ended WHERE m.task_id = ended.task_id RETURNING m.task_id)"""
-"""The CTE `over`: the rows that were removed of runs that have ended well, if their holds stood."""
+"""The CTE `over`: the rows that were removed of runs that have ended well, if their holds stood.
 
-UNHELD = """
-unheld AS (
-  UPDATE {messages} m SET locked_by = NULL, locked_at = NULL, on_lost = NULL, max_losses = NULL,
-    next_check_at = now() + m.check_interval
-  WHERE m.task_id = ANY(ARRAY(
-    SELECT k.task_id FROM back JOIN {messages} k ON k.task_id = back.task_id AND k.generation::bigint = back.generation
-    WHERE k.locked_by = %(worker_id)s AND k.locked_pid IS NULL FOR UPDATE OF k SKIP LOCKED)))"""
-"""The CTE `unheld`, behind `back`, the references that were given back before their runs began: so are their rows."""
+Their results are kept, and those who wait for them are notified if the statement selects `TOLD`.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,17 +95,31 @@ NOBODY = Holder(0, {})
 """Holds nothing."""
 
 
-def ended(runs: Sequence[Held]) -> dict[str, Any]:
-    """Return the parameters of `RUNS`."""
-    return {
-        "ended": [run.task_id for run in runs], "generations": [run.generation for run in runs],
-        "workers": [run.worker_id for run in runs], "held_at": [run.at for run in runs],
-    }  # fmt: skip
+def ended(runs: Sequence[Ended]) -> dict[str, Any]:
+    """Return the parameters of `RUNS` for runs, each named by its `Held`."""
+    return _ended(runs) if runs else _NONE_ENDED
 
 
-_REMOVE = Statement(f"WITH {OVER} SELECT over.task_id FROM over", frequent=True)
+def _ended(runs: Sequence[Ended]) -> dict[str, Any]:
+    return {**those([one.run for one in runs]), **results_of([one.result for one in runs])}
 
 
-def remove(executor: Transaction, runs: Sequence[Held]) -> frozenset[str]:
-    """Remove the rows of runs that have ended well; returns the task ids of those whose holds stood."""
+def those(runs: Sequence[Held]) -> dict[str, Any]:
+    """Return the parameters of `RUNS` for the holds alone."""
+    names = ("ended", "generations", "workers", "held_at")
+    return dict(zip(names, columns([run[:4] for run in runs], 4), strict=True))
+
+
+_NONE_ENDED = _ended(())
+"""Most fetches of a worker without such tasks end none."""
+
+
+_REMOVE = Statement(f"WITH {OVER} SELECT over.task_id, {TOLD} FROM over", frequent=True)
+
+
+def remove(executor: Transaction, runs: Sequence[Ended]) -> frozenset[str]:
+    """Remove the rows of runs that have ended well, and keep their results.
+
+    Returns the task ids of those whose holds stood.
+    """
     return frozenset(row.task_id for row in executor.run(_REMOVE, **ended(runs)))

@@ -1,7 +1,8 @@
 """Rows of `broker_messages`: a row is a message from its sending to its acknowledgement, or leads to one.
 
 A row with `task_id` leads to a row of the outbox, if the broker is the store (`outbox/references.py`): what it delivers
-is the message of that row, as long as that is of the same generation. Any other row has the message of a plain task.
+is the message of that row, as long as that is of the same generation. A fetch that holds the row removes the
+reference. Any other row has the message of a plain task.
 `id` is the order within a queue and priority, and the delivery tag. A row with `due_at` waits for that time. A row with
 `holder` was delivered to that consumer. It is free again as soon as the holder has no row in `broker_consumers`: so the
 removal of that one row frees whatever a dead consumer held, and no index needs to contain the holder.
@@ -14,10 +15,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from ...model.durable import Held
 from ..connection.own_executor import OwnExecutor
+from ..results import TOLD, Ended
 from ..statement import Reader, Statement, Transaction
-from .holds import HELD, NOBODY, OVER, UNHELD, Holder, ended
+from .holds import HELD, NOBODY, OVER, Holder, ended
 
 HIGHEST_PRIORITY = 9
 COUNTED = 10_000
@@ -80,7 +81,7 @@ class Fetched:
     reference has `task_id`, `generation` and `again`, whether it may be a copy of an earlier one. It also has what the
     row has that it leads to: `task`, for a durable task `publication`, `kept` (its body) and `expires_at`, for a job
     `job_id` and `options`. These are None if it leads to nothing any more. `held_at` and `waited_s` are not None if
-    this worker holds that row from now on.
+    this worker holds that row from now on: then the reference is gone.
     """
     refused: frozenset[int]
     """Messages that were to be removed, and were not this consumer's any more."""
@@ -100,17 +101,17 @@ _IS_FREE = """m.due_at IS NULL AND (m.task_id IS NULL OR %(reads)s::boolean)
 # Written with `priority =` and ORDER BY id, the primary key would do as well: Postgres takes it where all messages are
 # of one queue and priority, and then reads all that are not vacuumed, once for each other priority.
 _FREE = f"""
-  SELECT f.id, l.place
+  SELECT f.*, l.place
   FROM unnest(%(queues)s::text[], %(priorities)s::smallint[], %(lows)s::bigint[])
     WITH ORDINALITY AS l(queue, priority, low, place)
   CROSS JOIN LATERAL (
-    SELECT m.id FROM {{broker_messages}} m
+    SELECT m.id, m.queue, m.priority, m.headers, m.properties, m.body, m.task_id, m.generation, m.again,
+      m.returns + (m.holder IS NOT NULL)::int AS returns, m.deaths + (m.holder IS NOT NULL)::int AS deaths
+    FROM {{broker_messages}} m
     WHERE m.queue = l.queue AND (m.priority, m.id) >= (l.priority, l.low) AND m.priority <= l.priority
       AND {_IS_FREE}
     ORDER BY m.priority, m.id LIMIT %(room)s FOR UPDATE SKIP LOCKED) AS f"""
 
-_TAKEN = """free.place, m.id, m.queue, m.priority, m.returns, m.deaths, m.headers, m.properties, m.body, m.task_id,
-  m.generation, m.again"""
 _KEPT = """LEFT JOIN LATERAL (
     SELECT k.publication, k.body, k.expires_at, k.job_id, coalesce(j.task, k.task) AS task, a.options::text AS options
     FROM {messages} k LEFT JOIN {jobs} j ON j.id = k.job_id LEFT JOIN {askings} a ON a.task_id = k.task_id
@@ -130,34 +131,34 @@ WITH gone AS (
 free AS MATERIALIZED ({_FREE}
   WHERE EXISTS (SELECT FROM {{broker_consumers}} c WHERE c.id = %(holder)s)
     AND (SELECT count(*) FROM gone) <= cardinality(%(done)s::bigint[]) LIMIT %(room)s),
+{HELD},
+acknowledged AS (DELETE FROM {{broker_messages}} m USING held h WHERE m.id = h.reference),
 taken AS (
   UPDATE {{broker_messages}} m
-  SET holder = %(holder)s, held_at = now(), returns = m.returns + (m.holder IS NOT NULL)::int,
-    deaths = m.deaths + (m.holder IS NOT NULL)::int
-  FROM free WHERE m.id = free.id
-  RETURNING {_TAKEN}),
-{HELD}
-SELECT {_DELIVERED}, h.held_at, h.waited_s, s.gone, s.over, s.is_alive, s.due_in_s
+  SET holder = %(holder)s, held_at = now(), returns = free.returns, deaths = free.deaths
+  FROM free WHERE m.id = free.id AND NOT EXISTS (SELECT FROM held h WHERE h.reference = free.id))
+SELECT {_DELIVERED}, h.held_at, h.waited_s, s.gone, s.over, s.is_alive, s.due_in_s, s.told
 FROM (SELECT
     CASE WHEN (SELECT count(*) FROM gone) < cardinality(%(done)s::bigint[])
       THEN ARRAY(SELECT g.id FROM gone g) END AS gone,
-    ARRAY(SELECT o.task_id FROM over o) AS over,
+    ARRAY(SELECT o.task_id FROM over o) AS over, {TOLD},
     EXISTS (SELECT FROM {{broker_consumers}} c WHERE c.id = %(holder)s) AS is_alive,
     (SELECT extract(epoch FROM min(d.due_at) - now())::double precision
       FROM {{broker_messages}} d WHERE d.due_at IS NOT NULL) AS due_in_s) AS s
-LEFT JOIN taken t ON true {_KEPT} LEFT JOIN held h ON h.reference = t.id ORDER BY t.place, t.id""",
+LEFT JOIN free t ON true {_KEPT} LEFT JOIN held h ON h.reference = t.id ORDER BY t.place, t.id""",
     frequent=True,
 )
 
 
 def fetch(
     executor: Transaction, *, holder: int, done: Sequence[int], watermarks: Sequence[Watermark], room: int, reads: bool,
-    worker: Holder = NOBODY, over: Sequence[Held] = (),
+    worker: Holder = NOBODY, over: Sequence[Ended] = (),
 ) -> Fetched:  # fmt: skip
     """Remove what this consumer has acknowledged, and take the next messages for it, at most `room`.
 
     References are left to others unless it `reads` what they lead to. Its `worker` holds from now on the rows that it
-    may. Also removes the rows of runs that are `over`.
+    may, and the references to them are removed. Also removes the rows of runs that are `over`,
+    and keeps their results.
     """
     found = executor.run(
         _FETCH, holder=holder, done=list(done), room=room, reads=reads, queues=[one.queue for one in watermarks],
@@ -173,10 +174,8 @@ def fetch(
 _TAKE = Statement(
     f"""
 WITH free AS MATERIALIZED ({_FREE} LIMIT %(room)s),
-taken AS (
-  DELETE FROM {{broker_messages}} m USING free WHERE m.id = free.id
-  RETURNING {_TAKEN})
-SELECT {_DELIVERED} FROM taken t {_KEPT} ORDER BY t.place, t.id""",
+taken AS (DELETE FROM {{broker_messages}} m USING free WHERE m.id = free.id)
+SELECT {_DELIVERED} FROM free t {_KEPT} ORDER BY t.place, t.id""",
     frequent=True,
 )
 
@@ -194,15 +193,15 @@ _REMOVE = Statement(
 WITH gone AS (
   DELETE FROM {{broker_messages}} m WHERE m.id = ANY(%(done)s::bigint[]) AND m.holder = %(holder)s RETURNING m.id),
 {OVER}
-SELECT ARRAY(SELECT g.id FROM gone g) AS gone, ARRAY(SELECT o.task_id FROM over o) AS over""",
+SELECT ARRAY(SELECT g.id FROM gone g) AS gone, ARRAY(SELECT o.task_id FROM over o) AS over, {TOLD}""",
     frequent=True,
 )
 
 
 def remove(
-    executor: Transaction, *, holder: int, done: Sequence[int], over: Sequence[Held] = ()
+    executor: Transaction, *, holder: int, done: Sequence[int], over: Sequence[Ended] = ()
 ) -> tuple[frozenset[int], frozenset[str]]:
-    """Remove what this consumer has acknowledged, and the rows of runs that are `over`.
+    """Remove what this consumer has acknowledged, and the rows of runs that are `over`, whose results it keeps.
 
     Returns the messages that were not its own any more, and the runs whose rows were removed.
     """
@@ -211,28 +210,19 @@ def remove(
 
 
 _RELEASE = Statement(
-    f"""
-WITH free AS (
-  UPDATE {{broker_messages}} m
-  SET holder = NULL, held_at = NULL, returns = m.returns + (m.id = ANY(%(begun)s::bigint[]))::int
-  WHERE m.id = ANY(%(ids)s::bigint[]) AND m.holder = %(holder)s RETURNING m.id, m.task_id, m.generation),
-back AS (SELECT f.task_id, f.generation FROM free f WHERE f.id = ANY(%(unbegun)s::bigint[])),
-{UNHELD}
-SELECT free.id FROM free"""
+    """
+UPDATE {broker_messages} m
+SET holder = NULL, held_at = NULL, returns = m.returns + (m.id = ANY(%(begun)s::bigint[]))::int
+WHERE m.id = ANY(%(ids)s::bigint[]) AND m.holder = %(holder)s RETURNING m.id"""
 )
 
 
-def release(
-    executor: Transaction, *, holder: int, ids: Sequence[int], begun: Sequence[int], unbegun: Sequence[int] = (),
-    worker: Holder = NOBODY,
-) -> frozenset[int]:  # fmt: skip
+def release(executor: Transaction, *, holder: int, ids: Sequence[int], begun: Sequence[int]) -> frozenset[int]:
     """Give messages back to their places; return those that were not this consumer's any more.
 
-    Of those that were `begun`, the delivery counts. The `worker` no longer holds the rows of the `unbegun`.
+    Of those that were `begun`, the delivery counts.
     """
-    found = executor.run(
-        _RELEASE, holder=holder, ids=list(ids), begun=list(begun), unbegun=list(unbegun), worker_id=worker.worker_id
-    )
+    found = executor.run(_RELEASE, holder=holder, ids=list(ids), begun=list(begun))
     return frozenset(ids).difference(row.id for row in found)
 
 

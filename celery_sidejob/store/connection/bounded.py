@@ -1,4 +1,4 @@
-"""Connections that do not wait for answers without end: a frozen server takes a statement and never answers."""
+"""Connections that do not wait for ever for an answer: a frozen server accepts a statement and never answers."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ SILENT_S = 5.0
 class BoundedConnection(psycopg.Connection[Any]):
     """A connection on which waits for the server's answers end at a `deadline`, by the monotonic clock.
 
-    Without a deadline they last as long as the store `answers_elsewhere`: a statement may take its time, and a row may
+    Without a deadline the wait lasts as long as the store `answers_elsewhere`: a statement may be slow, and a row may
     be locked. A frozen server and a frozen server behind a proxy look the same here, because their system keeps
     acknowledging what it receives.
     """
 
     deadline: float | None = None
     answers_elsewhere: Callable[[], bool] | None = None
-    """Tells within a bounded time whether the store answers over another connection; None: do not ask."""
+    """Tells within a bounded time whether the store answers over another connection; None if that is not asked."""
     _waits_since = 0.0
 
     def wait(self, gen: Any, *args: Any, **options: Any) -> Any:
@@ -35,11 +35,11 @@ class BoundedConnection(psycopg.Connection[Any]):
         return super().wait(self._until(gen), *args, **options)
 
     def begin_to_wait(self) -> None:
-        """Note that the wait for an answer begins now."""
+        """Note that a wait for an answer begins."""
         self._waits_since = time.monotonic()
 
     def hang_up_if_late(self) -> None:
-        """Hang up and raise Overdue if waiting is useless: the statement may still be executed, at any time."""
+        """Hang up and raise Overdue if further waiting is useless: the statement may still be executed, at any time."""
         if self._is_late():
             self.pgconn.finish()
             raise Overdue("no answer in time")
@@ -56,7 +56,7 @@ class BoundedConnection(psycopg.Connection[Any]):
         return False
 
     def _has_answered(self) -> bool:
-        """Tell whether data has arrived meanwhile."""
+        """Tell whether data has arrived in the meantime."""
         poll = native.poll()
         poll.register(self.pgconn.socket, select.POLLIN)
         return bool(poll.poll(0))

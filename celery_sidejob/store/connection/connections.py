@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from math import inf
 from typing import Any, TypeVar
 
@@ -36,8 +37,9 @@ from ..errors import (
 from ..identity import Database, cluster, look
 from ..statement import Autocommit, Statement
 from ..write_behind import WriteBehind
-from . import fork
+from . import fork, on_loop
 from .idle import Idle
+from .on_loop import running_loop
 from .opening import Opener
 from .own_executor import OwnExecutor
 from .turns import LONGEST_TURN_S, Turns, takes_turns
@@ -50,9 +52,9 @@ REPEATED = (pg.DeadlockDetected, pg.SerializationFailure, pg.ForeignKeyViolation
 MESSAGES_KEY = "messages_pkey"
 """The constraint that Postgres names if an INSERT ... ON CONFLICT (job_id) has missed a message just being marked.
 
-Its first look at the index may miss a row that moves to a new version meanwhile. The second look, which would start
-over, comes after the check of the primary key, which raises. Seen in one of a thousand asks beside an endless loop of
-updates.
+Its first read of the index may miss a row that moves to a new version meanwhile. The second read, which would start
+over, comes after the check of the primary key, which raises. This was seen in one of a thousand asks during an endless
+loop of updates.
 """
 
 TIMEOUTS = tuple(
@@ -61,17 +63,18 @@ TIMEOUTS = tuple(
 """The errors with which Postgres ends a session; the second is new in Postgres 17 and may be set for a role."""
 
 READ = "read"
-"""The name of a transaction that is one statement which may be repeated."""
+"""The name of a transaction that is one repeatable statement."""
 
 QUICK = frozenset({READ, "lease", "mark"})
-"""Transactions of one statement that never waits for a row locked for long."""
+"""Transactions of one statement that never waits for a row that is locked for long."""
 
 
 class _Thread(threading.local):
-    """How a thread talks to one store; see `Connections.talking`."""
+    """The settings of a thread for one store; see `Connections.talking`."""
 
     over: OwnExecutor | None = None
     within_s: float | None = None
+    beside: Callable[[OwnExecutor], object] | None = None
 
 
 class Connections(Autocommit):
@@ -89,7 +92,8 @@ class Connections(Autocommit):
         self.schema = schema
         self.setting = setting
         self.is_broker = is_broker
-        """Whether the store is Celery's broker as well: what its transactions keep and arm is then sent by them."""
+        """Whether the store is Celery's broker as well: then its transactions also send the messages that they store.
+        """
         self._idle = Idle()
         self._turns = Turns()
         self._thread = _Thread()
@@ -102,18 +106,23 @@ class Connections(Autocommit):
     def transact(
         self, name: str, work: Callable[[OwnExecutor], T], *, single: bool = False, within_s: float | None = None
     ) -> T:
-        """Run `work` in one transaction of ours and return what it returns, committed.
+        """Run `work` in one transaction of ours, commit it, and return its result.
 
         With `single` it is one statement, which needs no BEGIN and no COMMIT unless it waits for a lock. The whole
         `work` is repeated after a deadlock, if a job or a port that it had read was deleted before it wrote (seen by a
-        foreign key), or if it raises `Moved`. It is repeated once after a connection that had died while idle. It must
+        foreign key), or if it raises `Moved`. It is repeated once if its connection had died while idle. `work` must
         not have effects outside the transaction. Raises `OutcomeUnknown` if the connection breaks during the commit
         (`NoAnswer` if the store has not answered `within_s`), `StoreUnavailableError` if nothing was committed:
-        `RowsLocked` if somebody has held a lock for too long.
+        `RowsLocked` if a lock was held elsewhere for too long.
         """
+        if running_loop() is not None and (elsewhere := on_loop.elsewhere()) is not None:
+            done: T = elsewhere(partial(self.transact, name, work, single=single, within_s=within_s))
+            return done
         if within_s is None:
             within_s = self._thread.within_s
         deadline = None if within_s is None else time.monotonic() + within_s
+        if self._thread.beside is not None and name != READ:
+            work, single = partial(_both, work, self._thread.beside), False
         if self._thread.over is not None:
             return self._transact(name, work, deadline, single=single, in_turn=True)
         with self._turns.one():
@@ -124,7 +133,7 @@ class Connections(Autocommit):
     def timed(
         self, name: str, work: Callable[[OwnExecutor], T], *, single: bool = False, within_s: float | None = None
     ) -> T:
-        """Run `work` like `transact`: a transaction of runs, which the connections of a worker time (`TIMED`)."""
+        """Run `work` like `transact`; for transactions of runs, whose times a worker's connections record (`TIMED`)."""
         return self.transact(name, work, single=single, within_s=within_s)
 
     def _transact(  # noqa: PLR0912, PLR0915 - an arm for each way to fail
@@ -135,7 +144,7 @@ class Connections(Autocommit):
             executor = self._acquire(deadline, fresh)
             executor.connection.deadline = deadline
             locked_s = LONGEST_TURN_S if in_turn else None
-            if deadline is not None:  # so that a locked row is not taken for a silent store
+            if deadline is not None:  # so that a locked row is not mistaken for a silent store
                 locked_s = min(locked_s or inf, (deadline - time.monotonic()) / 2)
             single = single and (name in QUICK or not executor.needs_begin)
             try:
@@ -159,7 +168,7 @@ class Connections(Autocommit):
                 raise refusal(error, name, schema=self.schema, setting=self.setting) from error
             except OutcomeUnknown:
                 executor.close()
-                self.close()  # the idle ones have probably died with it
+                self.close()  # the idle connections have probably died with it
                 raise
             except (psycopg.OperationalError, psycopg.InterfaceError, *TIMEOUTS) as error:
                 if not self._had_died_idle(executor, error) or fresh:
@@ -178,18 +187,18 @@ class Connections(Autocommit):
         broken = executor.broken
         executor.close() if broken else self._release(executor)
         if isinstance(error, Overdue):
-            self.close()  # the idle ones lead to the same silence
+            self.close()  # the idle connections lead to the same silence
             return False
         return broken and executor.used
 
     def run(self, statement: Statement, /, **parameters: Any) -> list[Any]:
-        """Run one statement that may be repeated, as a transaction of its own."""
+        """Run one repeatable statement as its own transaction."""
         return self.read(lambda executor: executor.run(statement, **parameters))
 
     def read(self, work: Callable[[OwnExecutor], T], *, within_s: float | None = None) -> T:
-        """Run one statement that may be repeated, in `work`; StoreUnavailableError if there is no answer in time.
+        """Run one repeatable statement, in `work`; StoreUnavailableError if there is no answer in time.
 
-        Never `OutcomeUnknown`: a statement that may be repeated counts as not done.
+        Never raises `OutcomeUnknown`: a repeatable statement counts as not done.
         """
         try:
             return repeat(lambda: self.transact(READ, work, single=True, within_s=within_s))
@@ -200,8 +209,8 @@ class Connections(Autocommit):
     def talking(self, *, over: OwnExecutor | None = None, within_s: float | None = None) -> Iterator[None]:
         """Set how this thread talks to the store within the block; settings around the block do not count.
 
-        `over`: its own connection, which all its transactions use. `within_s`: each is answered within this time or
-        given up, as in `transact`.
+        `over`: the thread's own connection, for all its transactions. `within_s`: each transaction is answered within
+        this time or given up, as in `transact`.
         """
         thread = self._thread
         before = thread.over, thread.within_s
@@ -211,8 +220,17 @@ class Connections(Autocommit):
         finally:
             thread.over, thread.within_s = before
 
+    @contextmanager
+    def beside(self, work: Callable[[OwnExecutor], object]) -> Iterator[None]:
+        """Within the block, do this at the end of each transaction of this thread too; single reads are left out."""
+        before, self._thread.beside = self._thread.beside, work
+        try:
+            yield
+        finally:
+            self._thread.beside = before
+
     def write_behind(self, name: str, make: Callable[[], WriteBehind[T]]) -> WriteBehind[T]:
-        """Return this process's write-behind of one kind for this store; it is made at the first use."""
+        """Return this process's write-behind of this name for this store; it is made at the first use."""
         found = self._deferred.get(name)
         return found if found is not None else self._deferred.setdefault(name, make())
 
@@ -227,9 +245,9 @@ class Connections(Autocommit):
             write_behind.write_now()
 
     def borrow(self, transaction: Any) -> Borrowed:
-        """Return an executor over a transaction of the caller's, which must lead to this store's database.
+        """Return an executor over the caller's transaction, which must lead to this store's database.
 
-        This is checked once for each address to which such connections lead.
+        The database is checked once for each address of such connections.
         """
         borrowed = borrow(transaction, self.schema)
         borrowed.is_broker = self.is_broker
@@ -273,13 +291,19 @@ class Connections(Autocommit):
             self._idle.give_back(executor)
 
     def forget(self) -> None:
-        """After a fork: the connections and the deferred writes belong to the parent."""
+        """After a fork, forget the connections and the deferred writes, which belong to the parent."""
         self._idle.forget()
         self._turns.forget()
         self._thread = _Thread()
         self._pid = os.getpid()
         for write_behind in self._deferred.values():
             write_behind.forget()
+
+
+def _both(work: Callable[[OwnExecutor], T], beside: Callable[[OwnExecutor], object], executor: OwnExecutor) -> T:
+    result = work(executor)
+    beside(executor)
+    return result
 
 
 def repeat(once: Callable[[], T]) -> T:

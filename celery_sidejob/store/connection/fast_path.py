@@ -20,9 +20,9 @@ from ..statement import Statement, row_type
 from .bounded import BoundedConnection
 
 POLL_MS = 1000
-"""Milliseconds that one wait takes at most; signals end it sooner."""
+"""The most milliseconds of one wait; signals end it sooner."""
 BOUNDED_POLL_MS = 100
-"""Milliseconds if the answer has a deadline."""
+"""The most milliseconds of one wait if the answer has a deadline."""
 
 _DONE = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
 
@@ -45,7 +45,7 @@ class Exchange:
         self._tries = 0
         self._row_makers: dict[Statement, Callable[[Sequence[Any]], Any]] = {}
         self.owes = False
-        """Whether the answer to a posted statement was not read yet."""
+        """Whether the answer to a posted statement is still unread."""
         self._poll = select.poll()
         self._poll.register(self._pgconn.socket, select.POLLIN)
 
@@ -64,15 +64,15 @@ class Exchange:
         self._flush()
 
     def post(self, statement: Statement, parameters: Mapping[str, Any]) -> None:
-        """Hand a complete statement over, and leave its answer unread: `settle` before anything else is sent."""
+        """Hand over a complete statement without reading its answer: call `settle` before anything else is sent."""
         self._hand_over(statement, parameters)
         self.owes = True
 
     def settle(self) -> None:
-        """Read the answer to what was posted; it may be an error, or that the connection is lost."""
+        """Read the answer to the posted statement; the answer may be an error, or the connection may be lost."""
         if self.owes:
             with suppress(psycopg.Error):
-                self._answer()  # if a time limit strikes in here, the answer is still owed
+                self._answer()  # if a time limit strikes here, the answer is still owed
             self.owes = False
 
     def _send(self, statement: Statement, text: bytes, encoded: list[bytes | None], formats: list[pq.Format]) -> None:
@@ -84,8 +84,8 @@ class Exchange:
             return
         name = self._prepared.get(statement)
         if name is None:
-            # Each try has a name of its own: a time limit may strike after the server has prepared the statement and
-            # before we have noted it.
+            # Each try has its own name: a time limit may strike after the server has prepared the statement and before
+            # we have noted it.
             self._tries += 1
             name = b"sidejob_%d" % self._tries
             self._pgconn.send_prepare(name, text)
@@ -120,7 +120,7 @@ class Exchange:
         return ready
 
     def _flush(self) -> None:
-        """Return once the system has the whole statement; read the server's messages meanwhile, or both would wait."""
+        """Return once the system has the whole statement; meanwhile read the server's messages, or both would wait."""
         self._connection.begin_to_wait()
         pgconn = self._pgconn
         while pgconn.flush():
@@ -133,14 +133,14 @@ class Exchange:
                 pgconn.consume_input()
 
     def _answer(self) -> pq.abc.PGresult:
-        """Wait for the answer to the statement that was sent; raise psycopg's error if the answer is one."""
+        """Wait for the answer to the statement that was sent; raise psycopg's error if the answer is an error."""
         self._connection.begin_to_wait()
         answer = None
         try:
             while (result := self._result()) is not None:
                 if answer is None or answer.status in _DONE:
                     answer = result
-        except psycopg.OperationalError:  # a server that ends a session says why, and hangs up
+        except psycopg.OperationalError:  # a server that ends a session sends the reason, and hangs up
             if answer is None or answer.status in _DONE:
                 raise
         if answer is None:
@@ -158,7 +158,7 @@ class Exchange:
 
 
 class _Encoders(dict[type, Callable[[Any], bytes]]):
-    """How values are encoded, by type; a subclass, such as an enumeration of texts, as the type it derives from."""
+    """Encoders of values by type; a subclass, such as an enumeration of texts, is encoded as its base type."""
 
     def __missing__(self, kind: type) -> Callable[[Any], bytes]:
         encode = self[kind] = next(self[above] for above in kind.__mro__ if above in self)

@@ -11,10 +11,10 @@ import psycopg
 
 
 class Forgets(Protocol):
-    """An object that holds connections."""
+    """An object that has connections."""
 
     def forget(self) -> None:
-        """After a fork: the parent's connections are the parent's. Their sockets were detached before this."""
+        """After a fork, forget the parent's connections. Their sockets were detached before."""
 
 
 def register(one: Forgets) -> None:
@@ -23,7 +23,7 @@ def register(one: Forgets) -> None:
 
 
 def note_open(connection: psycopg.Connection[Any]) -> None:
-    """Have a connection left alone by every child."""
+    """Note an open connection, which every child must leave alone."""
     _open.add(connection)
 
 
@@ -45,9 +45,9 @@ def _after_fork() -> None:
     """
     null = os.open(os.devnull, os.O_RDWR)
     for connection in list(_open):
-        with suppress(psycopg.Error, OSError):  # it may be closed already
+        with suppress(psycopg.Error, OSError):  # it may already be closed
             os.dup2(null, connection.fileno())
-        _inherited.append(connection)  # never collected: its destructor would write to the descriptor
+        _inherited.append(connection)  # kept for ever: its destructor would write to the descriptor
     os.close(null)
     _open.clear()
     for one in list(_forgetting):

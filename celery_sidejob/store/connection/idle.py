@@ -1,4 +1,4 @@
-"""Connections to a store that are not in use just now."""
+"""Connections to a store that are not in use."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ IDLE_S = 5.0
 
 
 class Idle:
-    """Keeps idle connections for the next use, and closes each that was idle for `IDLE_S`."""
+    """Keeps idle connections for the next use, and closes each once it was idle for `IDLE_S`."""
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """After a fork: the idle connections belong to the parent."""
+        """After a fork, forget the idle connections, which belong to the parent."""
         self._lock = native.lock()
         self._idle: list[tuple[float, OwnExecutor]] = []
         self._reaper: threading.Thread | None = None
@@ -37,7 +37,7 @@ class Idle:
             return executor
 
     def give_back(self, executor: OwnExecutor) -> None:
-        """Keep a connection after use, unless it is unfit for another use."""
+        """Keep a connection after use, unless it cannot be used again."""
         if not executor.lay_down():
             return
         with self._lock:
@@ -48,14 +48,14 @@ class Idle:
         reaper.start()  # not under the lock: with gevent the start waits
 
     def close(self) -> None:
-        """Close all."""
+        """Close all idle connections."""
         with self._lock:
             idle, self._idle = self._idle, []
         for _, executor in idle:
             executor.close()
 
     def _reap(self) -> None:
-        """Close connections idle for `IDLE_S`; end when none is left."""
+        """Close connections that were idle for `IDLE_S`; return when there are none."""
         while True:
             with self._lock:
                 now = time.monotonic()

@@ -16,10 +16,10 @@ from .own_executor import OwnExecutor
 from .parameters import connection_parameters, refused
 
 SHORTEST_CONNECT_S = 2
-"""The shortest time to connect that libpq accepts."""
+"""The shortest connect timeout that libpq accepts, in seconds."""
 
 ANSWERS_S = 5.0
-"""Seconds that the store is given to answer when the question is whether it answers at all."""
+"""Seconds within which the store must answer when only asked whether it answers."""
 
 
 class Opener:
@@ -29,7 +29,7 @@ class Opener:
         self, url: str | None, schema: str, *, prepare: bool = True, longest_pause_s: float | None = None,
         setting: str = "sidejob_database_url", application: str = "celery_sidejob", is_broker: bool = False,
     ) -> None:  # fmt: skip
-        """`longest_pause_s`: how long a transaction of ours may wait for its own process before the server ends it.
+        """`longest_pause_s`: how long our transactions may wait for this process before the server ends them.
 
         `setting` names the setting of the URL, for errors; `application` is the connections' name on the server.
         `is_broker`: the store is Celery's broker as well.
@@ -43,7 +43,7 @@ class Opener:
         self._is_broker = is_broker
 
     def connect(self, deadline: float | None = None) -> OwnExecutor:
-        """Open a connection of the caller's own, lent to no other thread."""
+        """Open a connection for the caller alone; no other thread gets it."""
         if self._url is None:
             raise SettingsError(NO_STORE)
         executor: OwnExecutor | None = None
@@ -75,12 +75,12 @@ class Opener:
         return executor
 
     def _answers(self) -> bool:
-        """Tell within `ANSWERS_S` whether the store answers over a connection of its own."""
+        """Tell within `ANSWERS_S` whether the store answers over a new connection."""
         executor = None
         try:
             executor = self.connect(time.monotonic() + ANSWERS_S)
         except (StoreUnavailableError, psycopg.Error) as error:
-            if "FATAL" not in str(error):  # a server that refuses us, perhaps because it is full, is there
+            if "FATAL" not in str(error):  # a server that refuses us, perhaps because it is full, answers
                 return False
         finally:
             if executor is not None:

@@ -1,4 +1,4 @@
-"""One of our own connections, as an executor: for single statements, for transactions, or beside other work."""
+"""An executor over one of our own connections: for single statements, for transactions, or beside other work."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ PREPARE_AFTER = 5
 """A statement is prepared on a connection after it has run there this often, if preparing is allowed."""
 
 PLANS_LIVE_S, PLANS_SERVE = 2.0, 20
-"""One of our connections keeps the plans of its prepared statements for this long, and for this many transactions.
+"""How long, and for how many transactions, a connection keeps the plans of its prepared statements.
 
 A plan that was made while its tables were empty reads whole tables. Postgres keeps it, however they grow, until
-autovacuum has processed them: a minute in which each statement of a burst costs a hundred times its share. A statement
-that runs seldom need not be planned more often than it runs.
+autovacuum has processed them: a minute in which each statement of a burst costs a hundred times its share. A rare
+statement need not be planned more often than it runs.
 """
 
 _LOCK_TIMEOUT = "; SET LOCAL lock_timeout = {}"
@@ -41,10 +41,9 @@ _LOCK_TIMEOUT = "; SET LOCAL lock_timeout = {}"
 _PAUSES = "; SET LOCAL idle_in_transaction_session_timeout = {}"
 # Postgres plans statements with arrays anew each time, because they look cheaper once their values are known. To plan a
 # join it reads the ends of the indexes, past all rows that vacuum has not removed there: planning took three times as
-# long as execution. Their plans do not depend on values (tests/protocol/test_plans.py checks the generic ones).
-#
-# The protocol looks again after each lock. Under another isolation level a transaction would go on looking at the store
-# as it was at its first statement.
+# long as execution. Their plans do not depend on values (tests/protocol/test_plans.py checks the generic ones).  The
+# protocol reads again after each lock. Under another isolation level a transaction would still see the store as it was
+# at its first statement.
 _BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL plan_cache_mode = force_generic_plan"
 
 
@@ -56,11 +55,11 @@ class OwnExecutor(Transaction):
         self.connection = connection
         self.used = False
         self.needs_begin = False
-        """Whether a statement without BEGIN would wait for a lock without end; else it waits for `LONGEST_TURN_S`."""
+        """Whether a statement without BEGIN would wait for a lock for ever; otherwise it waits for `LONGEST_TURN_S`."""
         self.is_broker = False
         """Whether the store is Celery's broker as well."""
         self.pooled = False
-        """Whether a proxy is in between: see `set_up`."""
+        """Whether there is a proxy in between: see `set_up`."""
         self._pauses = ""
         if longest_pause_s is not None:
             longest_ms = round(longest_pause_s * 1000)
@@ -79,16 +78,16 @@ class OwnExecutor(Transaction):
         self._pgconn = connection.pgconn
 
     def set_up(self, *, prepare: bool) -> None:
-        """Set what our statements need of a session, and find out whether a proxy is in between.
+        """Set the session up for our statements, and find out whether there is a proxy in between.
 
-        There is one if another process answers than the connect reported: PgBouncer and similar proxies invent the
-        numbers they report to clients. Two statements may then reach two sessions, and a lock taken for the session's
-        life would stay with a session that others use.
+        There is a proxy if another process answers than the connect reported: PgBouncer and similar proxies invent the
+        process ids that they report to clients. Two statements may then reach two sessions, and a session-level lock
+        would stay with a session that other clients use.
 
-        Otherwise statements that run again and again may be prepared. Each is planned once for all its parameters. Each
-        is written for one plan, and Postgres would else plan some each time: a claim in a managed queue takes 0.5 ms,
-        and to plan it 1.5 ms. Such a plan counts with pages of a tenth of the table, which looks worth compiling; ours
-        read a page, and compiling would take longer than that.
+        Otherwise statements that run again and again may be prepared. Each is written for one plan, and planned once
+        for all its parameters. Otherwise Postgres would plan some statements each time: a claim in a managed queue
+        takes 0.5 ms, and planning it 1.5 ms. Such a plan expects to read a tenth of the table, which looks worth
+        compiling; our statements read a page, and compiling would take longer.
         """
         pid, others = session.look(self)
         self.pooled = pid != self.connection.info.backend_pid
@@ -108,7 +107,7 @@ class OwnExecutor(Transaction):
             self._cursor.execute("; ".join(commands), prepare=False)
 
     def _renew_plans(self) -> None:
-        """Before a transaction: if it is time, have Postgres plan its next statements anew."""
+        """Before a transaction, have Postgres plan its next statements anew, if it is time for that."""
         self._planned_for += 1
         if self._planned_for > PLANS_SERVE and time.monotonic() >= self._plans_end:
             self._plans_end = time.monotonic() + PLANS_LIVE_S
@@ -123,18 +122,18 @@ class OwnExecutor(Transaction):
                 return self._exchange.run(statement, parameters)
             self._cursor.execute(statement.render(self._schema), parameters or None)
         except pg.ReadOnlySqlTransaction as error:
-            self.close()  # after a failover a new connection may lead to a store that takes writes
+            self.close()  # after a failover a new connection may lead to a store that accepts writes
             raise StoreDown(f"The store takes no writes just now ({first_line(error)}).") from error
         return rows(self._cursor)
 
     def copy(self, table: str, columns: str, rows: Iterable[Sequence[Any]]) -> None:
-        """Insert rows by a COPY: all of them, or none."""
+        """Insert rows with COPY: all of them, or none."""
         with self._cursor.copy(Statement(f"COPY {{{table}}} ({columns}) FROM STDIN").render(self._schema)) as copy:
             for row in rows:
                 copy.write_row(row)
 
     def post(self, statement: Statement, /, **parameters: Any) -> None:
-        """Have the server run one statement, and do not wait for its answer: `settle` before any other use.
+        """Have the server run one statement without waiting for its answer: call `settle` before any other use.
 
         The server runs it even if this process dies, or closes the connection.
         """
@@ -144,7 +143,7 @@ class OwnExecutor(Transaction):
             self._exchange.post(statement, parameters)
 
     def settle(self) -> bool:
-        """Read the answer to what was posted, be it an error; tell whether the connection is fit for use."""
+        """Read the answer to the posted statement, even an error; tell whether the connection can be used again."""
         if self._exchange is not None:
             self._exchange.settle()
         return not self.broken and self.rests
@@ -197,7 +196,7 @@ class OwnExecutor(Transaction):
         return result
 
     def dropped_within(self, timeout_s: float) -> bool:
-        """Wait, and tell whether the server hung up: it never sends anything else on a connection that only waits."""
+        """Wait, and tell whether the server hung up: on an unused connection the server sends nothing else."""
         try:
             if self._hung_up is None:
                 self._hung_up = native.poll()  # not select(): a process may have more than a thousand files open
@@ -208,21 +207,21 @@ class OwnExecutor(Transaction):
 
     @property
     def broken(self) -> bool:
-        """Tell whether this connection can no longer be used."""
+        """Whether this connection can no longer be used."""
         return self._pgconn.status == ConnStatus.BAD  # a closed connection has this status too
 
     @property
     def busy(self) -> bool:
-        """Tell whether a statement is in progress: a signal handler (a time limit's) raised in the middle of it."""
+        """Whether a statement is in progress: a signal handler (a time limit's) raised in the middle of it."""
         return self._pgconn.transaction_status == TransactionStatus.ACTIVE
 
     @property
     def rests(self) -> bool:
-        """Tell whether no transaction is open: one stays failed if even its BEGIN or ROLLBACK was cancelled."""
+        """Whether no transaction is open: a transaction stays failed if even its BEGIN or ROLLBACK was cancelled."""
         return self._pgconn.transaction_status == TransactionStatus.IDLE
 
     def lay_down(self) -> bool:
-        """End one use of the connection, with its deadline; False if it is unfit for another use, and closed."""
+        """End one use of the connection, with its deadline; close it and return False if it cannot be used again."""
         self.connection.deadline = None
         if self.broken or not self.rests:
             self.close()
@@ -232,8 +231,8 @@ class OwnExecutor(Transaction):
     def close(self) -> None:
         """Close the connection; never raises."""
         fork.note_closed(self.connection)
-        # Without the cancellation the server finishes the statement for nobody. Before version 17 libpq cancels with a
-        # call that has no time limit and stops every thread: for minutes, if the server is silent.
+        # Without the cancellation the server finishes the statement for no client. Before version 17 libpq cancels with
+        # a call that has no time limit and stops every thread: for minutes, if the server is silent.
         posted = self._exchange is not None and self._exchange.owes
         if not self.broken and self.busy and not posted and psycopg.capabilities.has_cancel_safe():
             with suppress(psycopg.Error):

@@ -23,7 +23,7 @@ def connection_parameters(
 
     `application` is the name under which the server lists the connection, unless the URL has another.
 
-    Half-open connections are noticed within about ten seconds (keep-alives and `tcp_user_timeout`), not hours.
+    Keep-alives and `tcp_user_timeout` detect half-open connections within about ten seconds, not hours.
     """
     plain = _SCHEME.sub("postgresql://", url)
     try:
@@ -46,7 +46,7 @@ def connection_parameters(
 
 
 def refused(error: psycopg.OperationalError, setting: str) -> SettingsError | None:
-    """Return the error of a URL with a value that libpq refuses before it asks any server; None for other errors."""
+    """Return the error for a URL that libpq refuses before it asks any server; None for other errors."""
     found = _REFUSED.search(first_line(error))
     return None if found is None else SettingsError(f"{setting} cannot be read: {found[0]}")
 
@@ -74,6 +74,6 @@ def _place(url: str, setting: str) -> tuple[Any, ...]:
 
 
 def _with_defaults(url: str, setting: str) -> dict[str, Any]:
-    """Return libpq's parameters for a URL, those too that it takes from the environment or was built with."""
+    """Return libpq's parameters for a URL, including its defaults from the environment and from its build."""
     defaults = {one.keyword.decode(): one.val.decode() for one in Conninfo.get_defaults() if one.val}
     return {**defaults, **connection_parameters(url, setting=setting)}

@@ -1,8 +1,8 @@
 """The settings that our statements need in a session, whatever defaults its server, its database or its role has.
 
-Past a proxy a session of ours is set up once. Behind a proxy that pools transactions nothing may be set for a session,
-because others have it next. There each transaction sets it for itself, and a single statement becomes a transaction,
-but only if the defaults would change what a statement means.
+Without a proxy in between, our session is set up once. Behind a proxy that pools transactions nothing may be set for a
+session, because other clients get it next. There each transaction has its own settings, and a single statement becomes
+a transaction, but only if the defaults would change the meaning of a statement.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MEANING = {
     "session_replication_role": "origin",
     "exit_on_error": "off",
 }
-"""The settings that change the answer to a statement. A value fits if it begins as the one here does."""
+"""The settings that change the result of a statement. A value fits if it begins with the value here."""
 
 COMFORT = {
     "timezone": "UTC",
@@ -36,7 +36,7 @@ COMFORT = {
     "idle_session_timeout": "0",
     "transaction_timeout": "0",
 }
-"""The settings that change no answer, because statements name every schema and times have their offset."""
+"""The settings that change no result, because statements name every schema and times have their offset."""
 
 NEEDED = MEANING | COMFORT
 
@@ -47,13 +47,13 @@ SELECT pg_backend_pid() AS pid, ARRAY(
 
 
 def look(executor: Reader) -> tuple[int, Sequence[str]]:
-    """Return the process that serves this session, and the names of the settings that have another value."""
+    """Return the process that serves this session, and the names of the settings with another value."""
     (found,) = executor.run(_LOOK, names=list(NEEDED), values=list(NEEDED.values()))
     return found.pid, found.others
 
 
 def setting(names: Sequence[str], *, local: bool) -> list[str]:
-    """Return the commands that set these: for the session, or with `local` for the transaction."""
+    """Return the commands that change these settings: for the session, or with `local` for the transaction."""
     return [f"SET {'LOCAL ' if local else ''}{name} = {_quoted(NEEDED[name])}" for name in names]
 
 

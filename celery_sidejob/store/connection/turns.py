@@ -1,4 +1,4 @@
-"""The order in which a process uses connections: threads may share one, and greenlets share a few."""
+"""The sharing of connections within a process: all threads may share one, and greenlets share a few."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 from ...model import native
 
 GREENLETS_SHARE = 10
-"""Connections that the greenlets of one process use at once, however many bodies they run."""
+"""The most connections that the greenlets of one process use at once, however many bodies they run."""
 
 LONGEST_TURN_S = 1.0
-"""Seconds that a service waits for a locked row before the other services have their turn."""
+"""Seconds that a service waits for a locked row before it lets the other services use the connection."""
 
 
 class Turns:
-    """The turns on the connections to one store."""
+    """Grants the use of the connections to one store."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -32,25 +32,25 @@ class Turns:
         return self._places.one() if self._places is not None else nullcontext()
 
     def forget(self) -> None:
-        """After a fork: the turns belong to the parent."""
+        """After a fork, forget all users, which belong to the parent."""
         self._lock = threading.RLock()
 
 
 def share_one() -> None:
-    """Have all threads of this process, but not of its children, take turns on one connection to each store."""
+    """Let all threads of this process, but not of its children, share one connection to each store."""
     _process.shares_one = True
 
 
 def take_turns() -> None:
-    """Have this thread's transactions wait for those of all other threads that called this: they need one connection.
+    """Let this thread share one connection with all threads that called this: their transactions wait for each other.
 
-    In a turn no thread waits longer than `LONGEST_TURN_S` for a row: then StoreUnavailableError asks to try again.
+    No thread waits longer than `LONGEST_TURN_S` for a row: then StoreUnavailableError asks the caller to try again.
     """
     _thread.takes_turns = True
 
 
 def takes_turns() -> bool:
-    """Tell whether this thread has called `take_turns`."""
+    """Tell whether this thread shares the connection (`take_turns`)."""
     return _thread.takes_turns
 
 
@@ -76,14 +76,14 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 PATIENCE_S = 5.0
-"""Seconds that a greenlet waits for a place before it continues without one."""
+"""Seconds that a greenlet waits for a permission before it continues without."""
 
 
 class Places:
-    """A number of places. It needs no lock: greenlets of one thread give way to others only where they wait.
+    """Permissions to use a connection. They need no lock: the greenlets of one thread switch only where they wait.
 
-    A greenlet that has waited long continues without a place: the holders of the places may wait for a row that a
-    user's transaction has locked, and the body of that transaction may wait here.
+    A greenlet that has waited long continues without a permission: the greenlets that have one may wait for a row that
+    a user's transaction has locked, and the body of that transaction may wait here.
     """
 
     def __init__(self, number: int) -> None:
@@ -92,7 +92,7 @@ class Places:
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """Hold a place within the block, if one comes free in time."""
+        """Have a permission within the block, if one becomes free in time."""
         placed = self._take()
         try:
             yield
@@ -115,7 +115,7 @@ class Places:
         return not self._leave(turn)
 
     def _leave(self, turn: threading.Event) -> bool:
-        """Stop waiting; False if a place was given just now."""
+        """Stop waiting; False if a permission was granted just now."""
         if turn.is_set():
             return False
         self._waiting.remove(turn)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...model.gate import Gate
 from ..statement import Statement, Transaction
 from ..task_end import UNLOCKED
 from .references import ARMED, priority_of_job, referred
@@ -11,35 +12,15 @@ from .references import ARMED, priority_of_job, referred
 FIRST_CHECK_S = 2.0
 """How long a fresh row may stay unpublished before the sweeper publishes it."""
 
-NEVER = "'9000-01-01 00:00:00+00'::timestamptz"
-"""When a message is due that waits for a condition and not for a time. Not infinity, which no datetime can be."""
+OWED = f"m.gate <= {Gate.QUEUE}"
+"""The condition that the run of a message `m` is owed once it is due, as SQL."""
+DUE = f"m.due_at <= now() AND {OWED}"
+"""The condition that the run of a message `m` is owed now, as SQL."""
+LATER = f"(m.due_at > now() OR m.gate > {Gate.QUEUE})"
+"""The condition that it is not, as SQL."""
 
-BLOCKED = "'9001-01-01 00:00:00+00'::timestamptz"
-"""When a message is due whose job waits for other jobs (`store/dependencies.py`); later than those of parked jobs."""
-
-AT_GATE = "'5000-01-01 00:00:00+00'::timestamptz"
-"""From this time on, and before `NEVER`, is the next check of a message that waits at the gate of its queue."""
-
-WITHOUT_SLOT = "interval '5000 years'"
-"""How much later, as SQL, a row is due that waits for a slot of its capacity pool: its `due_at` is behind `AT_GATE`.
-
-Whatever asks for due rows passes it over. Who admits it takes the years back: those of a pool keep their order.
-"""
-
-
-def in_pool(message: str) -> str:
-    """Return the condition that a message waits for a slot of its pool, as SQL."""
-    return f"{message}.due_at >= {AT_GATE} AND {message}.due_at < {NEVER}"
-
-
-IN_POOL = in_pool("m")
-"""The condition that a message `m` waits for a slot of its pool, as SQL."""
-
-AHEAD_OF_GATE = f"m.next_check_at + interval '0 s' < {AT_GATE}"
-"""The condition that a message `m` does not wait at a gate, as SQL; no index fits it.
-
-Where Postgres takes the table for empty, it would read the whole index on `next_check_at` for each message.
-"""
+UNCHECKED = "'infinity'::timestamptz"
+"""The `next_check_at` of a message that nobody has to look for: a run holds it, or it waits at a gate."""
 
 MANAGED = "SELECT FROM {queues} q WHERE q.name = m.queue"
 """The settings of the queue of a message `m`, as SQL: there are none if nobody manages it."""
@@ -63,35 +44,36 @@ def armed(
     run), and thereby arms the row in the transaction that changes the job. Nothing else arms a row. A job whose run is
     in progress is not armed: the end of that run arms it.
 
-    **When a run is owed is decided here**, by the row's `due_at`: now, after a backoff, or once the job's rate allows
-    it. A job that waits for others is `blocked`: with a `due_at` that never comes (`BLOCKED`), the run is not
-    published, and no claim takes it. When the last of them has ended, this CTE decides anew. What a queue as a whole
-    forbids (a pause, a limit, a rate) is no condition of a row: the claim looks for it (`permits.py`).
+    **When a run is owed is decided here**, by the row's `due_at` and `gate`. It is due now, after a backoff, or once
+    the job's rate allows it. A job that waits for others is `blocked`: at this gate the run is not published, and no
+    claim takes it. When the last of them has ended, this CTE decides anew. What a queue as a whole forbids (a pause, a
+    limit, a rate) is no condition of a row: the claim looks for it (`permits.py`).
 
-    A row of a capacity pool without a slot waits for one (`WITHOUT_SLOT`), unless it is a shutdown's; the triggers of
-    `messages` admit it at the commit if there is room, and otherwise when a slot is freed. A job that has come into
-    another pool leaves its slot, which the same triggers free.
+    A row of a capacity pool without a slot waits for one, unless it is a shutdown's; the triggers of `messages` admit
+    it at the commit if there is room, and otherwise when a slot is freed. A job that has come into another pool leaves
+    its slot, which the same triggers free.
 
     In a managed queue the row gets a `rank`, by which the claim finds the best. A queue that is not managed has no
     settings, and its rows have no rank.
 
     A job has one row. A row that a run held turns into the row of the next run. A row that is already armed stays
-    unchanged; with `cut_short` its `due_at` is decided anew. With `anew` it is armed like one that a run held: the job
+    unchanged; with `cut_short` its time is decided anew. With `anew` it is armed like one that a run held: the job
     was moved. With None for `cut_short` the jobs are new and have no row: looking for one makes the insert of a
     thousand jobs a quarter slower.
 
     All arguments are SQL. `jobs` stands behind FROM and has the columns id, queue, priority, limit_key, run_no,
     unit_no, blocked, pool, pool_weight and pool_runs of each job as `j`; `opens_at` is `OPENS_AT`, or None where no
     rate can delay the run; `wait_s` is the backoff, `losses` are added to those of the row; `slot` is the shard in
-    which a new job was admitted, and `waits` tells whether it waits for one. A row that is due now is checked after
-    `first_check_s`. The statement takes the parameter `check_interval_s`. The CTE returns (task_id, job_id, for_run);
-    the caller publishes the message after the commit. A row that is not due yet has None for task_id and for_run: the
-    sweeper publishes it in time. Where the store is the broker, the statement itself publishes all of them.
+    which a new job was admitted, `waits` tells whether it waits for one, and `blocked` whether it waits for jobs. A row
+    that is due now is checked after `first_check_s`. The statement takes the parameter `check_interval_s`. The CTE
+    returns (task_id, job_id, for_run); the caller publishes the message after the commit. A row that is not due yet has
+    None for task_id and for_run: the sweeper publishes it in time. Where the store is the broker, the statement itself
+    publishes all of them.
     """
     owed_at = f"now() + make_interval(secs => {wait_s})"
     if opens_at is not None:
         owed_at = f"greatest({owed_at}, {opens_at})"
-    waits = f"(j.pool IS NOT NULL AND {slot} IS NULL AND {waits})"
+    waits = f"j.pool IS NOT NULL AND {slot} IS NULL AND {waits}"
     blocked = f"{blocked} IS TRUE"
     first_check = f"""now() + make_interval(secs => {first_check_s}::double precision)
       /*!+ make_interval(secs => %(check_interval_s)s)*/"""
@@ -102,37 +84,36 @@ def armed(
         return f"CASE WHEN {at} > now() THEN {later} ELSE {first_check} END"
 
     keeps_slot = f"""m.pool = excluded.pool AND m.pool_shard IS NOT NULL
-          AND (m.pool_runs IS NOT TRUE OR m.locked_by IS NULL) AND {in_pool("excluded")}"""
+          AND (m.pool_runs IS NOT TRUE OR m.locked_by IS NULL) AND excluded.gate = {Gate.POOL}"""
     turned = f"""
   ON CONFLICT (job_id) DO UPDATE
     SET task_id = excluded.task_id, for_run = excluded.for_run, queue = excluded.queue,
-      due_at = CASE WHEN {keeps_slot} THEN excluded.due_at - {WITHOUT_SLOT} ELSE excluded.due_at END,
-      next_check_at = CASE WHEN {keeps_slot} THEN {check_of(f"excluded.due_at - {WITHOUT_SLOT}")}
-        ELSE excluded.next_check_at END,
+      due_at = excluded.due_at, gate = CASE WHEN {keeps_slot} THEN {Gate.OPEN} ELSE excluded.gate END,
+      next_check_at = CASE WHEN {keeps_slot} THEN {check_of("excluded.due_at")} ELSE excluded.next_check_at END,
       check_interval = excluded.check_interval, losses = m.losses + excluded.losses,
       published_at = coalesce(excluded.published_at/*!, CASE WHEN {keeps_slot} THEN now() END*/), suspected_at = NULL,
       rank = excluded.rank, limit_key = excluded.limit_key, pool = excluded.pool, pool_weight = excluded.pool_weight,
       pool_rank = excluded.pool_rank, pool_runs = excluded.pool_runs,
       pool_shard = CASE WHEN m.pool = excluded.pool THEN m.pool_shard END, {UNLOCKED}
       /*!, priority = excluded.priority*/
-    WHERE {anew} OR m.locked_by IS NOT NULL OR {cut_short} AND m.due_at > now()"""
+    WHERE {anew} OR m.locked_by IS NOT NULL OR {cut_short} AND {LATER}"""
     return f"""
 armed AS (
-  INSERT INTO {{messages}} AS m (task_id, job_id, for_run, queue, due_at, next_check_at, check_interval, losses, rank,
-    limit_key, pool, pool_weight, pool_rank, pool_runs, pool_shard/*!, priority, published_at*/)
-  SELECT {task_id}, j.id, j.run_no + 1, j.queue, owed.at,
-    CASE WHEN {blocked} OR {waits} THEN {NEVER} ELSE {check_of("owed.at")} END,
+  INSERT INTO {{messages}} AS m (task_id, job_id, for_run, queue, due_at, gate, next_check_at, check_interval, losses,
+    rank, limit_key, pool, pool_weight, pool_rank, pool_runs, pool_shard/*!, priority, published_at*/)
+  SELECT {task_id}, j.id, j.run_no + 1, j.queue, owed.at, owed.gate,
+    CASE WHEN owed.gate = {Gate.OPEN} THEN {check_of("owed.at")} ELSE {UNCHECKED} END,
     make_interval(secs => %(check_interval_s)s), {losses},
     (SELECT coalesce(j.priority, 0::smallint) FROM {{queues}} q WHERE q.name = j.queue), j.limit_key,
     j.pool, j.pool_weight, CASE WHEN j.pool IS NOT NULL THEN coalesce(j.priority, 0::smallint) END,
     j.pool_runs, {slot}
-    /*!, {priority_of_job("j.priority")}, CASE WHEN NOT ({blocked} OR {waits}) THEN now() END*/
+    /*!, {priority_of_job("j.priority")}, CASE WHEN owed.gate = {Gate.OPEN} THEN now() END*/
   FROM {jobs} CROSS JOIN LATERAL (
-    SELECT CASE WHEN {blocked} THEN {BLOCKED}
-      ELSE {owed_at} + CASE WHEN {waits} THEN {WITHOUT_SLOT} ELSE interval '0 s' END END AS at) owed
+    SELECT {owed_at} AS at, CASE WHEN {blocked} THEN {Gate.JOBS} WHEN {waits} THEN {Gate.POOL} ELSE {Gate.OPEN} END
+      AS gate) owed
   WHERE j.unit_no IS NULL{"" if cut_short is None else turned}
-  RETURNING m.job_id, CASE WHEN m.due_at <= now() THEN m.task_id END AS task_id,
-    CASE WHEN m.due_at <= now() THEN m.for_run END AS for_run/*!, {ARMED}*/)/*!,{referred("armed")}*/"""
+  RETURNING m.job_id, CASE WHEN {DUE} THEN m.task_id END AS task_id, CASE WHEN {DUE} THEN m.for_run END AS for_run
+    /*!, {ARMED}*/)/*!,{referred("armed")}*/"""
 
 
 _REARM = Statement(

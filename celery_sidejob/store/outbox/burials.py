@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...model.durable import Content, Death, Key
+from ...model.gate import Gate
 from ...model.status import RunEnd
 from ..dead import OLD, OWN, Bounds
 from ..statement import Reader, Statement, Transaction, first
 from ..task_end import TaskEnd
-from .arming import FIRST_CHECK_S, NEVER, WITHOUT_SLOT
+from .arming import FIRST_CHECK_S, UNCHECKED
 from .references import withdrawn
 from .tasks import DIGEST
 
@@ -142,15 +143,15 @@ WITH gone AS (
   DELETE FROM {{dead}} d WHERE d.id = ANY(ARRAY(
       SELECT max(e.id) FROM {{dead}} e WHERE e.id = ANY(%(ids)s::bigint[]) AND e.body IS NOT NULL GROUP BY e.task_id))
     AND NOT EXISTS (SELECT FROM {{messages}} m WHERE m.task_id = d.task_id) RETURNING *)
-INSERT INTO {{messages}} (task_id, task, queue, publication, body, generation, due_at, next_check_at, check_interval,
+INSERT INTO {{messages}} (task_id, task, queue, publication, body, generation, gate, next_check_at, check_interval,
   pool, pool_weight, pool_rank, pool_runs)
 SELECT task_id, task, queue,
   (SELECT json_build_object('v', p.j->'v', 'about', p.j->'about', 'deaths', json_agg(d.death ORDER BY d.no))::text
    FROM (SELECT death, no FROM json_array_elements(p.j->'deaths') WITH ORDINALITY AS old (death, no)
          UNION ALL SELECT json_build_object('at', died_at, 'reason', reason, 'error', split_part(error, ':', 1)), 1e9
          ORDER BY no DESC LIMIT {MOST_DEATHS}) d), body,
-  (payload->>'generation')::int + 1, CASE WHEN s.j IS NULL THEN now() ELSE now() + {WITHOUT_SLOT} END,
-  CASE WHEN s.j IS NULL THEN now() + make_interval(secs => {FIRST_CHECK_S}) ELSE {NEVER} END,
+  (payload->>'generation')::int + 1, CASE WHEN s.j IS NULL THEN {Gate.OPEN} ELSE {Gate.POOL} END,
+  CASE WHEN s.j IS NULL THEN now() + make_interval(secs => {FIRST_CHECK_S}) ELSE {UNCHECKED} END,
   make_interval(secs => %(check_interval_s)s), s.j->>'pool', (s.j->>'weight')::smallint, (s.j->>'rank')::smallint,
   (s.j->>'runs')::boolean
 FROM gone CROSS JOIN LATERAL (SELECT (payload->>'publication')::json AS j) p

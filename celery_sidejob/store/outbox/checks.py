@@ -10,13 +10,15 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
+from ...model.gate import Gate
 from ..statement import Autocommit, Reader, Statement, Transaction
-from .arming import AHEAD_OF_GATE, FIRST_CHECK_S
+from .arming import DUE, FIRST_CHECK_S
 from .kinds import BY_TASK_ID, JOBS, KINDS, SOON, TASKS, Kind, free, parameters
-from .publishing import LONGEST_CHECK_S
 
 OVERTAKEN_S = 5.0
 """Seconds by which another message was published later, at least, to have overtaken a message."""
+WAITS_S = 3600.0
+"""Seconds until a message that waits is checked again, at the latest."""
 CHECK_PAGE = 500
 """Messages that are read, or whose next check is moved, in one transaction.
 
@@ -34,21 +36,18 @@ WITH RECURSIVE q(queue) AS (
 
 # -- rows that are due -----------------------------------------------------------------------------------------------
 
-_PUBLICATION = """CASE WHEN m.published_at IS NOT NULL AND m.doom IS NULL AND coalesce(m.expires_at > now(), true)
-      THEN m.publication END AS publication"""
-"""The data by which a durable task's message is looked for, if the broker may still have it."""
-_PRIORITY = "(SELECT j.priority FROM {jobs} j WHERE j.id = m.job_id) AS priority"
-"""The priority with which a job's message was published, as SQL; for a durable task its `publication` says it."""
+_IS_OVER = "(m.doom IS NOT NULL OR coalesce(m.expires_at <= now(), false)) AS is_over"
+"""Whether a durable task is doomed or has expired, as SQL: it is buried, wherever its message is."""
 
 _CANDIDATES = {
     kind: Statement(
         QUEUES
         + f"""
-SELECT m.task_id, m.published_at, m.publication, m.queue, {_PRIORITY} FROM q CROSS JOIN LATERAL (
-  SELECT m.task_id, m.job_id, m.queue, m.next_check_at, m.published_at, {_PUBLICATION}
+SELECT m.task_id, m.queue, m.published_at, m.suspected_at, m.is_over FROM q CROSS JOIN LATERAL (
+  SELECT m.task_id, m.queue, m.next_check_at, m.published_at, m.suspected_at, {_IS_OVER}
   FROM (
-    SELECT m.task_id, m.job_id, m.queue, m.generation, m.next_check_at, m.published_at, m.doom, m.expires_at,
-      m.publication
+    SELECT m.task_id, m.job_id, m.queue, m.generation, m.next_check_at, m.published_at, m.suspected_at, m.doom,
+      m.expires_at
     FROM {{messages}} m WHERE m.queue = q.queue AND m.next_check_at <= now() AND m.locked_by IS NULL
     ORDER BY m.next_check_at LIMIT %(oldest)s) m
   WHERE {kind.rows} ORDER BY m.next_check_at LIMIT %(per_queue)s) m
@@ -61,42 +60,32 @@ WHERE q.queue IS NOT NULL ORDER BY m.next_check_at LIMIT %(limit)s"""
 def candidates(executor: Reader, kind: Kind, *, per_queue: int, limit: int | None = None) -> Sequence[Any]:
     """Read rows to check now, without a lock: `per_queue` of each queue, `limit` in all.
 
-    Returns (task_id, published_at, publication, queue, priority), by which the message is looked for in the broker;
-    publication is set only if the broker may still have it.
+    Returns (task_id, queue, published_at, suspected_at, is_over); `is_over`: the task is doomed, or has expired.
     """
     return executor.run(_CANDIDATES[kind], per_queue=per_queue, limit=limit, oldest=OLDEST)
 
 
-_PUBLISHED_AT = Statement("""
-SELECT task_id, published_at FROM {messages}
-WHERE task_id = ANY(%(task_ids)s::text[]) AND published_at IS NOT NULL""")
+# `|| ''`: only the index of held messages fits. That of the queue would lead through all that wait at its gate.
+_OVERDUE = Statement(f"""
+SELECT count(*) AS messages,
+  greatest(now() - interval '{WAITS_S} s', (
+    SELECT max(r.published_at) - interval '{OVERTAKEN_S} s' FROM {{messages}} r
+    WHERE r.locked_by IS NOT NULL AND r.queue || '' = %(queue)s)) AS overtaken
+FROM (
+  SELECT FROM {{messages}} m WHERE m.queue = %(queue)s AND m.next_check_at <= now() AND m.locked_by IS NULL
+    AND m.published_at IS NOT NULL ORDER BY m.next_check_at LIMIT %(limit)s) due""")
 
 
-def published_at(executor: Reader, task_ids: Iterable[str]) -> dict[str, datetime]:
-    """Read when messages were published, if their rows still exist."""
-    return {row.task_id: row.published_at for row in executor.run(_PUBLISHED_AT, task_ids=list(task_ids))}
+def overdue(executor: Reader, queue: str, *, limit: int) -> Any:
+    """Count a queue's messages that were published and then silent for too long, up to a limit: (messages, overtaken).
 
-
-_OVERDUE = Statement(
-    QUEUES
-    + """
-SELECT q.queue, x.messages FROM q CROSS JOIN LATERAL (
-  SELECT count(*) AS messages FROM (
-    SELECT FROM {messages} m WHERE m.queue = q.queue AND m.next_check_at <= now() AND m.locked_by IS NULL
-      AND m.published_at IS NOT NULL ORDER BY m.next_check_at LIMIT %(limit)s) due) x
-WHERE q.queue IS NOT NULL AND x.messages > 0 ORDER BY q.queue"""
-)
-
-
-def overdue(executor: Reader, *, limit: int) -> dict[str, int]:
-    """Count each queue's messages that were published and then silent for too long: {queue: at most `limit`}."""
-    return {row.queue: row.messages for row in executor.run(_OVERDUE, limit=limit)}
+    A message that was published before `overtaken` was overtaken, because a later one has its run, or has waited for
+    `WAITS_S`.
+    """
+    return executor.run(_OVERDUE, queue=queue, limit=limit)[0]
 
 
 # -- rows that may wait longer ---------------------------------------------------------------------------------------
-
-_POSTPONED = """next_check_at = now()
-    + least(greatest(m.check_interval, now() - m.published_at), make_interval(secs => %(longest_s)s))"""
 
 _POSTPONE = Statement(
     free(
@@ -105,39 +94,15 @@ _POSTPONE = Statement(
       AND m.next_check_at <= now()""",
     )
     + f"""
-UPDATE {{messages}} m
-SET suspected_at = CASE WHEN %(are_there)s::boolean THEN NULL ELSE m.suspected_at END, {_POSTPONED}
+UPDATE {{messages}} m SET suspected_at = NULL, next_check_at = now()
+    + least(greatest(m.check_interval, now() - m.published_at), interval '{WAITS_S} s')
 FROM free WHERE m.task_id = free.task_id"""
 )
 
 
-def postpone(executor: Transaction, task_ids: Iterable[str], *, longest_s: float, are_there: bool) -> None:
-    """Postpone the check of messages until they have waited as long again, but by at most `longest_s`.
-
-    `are_there`: the messages were seen, or their queue continues behind the part that was read.
-    """
-    executor.run(_POSTPONE, task_ids=list(task_ids), longest_s=longest_s, are_there=are_there)
-
-
-_POSTPONE_IN = Statement(f"""
-WITH page AS (
-  SELECT task_id FROM {{messages}}
-  WHERE queue = %(queue)s AND next_check_at <= now() AND locked_by IS NULL
-    AND published_at > coalesce((SELECT max(r.published_at) FROM {{messages}} r
-      WHERE r.queue = %(queue)s AND r.next_check_at = 'infinity'), '-infinity') - make_interval(secs => %(margin_s)s)
-  ORDER BY next_check_at LIMIT {CHECK_PAGE} FOR UPDATE SKIP LOCKED)
-UPDATE {{messages}} m SET suspected_at = NULL, {_POSTPONED}
-FROM page WHERE m.task_id = page.task_id RETURNING m.task_id""")
-
-
-def postpone_in(executor: Transaction, queue: str) -> int:
-    """Postpone the check of messages in a queue where as many wait, until as long again has passed; returns the number.
-
-    Moves one page: fewer than `CHECK_PAGE` means that there are no more. Stops at a message that was overtaken: a queue
-    is served in order, and a later message already has its run.
-    """
-    found = executor.run(_POSTPONE_IN, queue=queue, longest_s=LONGEST_CHECK_S, margin_s=OVERTAKEN_S)
-    return len(found)
+def postpone(executor: Transaction, task_ids: Iterable[str]) -> None:
+    """Postpone the check of messages that wait until they have waited as long again, but by at most `WAITS_S`."""
+    executor.run(_POSTPONE, task_ids=list(task_ids))
 
 
 # The check of a durable task may be an hour away, because it was seen waiting in the broker, where it no longer is. The
@@ -153,7 +118,7 @@ _VOUCH = {
         free(
             kind.given,
             f"""{kind.is_given} AND m.published_at IS NOT NULL AND m.locked_by IS NULL AND m.doom IS NULL
-      AND m.due_at <= now() AND {far}""",
+      AND {DUE} AND {far}""",
             of_row=f"m.task_id, {SOON}",
         )
         + """
@@ -177,9 +142,9 @@ def vouch(connections: Autocommit, kind: Kind, received: Iterable[tuple[str | in
 # The publisher of a durable task relies on being alone for `FIRST_CHECK_S`: an unmarked row is left to it.
 _HASTEN = {
     kind: Statement(f"""
-UPDATE {{messages}} m SET published_at = NULL, next_check_at = now()
+UPDATE {{messages}} m SET published_at = NULL, next_check_at = now(), gate = {Gate.OPEN}
 FROM {kind.given}
-WHERE {kind.is_given} AND m.locked_by IS NULL AND m.doom IS NULL AND m.due_at <= now(){unless_unpublished}""")
+WHERE {kind.is_given} AND m.locked_by IS NULL AND m.doom IS NULL AND {DUE}{unless_unpublished}""")
     for kind, unless_unpublished in {
         JOBS: "",
         TASKS: " AND m.published_at IS NOT NULL",
@@ -192,25 +157,27 @@ def hasten(connections: Autocommit, kind: Kind, received: Iterable[tuple[str | i
     connections.run(_HASTEN[kind], **parameters(received))
 
 
+_IS_SENT = f"m.gate = {Gate.OPEN} AND (m.published_at IS NOT NULL OR m.due_at <= now())"
+"""The condition that the message of a row `m` may be in the broker, as SQL.
+
+A due row that is not marked counts: its mark may only be late (`publishing.py`).
+"""
 # Rows due by now are checked anyway. But the message of a due and unmarked row may have been in the broker.
-_MAY_BE_THERE = {
-    JOBS: f"m.next_check_at > now() AND {AHEAD_OF_GATE} AND (m.published_at IS NOT NULL OR m.due_at <= now())",
-    TASKS: f"m.generation IS NOT NULL AND {AHEAD_OF_GATE} AND (m.published_at IS NOT NULL OR m.due_at <= now())",
-}
+_MAY_BE_THERE = {JOBS: "m.next_check_at > now()", TASKS: "m.generation IS NOT NULL"}
 _IN_BROKER = {
     kind: Statement(f"""
-SELECT m.{kind.key} AS key, m.task_id, m.job_id, m.queue, m.published_at, now() AS read_at, {_PUBLICATION},
-  {_PRIORITY}
+SELECT m.{kind.key} AS key, m.task_id, m.queue, now() AS read_at
 FROM {{messages}} m WHERE m.{kind.key} > %(after)s AND m.locked_by IS NULL AND {may_be_there}
+  AND {_IS_SENT}
 ORDER BY m.{kind.key} LIMIT {CHECK_PAGE}""")
     for kind, may_be_there in _MAY_BE_THERE.items()
 }
 
 
 def in_broker(executor: Reader, kind: Kind, *, after: str | int) -> Sequence[Any]:
-    """Read a page of rows whose message should be in the broker, in the order of their `key`, like `candidates`.
+    """Read a page of rows whose message should be in the broker, in the order of their `key`.
 
-    `read_at` is the time of the read, by Postgres' clock.
+    Returns (key, task_id, queue, read_at); `read_at` is the time of the read, by Postgres' clock.
     """
     return executor.run(_IN_BROKER[kind], after=after)
 
@@ -221,7 +188,7 @@ _REPUBLISH = {
     JOBS: Statement(
         free(
             BY_TASK_ID,
-            f"""m.task_id = r.task_id AND m.job_id IS NOT NULL AND m.locked_by IS NULL AND {AHEAD_OF_GATE}
+            f"""m.task_id = r.task_id AND m.job_id IS NOT NULL AND m.locked_by IS NULL AND m.gate = {Gate.OPEN}
       AND (m.published_at < %(seen_at)s::timestamptz OR m.published_at IS NULL AND m.due_at <= now())""",
         )
         + """
@@ -234,8 +201,7 @@ FROM free WHERE m.task_id = free.task_id"""
     TASKS: Statement(
         free(
             BY_TASK_ID,
-            f"""m.task_id = r.task_id AND m.body IS NOT NULL AND m.locked_by IS NULL AND {AHEAD_OF_GATE}
-      AND (m.published_at IS NOT NULL OR m.due_at <= now())""",
+            f"m.task_id = r.task_id AND m.body IS NOT NULL AND m.locked_by IS NULL AND {_IS_SENT}",
         )
         + f"""
 UPDATE {{messages}} m SET
@@ -284,16 +250,12 @@ def republish_in(executor: Transaction, queue: str) -> int:
 
 _IN_QUEUE = Statement(f"""
 SELECT count(*) AS messages FROM (
-  SELECT FROM {{messages}} m WHERE m.queue = %(queue)s AND m.locked_by IS NULL AND {AHEAD_OF_GATE}
-    AND (m.published_at IS NOT NULL OR m.due_at <= now())
+  SELECT FROM {{messages}} m WHERE m.queue = %(queue)s AND m.locked_by IS NULL AND {_IS_SENT}
   ORDER BY m.next_check_at LIMIT %(limit)s) counted""")
 
 
 def in_queue(executor: Reader, queue: str, *, limit: int) -> int:
-    """Count the messages that should be in a queue of the broker, up to a limit.
-
-    A due and unmarked row counts: its mark may only be late (`publishing.py`).
-    """
+    """Count the messages that should be in a queue of the broker, up to a limit."""
     return int(executor.run(_IN_QUEUE, queue=queue, limit=limit)[0].messages)
 
 

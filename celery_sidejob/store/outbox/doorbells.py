@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ...model.gate import Gate
 from ..statement import Reader, Statement, first
-from .arming import AT_GATE, NEVER
+from .arming import DUE, OWED
 
-_WAITING = Statement("""
+_WAITING = Statement(f"""
 SELECT m.task_id, m.job_id, m.for_run, m.queue, m.publication, j.task, j.priority, a.options::text AS options
-FROM {messages} m JOIN {jobs} j ON j.id = m.job_id LEFT JOIN {askings} a ON a.task_id = m.task_id
-WHERE m.job_id = ANY(%(job_ids)s::bigint[]) AND m.locked_by IS NULL AND m.due_at <= now()
+FROM {{messages}} m JOIN {{jobs}} j ON j.id = m.job_id LEFT JOIN {{askings}} a ON a.task_id = m.task_id
+WHERE m.job_id = ANY(%(job_ids)s::bigint[]) AND m.locked_by IS NULL AND {DUE}
   AND (m.published_at IS NULL OR NOT %(unpublished)s::boolean) ORDER BY m.job_id""")
 
 
@@ -21,8 +22,8 @@ def waiting(executor: Reader, job_ids: Iterable[int], *, unpublished: bool = Fal
 
 
 _OF_JOB = Statement(f"""
-SELECT m.task_id, m.for_run, m.queue, CASE WHEN m.due_at < {AT_GATE} THEN m.due_at END AS due_at,
-  m.due_at = {NEVER} AS is_parked, m.published_at, m.locked_at,
+SELECT m.task_id, m.for_run, m.queue, CASE WHEN {OWED} THEN m.due_at END AS due_at,
+  m.gate = {Gate.WORKER} AS is_parked, m.published_at, m.locked_at,
   w.ident AS locked_by
 FROM {{messages}} m LEFT JOIN {{workers}} w ON w.id = m.locked_by WHERE m.job_id = %(job_id)s""")
 
@@ -45,15 +46,16 @@ def pending(executor: Reader, job_ids: Iterable[int]) -> bool:
     return bool(executor.run(_PENDING, job_ids=list(job_ids))[0].pending)
 
 
-_DUE = Statement("""
+_DUE = Statement(f"""
 SELECT m.task_id, m.job_id, m.for_run, m.queue, coalesce(m.task, j.task) AS task, m.publication, m.body, m.generation,
   m.expires_at
-FROM {messages} m LEFT JOIN {jobs} j ON j.id = m.job_id
-WHERE m.due_at <= now() AND m.locked_by IS NULL AND m.doom IS NULL AND (m.job_id IS NOT NULL OR m.body IS NOT NULL)
+FROM {{messages}} m LEFT JOIN {{jobs}} j ON j.id = m.job_id
+WHERE {DUE} AND m.locked_by IS NULL AND m.doom IS NULL AND (m.job_id IS NOT NULL OR m.body IS NOT NULL)
   AND coalesce(m.job_id = %(job_id)s::bigint, true)
-  AND NOT EXISTS (SELECT FROM {queues} q WHERE q.name = m.queue AND (q.paused_at IS NOT NULL OR q.rate_opens_at > now()
-    OR q.run_limit <= (SELECT count(*) FROM {messages} b WHERE b.queue = q.name AND b.locked_by IS NOT NULL)
-    OR q.key_limit <= (SELECT count(*) FROM {messages} b
+  AND NOT EXISTS (SELECT FROM {{queues}} q WHERE q.name = m.queue AND (
+    q.paused_at IS NOT NULL OR q.rate_opens_at > now()
+    OR q.run_limit <= (SELECT count(*) FROM {{messages}} b WHERE b.queue = q.name AND b.locked_by IS NOT NULL)
+    OR q.key_limit <= (SELECT count(*) FROM {{messages}} b
       WHERE b.queue = q.name AND b.locked_by IS NOT NULL AND b.limit_key = m.limit_key)))
 ORDER BY m.rank DESC NULLS LAST, m.due_at, m.job_id, m.task_id LIMIT 100""")
 

@@ -11,18 +11,20 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from ...model.durable import Content, Held, Key, Message
+from ...model.gate import Gate
 from ...model.loss import Loss
 from ...model.status import RunEnd
-from ..broker.holds import HOLDS, IS_FRESH, IS_HELD, OVER, RUNS, WAITED, ended
+from ..broker.holds import HOLDS, IS_FRESH, IS_HELD, OVER, WAITED, ended, those
+from ..results import GIVEN, IS_GIVEN, LISTENED, TOLD, Ended, Kept, given, kept
 from ..statement import Autocommit, Reader, Statement, Transaction, first
 from ..task_end import UNLOCKED, TaskEnd
 from ..workers import LOSS_KIND, SILENT_S
-from .arming import AT_GATE, MANAGED, NEVER, WITHOUT_SLOT
-from .kinds import BY_TASK_ID, JOBS, TASKS, Kind, free
+from .arming import MANAGED, OWED, UNCHECKED
+from .kinds import BY_TASK_ID, KINDS, Kind, free
 from .tasks import DIGEST, pool_of
 
-HELD = """locked_by = %(worker_id)s, locked_at = now(), locked_pid = %(pid)s, next_check_at = 'infinity',
-    suspected_at = NULL, declined_at = NULL"""
+HELD = f"""locked_by = %(worker_id)s, locked_at = now(), locked_pid = %(pid)s, next_check_at = {UNCHECKED},
+    gate = {Gate.OPEN}, suspected_at = NULL, declined_at = NULL"""
 """The columns that a run writes into the row it holds, as SQL: nobody checks the row while its worker lives."""
 LIVES = "EXISTS (SELECT FROM {workers} w WHERE w.id = %(worker_id)s AND w.dead_at IS NULL)"
 """The condition, as SQL, that the worker which is to hold a row was not declared dead."""
@@ -31,7 +33,7 @@ _BEGIN = Statement(
     f"""
 UPDATE {{messages}} m SET {HELD}, on_lost = %(on_lost)s, max_losses = %(max_losses)s
 WHERE task_id = %(task_id)s AND generation = %(generation)s AND locked_by IS NULL AND doom IS NULL AND body IS NOT NULL
-  AND task = %(task)s AND {DIGEST} = %(digest)s AND due_at < {AT_GATE} AND NOT EXISTS ({MANAGED})
+  AND task = %(task)s AND {DIGEST} = %(digest)s AND {OWED} AND NOT EXISTS ({MANAGED})
   AND {LIVES}
 RETURNING pool, queue, locked_at, {WAITED} AS waited_s""",
     frequent=True,
@@ -57,14 +59,14 @@ def begin(
 _ADOPT = Statement(f"""
 INSERT INTO {{messages}} (task_id, task, queue, publication, body, generation, expires_at, published_at, next_check_at,
   check_interval, locked_by, locked_at, locked_pid, on_lost, max_losses, pool, pool_weight, pool_rank, pool_runs,
-  due_at)
+  gate)
 SELECT %(task_id)s, %(task)s, m.queue, %(publication)s, %(body)s, 1, %(expires_at)s::timestamptz,
-  CASE WHEN m.pool IS NULL THEN now() END, CASE WHEN m.pool IS NOT NULL THEN {NEVER}
-    WHEN g.waits THEN now() + make_interval(secs => %(check_interval_s)s) ELSE 'infinity' END,
+  CASE WHEN m.pool IS NULL THEN now() END, CASE WHEN g.waits AND m.pool IS NULL
+    THEN now() + make_interval(secs => %(check_interval_s)s) ELSE {UNCHECKED} END,
   make_interval(secs => %(check_interval_s)s), CASE WHEN NOT g.waits THEN w.id END,
   CASE WHEN NOT g.waits THEN now() END, %(pid)s, CASE WHEN NOT g.waits THEN %(on_lost)s END, %(max_losses)s,
   m.pool, %(pool_weight)s::smallint, %(pool_rank)s::smallint, %(pool_runs)s::boolean,
-  CASE WHEN m.pool IS NULL THEN now() ELSE now() + {WITHOUT_SLOT} END
+  CASE WHEN m.pool IS NULL THEN {Gate.OPEN} ELSE {Gate.POOL} END
 FROM {{workers}} w CROSS JOIN (SELECT %(queue)s::text AS queue, %(pool)s::text AS pool) m
   CROSS JOIN LATERAL (SELECT m.pool IS NOT NULL OR EXISTS ({MANAGED}) AS waits) g
 WHERE w.id = %(worker_id)s AND w.dead_at IS NULL
@@ -90,20 +92,30 @@ def adopt(
 
 
 _REMOVE = Statement(
-    """
-DELETE FROM {messages} WHERE task_id = %(task_id)s AND generation = %(generation)s AND locked_by = %(worker_id)s
-  AND (%(at)s::timestamptz IS NULL OR locked_at = %(at)s::timestamptz)
-RETURNING task_id""",
+    f"""
+WITH removed AS (
+  DELETE FROM {{messages}} WHERE task_id = %(task_id)s AND generation = %(generation)s AND locked_by = %(worker_id)s
+    AND (%(at)s::timestamptz IS NULL OR locked_at = %(at)s::timestamptz)
+  RETURNING task_id),
+{kept(f"{GIVEN} FROM removed WHERE {IS_GIVEN}")}
+SELECT {LISTENED} FROM removed""",
     frequent=True,
 )
 
 
-def remove(key: Key, *, worker_id: int, at: datetime | None = None) -> TaskEnd:
+def remove(key: Key, *, worker_id: int, at: datetime | None = None, keeps: Kept | None = None) -> TaskEnd:
     """Remove the row of a run that ended well; returns nothing if the run does not hold it any more.
 
-    With `at` only if it is still this hold of the worker: see `Held`.
+    With `at` only if it is still this hold of the worker: see `Held`. `keeps`: the task's result, which the same
+    statement keeps; then the row tells whether a process listens.
     """
-    parameters = {"task_id": key[0], "generation": key[1], "worker_id": worker_id, "at": at}
+    parameters = {
+        "task_id": key[0],
+        "generation": key[1],
+        "worker_id": worker_id,
+        "at": at,
+        **given(keeps),
+    }
     return TaskEnd(RunEnd.COMPLETED, _REMOVE, parameters)
 
 
@@ -133,14 +145,15 @@ def holds(executor: Reader, key: Key, *, worker_id: int) -> bool:
 
 _UNLOCK = Statement(f"""
 UPDATE {{messages}} SET {UNLOCKED},
-  published_at = CASE WHEN doom IS NULL THEN now() END,
-  next_check_at = CASE WHEN doom IS NULL THEN now() + check_interval ELSE now() END
+  published_at = CASE WHEN doom IS NULL AND NOT %(is_sent_again)s::boolean THEN now() END,
+  next_check_at = CASE WHEN doom IS NULL AND NOT %(is_sent_again)s::boolean THEN now() + check_interval ELSE now() END
 WHERE task_id = %(task_id)s AND generation = %(generation)s AND locked_by = %(worker_id)s RETURNING task_id""")
 
 
-def unlock(key: Key, *, worker_id: int) -> TaskEnd:
-    """Give up a run whose message goes back to the broker."""
-    return TaskEnd(RunEnd.GIVEN_BACK, _UNLOCK, {"task_id": key[0], "generation": key[1], "worker_id": worker_id})
+def unlock(key: Key, *, worker_id: int, is_sent_again: bool) -> TaskEnd:
+    """Give up a run whose message goes back to the broker, or else is sent again at once."""
+    parameters = {"task_id": key[0], "generation": key[1], "worker_id": worker_id, "is_sent_again": is_sent_again}
+    return TaskEnd(RunEnd.GIVEN_BACK, _UNLOCK, parameters)
 
 
 _HOLD = Statement(
@@ -157,8 +170,8 @@ fresh AS MATERIALIZED (
     FOR UPDATE OF m SKIP LOCKED) found
   WHERE {LIVES}),
 held AS ({HOLDS} RETURNING m.task_id, m.queue, m.locked_at AS held_at, fresh.waited_s)
-SELECT h.task_id, h.queue, h.held_at, h.waited_s, s.over
-FROM (SELECT ARRAY(SELECT o.task_id FROM over o) AS over) s LEFT JOIN held h ON true""",
+SELECT h.task_id, h.queue, h.held_at, h.waited_s, s.over, s.told
+FROM (SELECT ARRAY(SELECT o.task_id FROM over o) AS over, {TOLD}) s LEFT JOIN held h ON true""",
     frequent=True,
 )
 
@@ -172,9 +185,9 @@ class Fresh(NamedTuple):
 
 
 def hold(
-    executor: Transaction, received: Sequence[Fresh], *, worker_id: int, over: Sequence[Held]
+    executor: Transaction, received: Sequence[Fresh], *, worker_id: int, over: Sequence[Ended]
 ) -> tuple[dict[str, Any], frozenset[str]]:
-    """Hold the rows of tasks that may be repeated, and remove those of runs that are `over`.
+    """Hold the rows of tasks that may be repeated, and remove those of runs that are `over`, keeping their results.
 
     Returns the (queue, held_at, waited_s) of each row that is held now, by task id, and the runs whose rows were
     removed. Waits for no row that a transaction has locked.
@@ -187,28 +200,41 @@ def hold(
     return {row.task_id: row for row in found if row.task_id is not None}, frozenset(found[0].over)
 
 
+_RETURNS = "r.place IS NOT NULL AND m.doom IS NULL"
 _UNHOLD = Statement(f"""
-UPDATE {{messages}} m SET {UNLOCKED}, on_lost = NULL, max_losses = NULL, published_at = NULL, next_check_at = now()
-FROM {RUNS}
-WHERE {IS_HELD} AND m.locked_pid IS NULL
-RETURNING m.task_id""")
+WITH back AS (
+  UPDATE {{messages}} m SET {UNLOCKED}, on_lost = NULL, max_losses = NULL,
+    published_at = CASE WHEN {_RETURNS} THEN m.published_at END,
+    next_check_at = CASE WHEN {_RETURNS} THEN now() + m.check_interval ELSE now() END
+  FROM unnest(%(ended)s::text[], %(generations)s::int[], %(workers)s::bigint[], %(held_at)s::timestamptz[],
+    %(places)s::bigint[]) AS r(task_id, generation, worker_id, held_at, place)
+  WHERE {IS_HELD} AND m.locked_pid IS NULL
+  RETURNING m.task_id, m.queue, m.priority, m.generation, CASE WHEN {_RETURNS} THEN r.place END AS place),
+returned AS (
+  INSERT INTO {{broker_messages}} (id, queue, priority, task_id, generation, again) OVERRIDING SYSTEM VALUE
+  SELECT b.place, b.queue, b.priority, b.task_id, b.generation, true FROM back b WHERE b.place IS NOT NULL)
+SELECT DISTINCT b.queue FROM back b WHERE b.place IS NOT NULL""")
 
 
 def unhold(runs: Sequence[Held]) -> TaskEnd:
-    """Give up rows that a worker holds since it has fetched their messages, and whose runs have not begun."""
-    return TaskEnd(RunEnd.GIVEN_BACK, _UNHOLD, ended(runs))
+    """Give up rows that a worker holds since it has fetched their messages, and whose runs have not begun.
+
+    Where the store is the broker, their messages are in their places again; returns the queues of these.
+    """
+    return TaskEnd(RunEnd.GIVEN_BACK, _UNHOLD, {**those(runs), "places": [run.place for run in runs]})
 
 
 _HELD_BY = {
     kind: Statement(f"""
-SELECT {columns}, locked_pid AS pid, locked_at < now() - make_interval(secs => %(older_than_s)s) AS old
+SELECT {kind.key} AS id, {kind.generation} AS number, locked_pid AS pid,
+  locked_at < now() - make_interval(secs => %(older_than_s)s) AS old
 FROM {{messages}} WHERE locked_by = %(worker_id)s AND {kind.generation} IS NOT NULL ORDER BY {kind.key}""")
-    for kind, columns in {JOBS: "job_id, for_run AS run_no", TASKS: "task_id, generation"}.items()
+    for kind in KINDS
 }
 
 
 def held_by(executor: Reader, kind: Kind, worker_id: int, *, older_than_s: float = 0) -> Sequence[Any]:
-    """Read the rows that a worker holds, by the index of held rows, each with its key."""
+    """Read the rows that a worker holds, by the index of held rows, each with its key (id, number)."""
     return executor.run(_HELD_BY[kind], worker_id=worker_id, older_than_s=older_than_s)
 
 
@@ -225,7 +251,7 @@ def touch(connections: Autocommit, job_id: int, *, run_no: int, worker_id: int) 
 
 
 _OVERDUE = Statement("""
-SELECT m.job_id, m.for_run AS run_no, m.locked_pid AS pid
+SELECT m.job_id AS id, m.for_run AS number, m.locked_pid AS pid
 FROM {messages} m JOIN unnest(%(ids)s::bigint[], %(leases_s)s::double precision[]) AS r(job_id, lease_s)
   ON m.job_id = r.job_id
 WHERE m.locked_by = %(worker_id)s AND m.locked_at < now() - make_interval(secs => r.lease_s)""")

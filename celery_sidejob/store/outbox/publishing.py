@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ...model.gate import Gate
 from ..statement import Autocommit, Statement, Transaction
-from .arming import AHEAD_OF_GATE, NEVER
+from .arming import DUE
 from .kinds import BY_TASK_ID, JOBS, KINDS, SOON, TASKS, Kind, free, parameters
 
 LONGEST_CHECK_S = 6 * 3600.0
@@ -18,7 +19,7 @@ _MARK = {
         free(
             kind.given,
             f"""{kind.is_given} AND m.published_at IS NULL AND m.locked_by IS NULL AND m.doom IS NULL
-      AND m.suspected_at IS NULL AND {AHEAD_OF_GATE} AND m.next_check_at + interval '0 s' > now()
+      AND m.suspected_at IS NULL AND m.gate = {Gate.OPEN} AND m.next_check_at + interval '0 s' > now()
       AND (%(again)s::boolean OR m.on_lost IS NULL)""",
             of_row=f"m.task_id, {SOON}",
         )
@@ -52,7 +53,7 @@ def _reserve(condition: str, *, missing: str, fate: str, columns: str) -> Statem
             BY_TASK_ID,
             f"m.task_id = r.task_id AND m.locked_by IS NULL AND m.next_check_at <= now() AND {condition}",
             columns=f"found.task_id, {missing} AS missing, {fate} AS fate",
-            of_row="m.task_id, m.suspected_at, m.declined_at, m.doom, m.expires_at, m.published_at, m.due_at",
+            of_row="m.task_id, m.suspected_at, m.declined_at, m.doom, m.expires_at, m.published_at, m.gate",
         )
         + f"""
 UPDATE {{messages}} m SET
@@ -74,7 +75,7 @@ RETURNING free.fate, free.missing, m.task_id, m.queue, {columns}"""
 # time to fetch it. If it is due for a check while it is parked, no worker has known it for too long.
 _RESERVE = {
     JOBS: _reserve(
-        "m.due_at <= now()",
+        DUE,
         missing="found.published_at IS NOT NULL",
         fate="'publish'",
         columns="""m.job_id, m.for_run, m.publication,
@@ -86,7 +87,7 @@ _RESERVE = {
         "m.body IS NOT NULL",
         missing="(found.suspected_at IS NOT NULL AND found.declined_at IS NULL)",
         fate=f"""CASE WHEN found.doom IS NOT NULL THEN found.doom WHEN found.expires_at < now() THEN 'expired'
-      WHEN found.due_at = {NEVER} THEN 'unknown'
+      WHEN found.gate = {Gate.WORKER} THEN 'unknown'
       WHEN found.published_at IS NOT NULL AND found.suspected_at IS NULL THEN 'strike' ELSE 'publish' END""",
         columns="""m.task, m.generation, m.expires_at, m.losses, m.last_loss::text AS last_loss, m.on_lost,
   CASE WHEN free.fate <> 'strike' THEN m.publication END AS publication,

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ...model.durable import Message
+from ...model.gate import Gate
 from ..broker.messages import COUNTED
 from ..statement import Reader, Statement, Transaction
 from .kinds import JOBS, free, parameters
@@ -56,7 +57,7 @@ def _send(given: str, condition: str, priority: str, generation: str) -> str:
     return (
         free(
             given,
-            f"{condition} AND m.locked_by IS NULL AND m.doom IS NULL",
+            f"{condition} AND m.locked_by IS NULL AND m.doom IS NULL AND m.gate = {Gate.OPEN}",
             columns=f"found.task_id, {priority} AS priority",
             of_row="m.task_id, m.job_id",
         )
@@ -95,7 +96,7 @@ _SEND_JOBS = Statement(
 def send_tasks(executor: Transaction, messages: Sequence[Message]) -> None:
     """Put references to kept messages, each with a priority, into their queues: their rows are published then.
 
-    Rows that a run holds, doomed ones and those of later generations stay as they are.
+    Rows that a run holds, doomed ones, those at a gate and those of later generations stay as they are.
     """
     executor.run(
         _SEND_TASKS, task_ids=[message.task_id for message in messages],

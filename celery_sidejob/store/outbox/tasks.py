@@ -13,10 +13,11 @@ from typing import Any
 
 from ...model.checks import is_number
 from ...model.durable import Content, Key, Message
+from ...model.gate import Gate
 from ...model.status import RunEnd
 from ..statement import Reader, Statement, Transaction, first
 from ..task_end import UNLOCKED, TaskEnd
-from .arming import FIRST_CHECK_S, NEVER, WITHOUT_SLOT
+from .arming import FIRST_CHECK_S, OWED, UNCHECKED
 from .references import KEPT, referred
 
 DIGEST = "encode(sha256(body), 'hex')"
@@ -36,16 +37,17 @@ def _first_check(eta: str, priority: str) -> str:
     /*!+ CASE WHEN {priority} IS NOT NULL THEN make_interval(secs => %(check_interval_s)s) ELSE interval '0 s' END*/"""
 
 
-def _due(eta: str, waits: str) -> str:
-    """When a row is due, as SQL: not before it has a slot, if it `waits` for one."""
-    return f"coalesce({eta}, now()) + CASE WHEN {waits} THEN {WITHOUT_SLOT} ELSE interval '0 s' END"
+def _gate(waits: str) -> str:
+    """Return the gate at which a row is kept, as SQL: `waits` says whether it waits for slots."""
+    return f"CASE WHEN {waits} THEN {Gate.POOL} ELSE {Gate.OPEN} END"
 
 
 _PRIORITY = "%(priority)s::smallint"
 _WITHOUT_SLOT = "(%(pool)s::text IS NOT NULL AND %(slot)s::smallint IS NULL)"
 _ROW_WITHOUT_SLOT = "(r.pool IS NOT NULL AND r.slot IS NULL)"
 _FIRST_CHECK = _first_check("%(eta)s::timestamptz", _PRIORITY)
-_WAITS = "/*!priority IS NULL AND */coalesce(due_at > now() + make_interval(secs => %(horizon_s)s), false) AS waits"
+_WAITS = f"""/*!priority IS NULL AND */(m.gate = {Gate.POOL}
+  OR coalesce(m.due_at > now() + make_interval(secs => %(horizon_s)s), false)) AS waits"""
 
 
 def _sent(priority: str, waits: str = "false") -> str:
@@ -56,12 +58,12 @@ def _sent(priority: str, waits: str = "false") -> str:
 _KEEP = Statement(
     f"""
 /*!WITH kept AS (*/
-INSERT INTO {{messages}}
-  (task_id, task, queue, publication, body, generation, due_at, expires_at, next_check_at, check_interval, unique_key,
-    pool, pool_weight, pool_rank, pool_runs, pool_shard/*!, priority, published_at*/)
+INSERT INTO {{messages}} AS m
+  (task_id, task, queue, publication, body, generation, due_at, gate, expires_at, next_check_at, check_interval,
+    unique_key, pool, pool_weight, pool_rank, pool_runs, pool_shard/*!, priority, published_at*/)
 VALUES (%(task_id)s, %(task)s, %(queue)s, %(publication)s, %(body)s, 1,
-  {_due("%(eta)s::timestamptz", _WITHOUT_SLOT)}, %(expires_at)s::timestamptz,
-  CASE WHEN {_WITHOUT_SLOT} THEN {NEVER} ELSE {_FIRST_CHECK} END, make_interval(secs => %(check_interval_s)s),
+  coalesce(%(eta)s::timestamptz, now()), {_gate(_WITHOUT_SLOT)}, %(expires_at)s::timestamptz,
+  CASE WHEN {_WITHOUT_SLOT} THEN {UNCHECKED} ELSE {_FIRST_CHECK} END, make_interval(secs => %(check_interval_s)s),
   %(unique_key)s::text, %(pool)s::text, %(pool_weight)s::smallint, %(pool_rank)s::smallint,
   %(pool_runs)s::boolean, %(slot)s::smallint /*!, {_PRIORITY}, {_sent(_PRIORITY, _WITHOUT_SLOT)}*/)
 ON CONFLICT DO NOTHING RETURNING {_WAITS}/*!, {KEPT}),{referred("kept")}
@@ -135,11 +137,12 @@ WITH r AS MATERIALIZED (
     AS r(task_id, task, queue, publication, body, eta, expires_at, pool, pool_weight, pool_rank,
       pool_runs, slot/*!, priority*/)),
 kept AS (
-  INSERT INTO {{messages}}
-    (task_id, task, queue, publication, body, generation, due_at, expires_at, next_check_at, check_interval,
+  INSERT INTO {{messages}} AS m
+    (task_id, task, queue, publication, body, generation, due_at, gate, expires_at, next_check_at, check_interval,
       pool, pool_weight, pool_rank, pool_runs, pool_shard/*!, priority, published_at*/)
-  SELECT r.task_id, r.task, r.queue, r.publication, r.body, 1, {_due("r.eta", _ROW_WITHOUT_SLOT)}, r.expires_at,
-    CASE WHEN {_ROW_WITHOUT_SLOT} THEN {NEVER} ELSE {_first_check("r.eta", "r.priority")} END,
+  SELECT r.task_id, r.task, r.queue, r.publication, r.body, 1, coalesce(r.eta, now()),
+    {_gate(_ROW_WITHOUT_SLOT)}, r.expires_at,
+    CASE WHEN {_ROW_WITHOUT_SLOT} THEN {UNCHECKED} ELSE {_first_check("r.eta", "r.priority")} END,
     make_interval(secs => %(check_interval_s)s), r.pool, r.pool_weight, r.pool_rank,
     r.pool_runs, r.slot
     /*!, r.priority, {_sent("r.priority", _ROW_WITHOUT_SLOT)}*/
@@ -177,10 +180,10 @@ def keep_many(
 
 
 _UNPUBLISHED = Statement(
-    """
-SELECT task_id FROM {messages} WHERE task_id = ANY(%(task_ids)s::text[]) AND generation = 1
+    f"""
+SELECT task_id FROM {{messages}} m WHERE task_id = ANY(%(task_ids)s::text[]) AND generation = 1
   AND published_at IS NULL AND locked_by IS NULL AND doom IS NULL
-  AND due_at <= now() + make_interval(secs => %(horizon_s)s)"""
+  AND m.due_at <= now() + make_interval(secs => %(horizon_s)s) AND {OWED}"""
 )
 
 
@@ -230,10 +233,10 @@ _POOL_ENTERED = ", ".join(
 )
 _MOVE = Statement(f"""
 /*!WITH moved AS (*/
-UPDATE {{messages}} SET task = %(task)s, queue = %(queue)s, publication = %(publication)s, body = %(body)s,
-  generation = generation + 1, due_at = {_due("%(eta)s::timestamptz", _WAITS_ANEW)},
+UPDATE {{messages}} m SET task = %(task)s, queue = %(queue)s, publication = %(publication)s, body = %(body)s,
+  generation = generation + 1, due_at = coalesce(%(eta)s::timestamptz, now()), gate = {_gate(_WAITS_ANEW)},
   expires_at = %(expires_at)s::timestamptz,
-  next_check_at = CASE WHEN {_WAITS_ANEW} THEN {NEVER} WHEN doom IS NULL THEN {_FIRST_CHECK} ELSE now() END,
+  next_check_at = CASE WHEN {_WAITS_ANEW} THEN {UNCHECKED} WHEN doom IS NULL THEN {_FIRST_CHECK} ELSE now() END,
   check_interval = make_interval(secs => %(check_interval_s)s),
   published_at = coalesce(NULL::timestamptz/*!, CASE WHEN doom IS NULL THEN {_sent(_PRIORITY, _WAITS_ANEW)} END*/),
   {_POOL_ENTERED}, pool_shard = CASE WHEN NOT ({_ENTERS}) THEN pool_shard END,

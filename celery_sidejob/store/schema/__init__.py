@@ -1,1 +1,1 @@
-"""The schema in the store: making and upgrading it, checking it, its tables and the rights in them."""
+"""The schema in the store: its migrations, its checks, its tables and their rights."""

@@ -1,6 +1,6 @@
 """The schema's migrations: upgrading it, and giving it to another owner.
 
-One upgrade runs at a time per schema. Each migration is a transaction of its own, because one may build its indexes
+One upgrade runs at a time per schema. Each migration is its own transaction, because a migration may build its indexes
 concurrently. An upgrade that dies leaves the schema at one of the revisions, and the next continues from there.
 """
 
@@ -39,13 +39,13 @@ UPGRADE_LOCK = 0x53_4A_55_50 - 0x40_00_00_00
 """The first half of the advisory lock's key ("SJUP", made to fit as `workers.LOCK_CLASS` is)."""
 
 UPGRADE_WAIT_S = 300.0
-"""Seconds that an upgrade waits for another one of the same schema."""
+"""Seconds that an upgrade waits for another upgrade of the same schema."""
 
 LOCK_TIMEOUT_S = 2.0
-"""Seconds that a migration waits for a table: meanwhile everybody else waits behind it."""
+"""Seconds that a migration waits for a table's lock: meanwhile all other statements wait behind it."""
 
 LOCK_ATTEMPTS, LOCK_PAUSE_S = 10, 1.0
-"""How often a migration tries to get its tables, and the seconds for which it lets others pass in between."""
+"""How often a migration tries to lock its tables, and the seconds for which it lets others pass in between."""
 
 
 def upgrade(
@@ -74,7 +74,7 @@ def upgrade_sql(schema: str, out: TextIO, *, owner: Mapping[str, str] | None = N
     known = [script.revision for script in ScriptDirectory.from_config(_config(schema)).walk_revisions()]
     if since is not None and since not in known:
         raise SchemaError(f"There is no revision {since!r}: there are {', '.join(sorted(known))}.")
-    out.write(f"SET search_path = {NEEDED['search_path']};\n\n")  # for what the CHECKs call
+    out.write(f"SET search_path = {NEEDED['search_path']};\n\n")  # for functions that the CHECKs call
     if since is None:
         out.write(f"CREATE SCHEMA IF NOT EXISTS {quoted(schema)};\n\n")
     config = _config(schema)
@@ -93,7 +93,7 @@ def reassign(
 ) -> dict[str, str]:
     """Record another owner, for an app or a broker that has moved on purpose; returns the previous one.
 
-    Raises SchemaError while live workers are registered; after `admit`, only while those of the other broker are.
+    Raises SchemaError while live workers are registered; after `admit`, only while workers of the other broker are.
     Waiting messages are published again, because some may be in that broker. The URL comes from `setting`.
     """
 
@@ -116,7 +116,7 @@ def reassign(
 
     with explained(schema, setting), connected(url, schema, setting) as connections, _alone(connections):
         before = connections.transact("reassign", change)
-        # If we die here, the sweeper misses the messages one by one; run again, we begin anew.
+        # If we die here, the sweeper finds the missing messages one by one; the next call of this begins anew.
         for queue in checks.queues_in_broker(connections):
             republish = partial(checks.republish_in, queue=queue)
             while connections.transact("check-now", republish) == checks.CHECK_PAGE:
@@ -125,7 +125,7 @@ def reassign(
 
 
 def admit(url: str, schema: str = "sidejob", *, owner: Mapping[str, str], setting: str = "sidejob_database_url") -> str:
-    """Let workers of a second broker run beside those of the owner's, until `reassign`; returns the owner's broker.
+    """Let workers of a second broker run beside those of the owner's broker, until `reassign`; returns the latter.
 
     Raises SchemaError for another app, and for a third broker. The URL comes from `setting`.
     """
@@ -165,7 +165,7 @@ def _check_upgradable(
 
 
 def _check_no_older_workers(executor: Transaction, schema: str, revision: str, to: str) -> None:
-    """A migration that takes something away names, as `oldest_worker`, the revision whose code does without it."""
+    """Refuse a migration while older workers run: `oldest_worker` names the first revision that can run after it."""
     for script in ScriptDirectory.from_config(_config(schema)).iterate_revisions(to, revision):
         oldest = getattr(script.module, "oldest_worker", None)
         older = workers.older_than(executor, oldest) if oldest is not None else []
@@ -178,7 +178,7 @@ def _check_no_older_workers(executor: Transaction, schema: str, revision: str, t
 
 
 def _some(idents: list[str]) -> str:
-    """Name workers by their host and process id, a few of many."""
+    """Name some workers by their host and process id."""
     shown = [" pid ".join(ident.split(":")[:2]) for ident in idents[:3]]
     return ", ".join(shown) + (f" and {len(idents) - 3} more" if len(idents) > 3 else "")
 
@@ -199,9 +199,9 @@ def _facts(owner: Mapping[str, str] | None) -> dict[str, str]:
 def _alone(connections: Connections) -> Iterator[None]:
     """Keep other upgrades of this schema out while the block runs.
 
-    The lock belongs to a transaction on a connection of its own. It outlasts the migrations' transactions and needs no
-    session, and a pooling proxy does no harm. CREATE INDEX CONCURRENTLY waits for the end of every transaction that
-    holds a snapshot. Nothing here holds one for long: waiting upgrades ask again and again, each time in a new
+    The lock belongs to a transaction on a separate connection. It outlasts the migrations' transactions and needs no
+    session, so a pooling proxy does no harm. CREATE INDEX CONCURRENTLY waits for the end of every transaction that has
+    a snapshot. No transaction here has one for long: waiting upgrades ask again and again, each time in a new
     transaction, and the simple protocol leaves no portal open.
     """
     gate = connections.connect()
@@ -218,7 +218,7 @@ def _alone(connections: Connections) -> Iterator[None]:
             time.sleep(0.1)
         yield
     finally:
-        gate.close()  # and with it the transaction and the lock; the same happens if this process dies
+        gate.close()  # this ends the transaction and the lock, and so does the death of this process
 
 
 def _take(cursor: psycopg.ClientCursor[Any], schema: str) -> bool:
@@ -246,7 +246,7 @@ def _migrate(url: str, schema: str, to: str) -> None:
     engine = create_engine("postgresql+psycopg://", creator=connect, poolclass=NullPool)
     event.listen(engine, "begin", _begin)
     with engine.begin() as connection:
-        # IF NOT EXISTS alone would want the right to create schemas where a DBA has made this one.
+        # IF NOT EXISTS alone would need the right to create schemas even if a DBA has made this schema.
         if not connection.exec_driver_sql("SELECT pg_catalog.to_regnamespace(%s)", (quoted(schema),)).scalar():
             connection.exec_driver_sql(f"CREATE SCHEMA {quoted(schema)}")
     for attempt in range(1, LOCK_ATTEMPTS + 1):
@@ -280,7 +280,7 @@ def _config(schema: str) -> Config:
 
 
 def _scripts() -> Path:
-    """Find the migrations: a wheel carries them in the package, a checkout beside it."""
+    """Find the migrations: in a wheel they are in the package, in a checkout beside it."""
     package = Path(__file__).parents[2]
     inside = package / "alembic"
     return inside if inside.is_dir() else package.parent / "alembic"

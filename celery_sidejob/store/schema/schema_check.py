@@ -23,17 +23,17 @@ from ..statement import Statement, Transaction
 from . import tables
 
 SUPPORTED = range(-1, 2)
-"""The revisions this version runs on, counted from its own: the one before, its own, the one after."""
+"""The revisions on which this version runs, relative to its own: the previous, its own, the next."""
 
 FORMAT = str(formats.FORMAT)
 """The version of the JSON in rows; recorded in `meta` when the schema is made.
 
-A version that could write a newer format keeps writing the recorded one, until a contracting migration, which no older
-worker survives, has raised it.
+A version that could write a newer format keeps writing the recorded format, until a contracting migration, which no
+older worker survives, has raised it.
 """
 
 BESIDE = "broker_beside"
-"""The key in `meta` of a second broker, whose workers may run beside those of the owner's."""
+"""The key in `meta` of a second broker, whose workers may run beside the workers of the owner's broker."""
 
 REMEDY = "run `celery -A <app> sidejob db upgrade`"
 
@@ -47,7 +47,7 @@ class NotOurs(SchemaError):
 
 
 class Damaged(SchemaError):
-    """The schema lacks a part of its revision: no upgrade makes that part again."""
+    """The schema lacks a part of its revision, which no upgrade makes again."""
 
 
 class TooNew(SchemaError):
@@ -67,7 +67,7 @@ def check(
     store: Connections | str, schema: str = "sidejob", *, owner: Mapping[str, str] | None = None,
     setting: str = "sidejob_database_url",
 ) -> None:  # fmt: skip
-    """Raise SchemaError if the schema is missing, too old, too new, or another app's or broker's.
+    """Raise SchemaError if the schema is missing, too old, too new, or belongs to another app or broker.
 
     `store` is its URL, which comes from `setting`, or connections to it. The message says what is wrong and what to do.
     """
@@ -103,7 +103,7 @@ def _check_usable(executor: Transaction, *, schema: str, owner: Mapping[str, str
 
 
 def check_ours(executor: Transaction, schema: str, revision: str, *, owner: Mapping[str, str] | None) -> None:
-    """Raise SchemaError if the schema is newer than this version knows, lacks something, or is another's."""
+    """Raise SchemaError if the schema is too new for this version, incomplete, or belongs to another owner."""
     _check_not_newer(revision, schema)
     _check_whole(executor, schema, revision)
     _check_owner(executor, schema, owner)
@@ -165,7 +165,7 @@ def revision_of(executor: Transaction, schema: str) -> str | None:
     def exists(relation: str) -> bool:
         return bool(executor.run(_EXISTS, relation=f"{quoted(schema)}.{relation}")[0].found)
 
-    # The table comes before the first migration, and `meta` in it: asked for in this order nothing looks half-made.
+    # The table is made before the first migration, and `meta` in it: read in this order no schema looks half-made.
     revision = revisions.read(executor) if exists("alembic_version") else None
     if revision is None:
         return None
@@ -183,12 +183,12 @@ def revision_of(executor: Transaction, schema: str) -> str | None:
 
 
 def _distance(revision: str) -> int:
-    """Return by how many revisions a schema is newer than this version: revisions are numbers without gaps."""
+    """Return by how many revisions a schema is newer than this version; revisions are numbered without gaps."""
     return int(revision) - int(revisions.KNOWN)
 
 
 def connected(url: str, schema: str, setting: str) -> closing[Connections]:
-    """Return connections of our own, past a proxy or through it: nothing is prepared on them."""
+    """Return new connections, with or without a proxy: no statements are prepared on them."""
     return closing(Connections(url, schema, prepare=False, setting=setting))
 
 

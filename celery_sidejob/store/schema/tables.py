@@ -1,7 +1,7 @@
 """The tables of the schema: their columns, and the rights of the run-time role; a test compares the migrations.
 
-Workers check both when they start, and thereby notice objects that a partial restore or a person left out. The owner
-makes and migrates the schema; the role that runs jobs need not be able to change it.
+Workers check both when they start, and so notice objects that are missing after a partial restore or by mistake. The
+owner makes and migrates the schema; the role that runs jobs need not be able to change it.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ TABLES = {
     "meta": Table("key value", "SELECT"),
     "registry": Table("task queue options seen_at"),
     "workers": Table("id ident revision broker locked started_at beat_at suspect_at suspect_by dead_at"),
-    "served": Table("worker_id queues tasks skew_s", "SELECT INSERT UPDATE"),
+    "served": Table("worker_id queues tasks skew_s stood_at stood", "SELECT INSERT UPDATE"),
     "counters": Table("name label value", "SELECT INSERT UPDATE"),
-    "tallies": Table("day queue task measure bucket number total_us squares_us"),
+    "tallies": Table("day queue task step measure bucket number total_us squares_us"),
+    "run_samples": Table("taken_at runs failures", "SELECT INSERT DELETE"),
     "leases": Table("name holder expires_at", "SELECT UPDATE"),
     "queues": Table(
         "name ranked ordered run_limit key_limit rate_interval_s rate_burst rate_opens_at paused_at pause_reason "
@@ -49,12 +50,12 @@ TABLES = {
     "jobs": Table(
         " ".join(column.name for column in COLUMNS) + " id created_at status run_no unit_no worker_id run_kind "
         "ended_run wakes wakes_taken changes timer_in_run terminate_tree losses retries started ran_at ended_at error "
-        "inputs_memo rate_opens_at has_dependents failed_by"
+        "inputs_memo rate_opens_at has_dependents has_steps failed_by"
     ),
     "messages": Table(
-        "task_id job_id for_run task queue publication body generation due_at expires_at next_check_at check_interval "
-        "published_at suspected_at declined_at locked_by locked_at locked_pid on_lost max_losses losses last_loss doom "
-        "priority unique_key rank limit_key pool pool_weight pool_rank pool_runs pool_shard"
+        "task_id job_id for_run task queue publication body generation due_at gate expires_at next_check_at "
+        "check_interval published_at suspected_at declined_at locked_by locked_at locked_pid on_lost max_losses losses "
+        "last_loss doom priority unique_key rank limit_key pool pool_weight pool_rank pool_runs pool_shard"
     ),
     "duplicates": Table("task_id call tried kept_until"),
     "timers": Table("id job_id due_at ask accepted", "SELECT INSERT DELETE"),
@@ -69,18 +70,24 @@ TABLES = {
         "id job_id task_id task queue reason error traceback retries died_at payload body given_group failure_group",
         "SELECT INSERT DELETE",
     ),
-    "ports": Table("id job_id direction name default_value channels packet_limit"),
+    "ports": Table("id job_id direction name default_value channels packet_limit received"),
     "subscriptions": Table("id channel job_id port_id", "SELECT INSERT DELETE"),
     "publications": Table("id channel packets newest reached"),
     "port_waiters": Table("port_id job_id run_no needs since woken_at"),
     "packets": Table("id port_id value context options written_at taken_by taken_run limited"),
     "state": Table("job_id key value"),
+    "steps": Table("id job_id turn name number kind run_no done tries due_at value error began_at took_s worker"),
     "aliases": Table("name job_id"),
     "tags": Table("tag job_id place", "SELECT INSERT DELETE"),
     "tracked": Table("job_id place", "SELECT INSERT DELETE"),
+    "web_tokens": Table("name hash scopes created_at", "SELECT INSERT DELETE"),
+    "web_answers": Table("token key request call code answer made_at"),
     "run_history": Table("job_id place run_no worker began_at ended_at how detail"),
     "task_history": Table("id task_id task queue how ended_at lasted_s", "SELECT INSERT DELETE"),
     "job_log": Table("id job_id at what run_no worker detail", "SELECT INSERT DELETE"),
+    "results": Table("key state body expires_at"),
+    "chords": Table("key size more counted call send_at expires_at"),
+    "chord_parts": Table("chord task_id place body", "SELECT INSERT"),
     "broker_queues": Table("name transient unused_s expires_at"),
     "broker_bindings": Table("exchange queue routing_key", "SELECT INSERT DELETE"),
     "broker_consumers": Table("id ident locked silence_s beat_at"),
@@ -94,17 +101,17 @@ TABLES = {
 TRIGGERS = (
     "messages_enter_pool", "messages_leave_pool", "messages_pause_in_pool", "messages_rest_in_pool",
 )  # fmt: skip
-"""Triggers without which slots of capacity pools, and jobs of a tag, would not be counted."""
+"""Triggers that count the slots of capacity pools and the jobs of tags."""
 
 SEQUENCES = ("jobs_id_seq",)
-"""Sequences from which numbers are drawn by name; those of other columns need no right."""
+"""Sequences that are read by name; other sequences need no right."""
 
 _NEEDED = [(table, right) for table, declared in TABLES.items() for right in declared.rights.split()]
 _NEEDED += [(sequence, "USAGE") for sequence in SEQUENCES]
 
 
 def write_grants(schema: str, role: str, out: TextIO) -> None:
-    """Write the GRANTs with which `role` may run workers and clients; the schema's owner runs them after upgrades."""
+    """Write the GRANTs that let `role` run workers and clients; the schema's owner runs them after upgrades."""
     grants = [sql.SQL("GRANT USAGE ON SCHEMA {} TO {};").format(sql.Identifier(schema), sql.Identifier(role))]
     grants += [
         sql.SQL("GRANT {} ON {} TO {};").format(
@@ -128,7 +135,7 @@ ORDER BY 1, 2""")
 
 
 def lacking_rights(executor: Reader, schema: str) -> list[str]:
-    """Return the rights that the connection's role lacks on the existing tables, as "UPDATE on jobs"."""
+    """Return the rights on the existing tables that the connection's role lacks, as "UPDATE on jobs"."""
     found = executor.run(
         _LACKING_RIGHTS, relations=[relation for relation, _ in _NEEDED], privileges=[right for _, right in _NEEDED],
         schema=sql.Identifier(schema).as_string(None),
@@ -149,9 +156,9 @@ WHERE t.tgenabled <> 'D' AND c.relnamespace = (SELECT n.oid FROM pg_namespace n 
 
 
 def missing(executor: Reader, schema: str) -> list[str]:
-    """Return what a schema at our own revision lacks, as "packets" for a whole table or "jobs.wakes" for a column.
+    """Return the missing parts of a schema at our revision, as "packets" for a table or "jobs.wakes" for a column.
 
-    A trigger that is not there, or disabled, is "trigger messages_leave_pool".
+    A missing or disabled trigger is "trigger messages_leave_pool".
     """
     found = {row.name: row.columns for row in executor.run(_FOUND, schema=schema)}
     lacking: list[str] = []

@@ -1,4 +1,4 @@
-"""Checks that the store's two URLs lead to one database: an upgrade bypasses the proxy, workers and clients use it."""
+"""Checks that the store's two URLs lead to one database: upgrades bypass the proxy; workers and clients use it."""
 
 from __future__ import annotations
 

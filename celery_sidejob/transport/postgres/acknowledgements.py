@@ -16,9 +16,8 @@ from typing import Protocol
 
 from kombu.log import get_logger
 
-from ...model.durable import Held
 from ...store.broker import messages
-from ...store.broker.holds import NOBODY
+from ...store.results import Ended
 from ..announcements import message_refused
 from .link import Link, Run
 from .outbox import Outbox, Page
@@ -48,6 +47,14 @@ class Holder(Protocol):
         """Have it look soon."""
 
 
+class Reference(int):
+    """The delivery tag of a reference. The row's own end was committed, so that no acknowledgement comes too late."""
+
+
+class Removed(Reference):
+    """That of a reference which its fetch has removed, as it holds the row: nothing is left to be acknowledged."""
+
+
 class Ends:
     """What one statement is to remove: acknowledged messages, and rows of the outbox whose runs are over."""
 
@@ -56,7 +63,7 @@ class Ends:
         self._page = page
 
     @property
-    def over(self) -> Sequence[Held]:
+    def over(self) -> Sequence[Ended]:
         """The runs that are over."""
         return () if self._page is None else self._page.runs
 
@@ -79,39 +86,35 @@ class Acknowledgements:
         self._back_at = 0.0
         self._begun: set[int] = set()
         """Those of `_back` that were begun, and sent back by whoever had begun them."""
-        self._unbegun: set[int] = set()
-        """Those of `_back` that have begun nowhere: their rows are no longer held, either."""
-        self._references: set[int] = set()
-        """The references among the messages that are not acknowledged."""
 
     # -- reports, by any thread ------------------------------------------------------------------------------------
 
-    def note_reference(self, delivery_tag: int) -> None:
-        """Note that a message that is about to be delivered is a reference."""
-        self._references.add(delivery_tag)
-
     def acknowledge(self, delivery_tag: int, verb: str) -> None:
         """Have a message's row removed soon."""
-        is_reference = delivery_tag in self._references
-        self._references.discard(delivery_tag)
         if self._is_over:
-            if not is_reference:  # what a reference led to was ended by a commit: its next delivery finds nothing
+            if not isinstance(delivery_tag, Reference):  # the next delivery of a reference finds nothing
                 self.refuse([delivery_tag], verb)
             return
-        if not self._done:
-            self._done_at = monotonic()
-        self._done.append(delivery_tag)
+        if not isinstance(delivery_tag, Removed):
+            if not self._done:
+                self._done_at = monotonic()
+            self._done.append(delivery_tag)
         self._holder.wake()
 
     def give_back(self, delivery_tag: int, *, begun: bool) -> None:
-        """Have a message released soon; one that was not begun counts as never delivered."""
-        (self._begun if begun else self._unbegun).add(delivery_tag)
+        """Have a message released soon; one that was not begun counts as never delivered.
+
+        Who holds the row of a reference that is removed gives the row back, and not this.
+        """
+        if isinstance(delivery_tag, Removed):
+            return
+        if begun:
+            self._begun.add(delivery_tag)
         if self._is_over:
             self.refuse([delivery_tag], "requeue")
             return
         if not self._back:
             self._back_at = monotonic()
-        self._references.discard(delivery_tag)
         self._back.append(delivery_tag)
         self._holder.wake()
 
@@ -121,14 +124,8 @@ class Acknowledgements:
         """Have a row removed that delivers nothing."""
         self._done.append(message_id)
 
-    def return_undelivered(self, message_ids: Iterable[int]) -> None:
-        """Have messages released that were fetched and not delivered."""
-        ids = list(message_ids)
-        self._unbegun.update(ids)
-        self._back.extend(ids)
-
-    def leave(self, message_ids: Iterable[int]) -> None:
-        """Have messages released that were delivered; whoever holds the rows of references sees to these."""
+    def release_soon(self, message_ids: Iterable[int]) -> None:
+        """Have messages released that were not delivered, or whose consumer leaves."""
         self._back.extend(message_ids)
 
     # -- carrying them out -------------------------------------------------------------------------------------------
@@ -184,21 +181,13 @@ class Acknowledgements:
         back = list(_emptied(self._back))
         if not back:
             return False
-        begun, unbegun = ([one for one in back if one in noted] for noted in (self._begun, self._unbegun))
-        holder, outbox = self._holder.consumer, self._holder.outbox
-        worker = NOBODY if outbox is None else outbox.holder
+        begun, holder = [one for one in back if one in self._begun], self._holder.consumer
         try:
-            refused = run(
-                "release",
-                lambda executor: messages.release(
-                    executor, holder=holder, ids=back, begun=begun, unbegun=unbegun, worker=worker
-                ),
-            )
+            refused = run("release", lambda executor: messages.release(executor, holder=holder, ids=back, begun=begun))
         except BaseException:
             self._back.extendleft(reversed(back))
             raise
         self._begun.difference_update(begun)
-        self._unbegun.difference_update(unbegun)
         self.refuse(refused, "requeue")
         return True
 

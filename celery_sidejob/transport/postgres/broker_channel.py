@@ -217,7 +217,7 @@ class Channel(virtual.Channel):
         room = 0 if self._quarantine.is_on(self.qos) else fetching.room(self.qos)
         to_fetch = [queue for queue in self.fetched_queues if queue in self._acknowledged]
         fetching.next_at = inf
-        if to_fetch and room and fetching.is_worth_it(room, self.acknowledgements, held=len(self.qos._delivered)):
+        if to_fetch and room and fetching.is_worth_it(room, self.acknowledgements, self.qos):
             found = fetching.fetch(to_fetch, room, self.acknowledgements)
             self._rotate(to_fetch, found)
             delivered = self._deliveries.deliver(self._without_suspects(found))
@@ -252,7 +252,7 @@ class Channel(virtual.Channel):
                 f"it came back {counted(times_back(row), 'time', 'times')} after it had begun: its worker died or gave "
                 "it up",
             )
-        self.acknowledgements.return_undelivered(row.id for row in sorted_.released)
+        self._deliveries.return_undelivered(sorted_.released)
         self._release(self.link.run)
         return sorted_.delivered
 
@@ -306,7 +306,7 @@ class Channel(virtual.Channel):
         try:
             self.flush()
             self.qos._flush()
-            self.acknowledgements.leave(self.qos.unacknowledged_rows)
+            self.acknowledgements.release_soon(self.qos.unacknowledged_rows)
             self._release(self.link.run)
         except LOST as error:
             logger.warning(

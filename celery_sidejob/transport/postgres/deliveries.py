@@ -11,7 +11,7 @@ from kombu.log import get_logger
 
 from ..decoding import NotAMessageError, made
 from . import dead, rows
-from .acknowledgements import Acknowledgements
+from .acknowledgements import Acknowledgements, Reference, Removed
 from .link import LOST
 
 logger = get_logger(__name__)
@@ -37,7 +37,7 @@ class Deliveries:
                 row = left[0]
                 callback = self._transport._callbacks.get(row.queue)
                 if callback is None:  # it was cancelled meanwhile
-                    self._acknowledgements.return_undelivered([row.id])
+                    self.return_undelivered([row])
                 else:
                     try:
                         self._hand_over(row, callback)
@@ -47,8 +47,15 @@ class Deliveries:
         finally:
             self.are_under_way = False
             delivered = self._channel.qos._delivered
-            self._acknowledgements.return_undelivered(row.id for row in left if row.id not in delivered)
+            self.return_undelivered([row for row in left if row.id not in delivered])
         return bool(found)
+
+    def return_undelivered(self, fetched: Sequence[Any]) -> None:
+        """Give back what was fetched and is not delivered."""
+        self._acknowledgements.release_soon(row.id for row in fetched if not _is_held(row))
+        held = [row for row in fetched if _is_held(row)]
+        if held:
+            self._transport.outbox.unhold(held)
 
     def message_of(self, row: Any) -> Any:
         """Return kombu's message for `basic_get`; None for a reference that leads to nothing any more.
@@ -60,12 +67,13 @@ class Deliveries:
 
     def payload_of(self, row: Any) -> dict[str, Any] | None:
         """Return a message as kombu has it; None for a reference that leads nowhere. May raise NotAMessageError."""
-        payload = (
-            self._transport.outbox.compose(row)
-            if row.task_id is not None
-            else made(partial(rows.payload_of, row, row.id))
-        )
-        return None if payload is None else rows.returned(payload, row.returns)
+        if row.task_id is None:
+            return rows.returned(made(partial(rows.payload_of, row, row.id)), row.returns)
+        payload: dict[str, Any] | None = self._transport.outbox.compose(row)
+        if payload is not None:
+            payload["properties"]["delivery_tag"] = Removed(row.id) if _is_held(row) else Reference(row.id)
+            rows.returned(payload, row.returns)
+        return payload
 
     def give_up_unreadable(self, row: Any, error: NotAMessageError) -> None:
         """Give up what is no message; of a reference, its row is left to the sweeper."""
@@ -84,12 +92,18 @@ class Deliveries:
         if payload is None:
             self._acknowledgements.drop(row.id)
             return
-        if row.task_id is not None:
-            self._acknowledgements.note_reference(row.id)
         try:
             callback(payload)
         except (NotAMessageError, *LOST):
             raise
         except Exception:  # it ends this worker, and may end each that is given it: so it counts as come back
-            self._acknowledgements.give_back(row.id, begun=row.task_id is None)
+            if row.task_id is None:
+                self._acknowledgements.give_back(row.id, begun=True)
+            else:
+                self.return_undelivered([row])
             raise
+
+
+def _is_held(row: Any) -> bool:
+    """Tell whether the fetch of a reference holds its row, and has removed the reference."""
+    return getattr(row, "held_at", None) is not None

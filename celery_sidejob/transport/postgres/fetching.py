@@ -13,6 +13,7 @@ from math import inf
 from time import monotonic
 from typing import Any
 
+from ...model.crash_points import reach
 from ...store.broker import messages
 from ...store.broker.holds import NOBODY
 from ...store.broker.messages import HIGHEST_PRIORITY, Watermark
@@ -21,6 +22,8 @@ from .qos import QoS
 
 AT_MOST = 64
 """The most messages that one fetch takes."""
+BUSY_S = 0.05
+"""How long a fetch waits for more room while enough messages wait in the worker."""
 SPARE_S = 0.01
 """How often a worker that prefetches nothing is asked whether it can begin another task."""
 WHOLE_S = 1.0
@@ -60,17 +63,21 @@ class Fetching:
             free = max(0, min(free, self.spare()))
         return min(free, AT_MOST)
 
-    def is_worth_it(self, room: int, acknowledgements: Acknowledgements, *, held: int) -> bool:
+    def is_worth_it(self, room: int, acknowledgements: Acknowledgements, qos: QoS) -> bool:
         """Tell whether it is worth a statement now: half of the room is free, or it is a while since the last one.
 
         In a drain the acknowledgements of several messages thereby go with one fetch; and no process of a pool
-        waits for longer than `SOON_S` because others are busy.
+        waits for longer than `SOON_S` because others are busy. While messages wait here for a process, a fetch may
+        wait longer: what it would take is left to other workers.
         """
         if not self.hungry:
             return acknowledgements.are_removals_late()
+        held = len(qos._delivered) - len(qos._dirty)  # kombu forgets a little later what has ended
         if 2 * room >= min(room + held, AT_MOST):
             return True
-        self.next_at = self._fetched_at + SOON_S
+        outbox = self._transport.outbox
+        is_busy = not acknowledgements.removals and outbox is not None and outbox.is_busy
+        self.next_at = self._fetched_at + (BUSY_S if is_busy else SOON_S)
         return monotonic() >= self.next_at
 
     def fetch(self, queues: Sequence[str], room: int, acknowledgements: Acknowledgements) -> Sequence[Any]:
@@ -128,6 +135,8 @@ class Fetching:
                     reads=outbox is not None, worker=worker, over=ends.over,
                 ),
             )  # fmt: skip
+            if any(row.held_at is not None for row in found.rows):
+                reach("durable-hold:after-commit")
             ends.written(found.over)
         acknowledgements.refuse(found.refused, "ack")
         transport.check_fetched(found)

@@ -6,6 +6,8 @@ from typing import Any
 
 from kombu.transport import virtual
 
+from .acknowledgements import Removed
+
 
 class QoS(virtual.QoS):
     """kombu's, whose ends of messages any thread may report: they are only noted."""
@@ -28,8 +30,8 @@ class QoS(virtual.QoS):
 
     @property
     def unacknowledged_rows(self) -> list[int]:
-        """The messages that are neither acknowledged nor given back; what was broadcast is not among them."""
-        return [tag for tag in self._delivered if _is_row(tag)]
+        """The messages that are neither acknowledged nor given back, but for those that have no row of the broker."""
+        return [tag for tag in self._delivered if _is_row(tag) and not isinstance(tag, Removed)]
 
     def restore_unacked(self) -> None:
         """Replaces giving back one by one: all rows become free in one statement."""

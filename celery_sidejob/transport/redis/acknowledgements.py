@@ -1,7 +1,7 @@
-"""Acknowledgements are sent at once, and their answers read together later: no task waits for Redis.
+"""Acknowledgements are sent at once, and their answers are read together later: no task waits for Redis.
 
-For workers with an event loop, which soon comes back to its channel. Consumers without one (kombu's, the pool gevent)
-waits for each answer, as before.
+This is for workers with an event loop, which soon returns to its channel. Consumers without a loop (kombu's own, the
+pool gevent) wait for each answer, as before.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .records import Records
 FAILURES = (ConnectionError, TimeoutError, OSError)
 """The errors of a lost connection."""
 AT_MOST = 100
-"""How many answers may be outstanding; the next acknowledgement waits for them."""
+"""The most outstanding answers; the next acknowledgement waits for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +32,11 @@ class Acknowledgement:
     consumer: str
     token: str
     verb: str
-    """The consumer's verb: ack, reject or requeue."""
+    """What the consumer does with it: ack, reject or requeue."""
 
 
 class Acknowledgements:
-    """The acknowledgements of one channel, on their own connection; `refuse` is called with each that was too late."""
+    """The acknowledgements of one channel, on their own connection; `refuse` is called with each that came too late."""
 
     def __init__(
         self, records: Callable[[], Records], connect: Callable[[], Any], refuse: Callable[[Acknowledgement], None]
@@ -44,13 +44,13 @@ class Acknowledgements:
         self._records = records
         self._connect = connect
         self._refuse = refuse
-        self._lock = threading.RLock()  # its receiver may acknowledge another
+        self._lock = threading.RLock()  # its receiver may make another acknowledgement
         self._pid = os.getpid()
         self._connection: Any = None
         self._owed: deque[Acknowledgement] = deque()
 
     def write(self, one: Acknowledgement) -> None:
-        """Send one: Redis carries it out even if this process dies."""
+        """Send an acknowledgement: Redis executes it even if this process dies."""
         self._reset_after_fork()
         with self._lock:
             if len(self._owed) >= AT_MOST:
@@ -66,7 +66,7 @@ class Acknowledgements:
                 command = self._records().acknowledging(one.consumer, one.token)
                 self._connection.send_command(
                     *command, check_health=is_first
-                )  # its answer would be read as that of the next one
+                )  # the next command would read this answer
             except FAILURES:
                 self._write_again()
             except BaseException:  # at a time limit: perhaps half a command is written
@@ -79,7 +79,7 @@ class Acknowledgements:
             self._read(lambda connection: connection.can_read(timeout=0))
 
     def settle(self, *, within_s: float | None = None) -> None:
-        """Wait for all answers: then no record holds an acknowledged message; TimeoutError if one takes longer."""
+        """Wait for all answers: then no record contains an acknowledged message; TimeoutError if one takes longer."""
         if not self._owed:
             return
         if within_s is None:
@@ -119,7 +119,7 @@ class Acknowledgements:
                     self._refuse(one)
 
     def _check_open(self) -> None:
-        """Raise if answers are outstanding on a connection that is gone: redis-py would silently open another."""
+        """Raise if answers are outstanding on a lost connection: redis-py would silently open another."""
         if self._connection is None or self._connection._sock is None:
             raise ConnectionError("the connection was left in the middle of a command or an answer")
 
@@ -131,9 +131,9 @@ class Acknowledgements:
             raise
 
     def _write_again(self) -> None:
-        """Have what has no answer carried out over another connection; which of it came too late is not known then.
+        """Repeat unanswered acknowledgements over another connection; it is then unknown which of them came too late.
 
-        Raises a connection's error if there is none to be had; what is owed stays so.
+        Raises the error of a failed connection; the acknowledgements then stay unanswered.
         """
         self._hang_up()
         while self._owed:

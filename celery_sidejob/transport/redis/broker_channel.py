@@ -1,9 +1,9 @@
 """kombu's Redis channel, with a fetch that cannot lose a message: one script takes and records it.
 
 Fetching has two steps on the connection that kombu polls. A *fetch* takes the messages for this consumer, and
-is answered at once. If it finds none, the channel *waits* for the bell of one of its queues. Our own publishers
-ring it; for publishers with kombu's transport this process' heart does. The blocking wait is for a bell and
-never a message, so an answer that nobody reads loses nothing.
+is answered at once. If it finds none, the channel *waits* for the bell of one of its queues. Our own publishers ring
+it; for publishers with kombu's transport this process' heart does. The blocking wait is for a bell and never for a
+message, so an unread answer loses nothing.
 """
 
 from __future__ import annotations
@@ -44,22 +44,23 @@ from .tags import parted, tag_of
 logger = get_logger(__name__)
 
 RECORD_BINDINGS_EVERY_S = 1.0
-"""How often a channel tries to record its bindings on a full server."""
+"""Seconds between two tries of a channel to record its bindings on a full server."""
 GOODBYE_S = 1.0
-"""How long a closing channel waits for the answer to its last fetch."""
+"""Seconds that a closing channel waits for the answer to its last fetch."""
 
 
 class Asked(enum.Enum):
-    """The command on the connection that kombu polls whose answer is outstanding."""
+    """The command on the connection polled by kombu whose answer is outstanding."""
 
     FETCH = enum.auto()
     WAIT = enum.auto()
 
 
 class Channel(redis.Channel):
-    """A channel that fetches reliably; the lists are as kombu's own transport has them, whose workers may share them.
+    """A channel that fetches reliably; its lists are those of kombu's own transport, whose workers may share them.
 
-    It is a consumer of its own, and a new one after an answer to a fetch was lost: what that brought is given back.
+    Each channel is a consumer. After a lost answer to a fetch it becomes another consumer, and the messages of that
+    answer are given back.
     """
 
     QoS = QoS
@@ -75,10 +76,10 @@ class Channel(redis.Channel):
         "dead_list_days",
     )
     consumer_timeout = 3.5
-    """Seconds of silence after which a consumer is dead."""
+    """Seconds of silence after which a consumer counts as dead."""
     loop_timeout: float | None = DEFAULTS["loop_timeout"]
-    """Seconds for which the thread that consumes may stand still before its consumers are left to others; None for any
-    time."""
+    """Seconds for which the consuming thread may stand still before other workers get its messages; None for any time.
+    """
     delivery_limit: int | None = DEFAULTS["delivery_limit"]
     """How often a message that had begun may come back before it goes to the dead list; None for any number."""
     dead_list_limit: int | None = DEFAULTS["dead_list_limit"]
@@ -92,7 +93,7 @@ class Channel(redis.Channel):
     _record_bindings_at = 0.0
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        """Adds to kombu's: each duty of a channel is an object with a file of its own."""
+        """Adds to kombu's: each duty of a channel is an object with its own file."""
         self._unrecorded_bindings: list[tuple[str, ...]] = []
         super().__init__(*args, **options)
         limit = inf if self.delivery_limit is None else self.delivery_limit
@@ -101,7 +102,7 @@ class Channel(redis.Channel):
         self._fetching = Fetching(self, self.consumer)
         self._deliveries = Deliveries(self, self.quarantine)
 
-    # -- what a message goes through ------------------------------------------------------------------------------
+    # -- the path of a message -------------------------------------------------------------------------------------
 
     def _put(self, queue: str, message: Any, **options: Any) -> None:
         """Replaces kombu's push: pushes to the same list, and rings the queue's bell in the same step."""
@@ -120,7 +121,7 @@ class Channel(redis.Channel):
         batch.add("evalsha", PUT.sha, len(keys), name, *keys[1:], *arguments)
 
     def _queue_bind(self, *binding: str) -> None:
-        """Adds to kombu's: what a full server refuses to record is recorded once it has room."""
+        """Adds to kombu's: bindings that a full server refuses are recorded once it has room."""
         self._unrecorded_bindings.append(binding)
         with unless_full():
             super()._queue_bind(*binding)
@@ -138,7 +139,7 @@ class Channel(redis.Channel):
             self._queue_bind(*binding)
 
     def basic_consume(self, queue: str, no_ack: bool, callback: Any, consumer_tag: str, **options: Any) -> Any:
-        """Adds to kombu's: without acknowledgements nothing is recorded; a new queue awaits no old bell."""
+        """Adds to kombu's: without acknowledgements nothing is recorded; a new queue needs no old bell."""
         unrecorded = self._fetching.unrecorded
         (unrecorded.add if no_ack or not self.ack_emulation else unrecorded.discard)(queue)
         result = super().basic_consume(queue, no_ack, callback, consumer_tag, **options)
@@ -210,7 +211,7 @@ class Channel(redis.Channel):
         return True
 
     def _read_answer(self) -> Any:
-        """Read Redis' answer; raises Empty if none has arrived, because everything else waits for this thread."""
+        """Read Redis' answer; raises Empty if none has arrived, because all other work waits for this thread."""
         connection = self.client.connection
         if not has_come(connection):
             raise Empty
@@ -237,7 +238,7 @@ class Channel(redis.Channel):
         return bool(super()._receive())
 
     def finish(self, delivery_tag: str, verb: str) -> None:
-        """Forget a finished message, if it is still ours; otherwise announce that it is not."""
+        """Forget a finished message, if this consumer still has it; otherwise announce that it has not."""
         consumer, token = parted(delivery_tag)
         if not consumer:
             return
@@ -256,27 +257,24 @@ class Channel(redis.Channel):
     def send_back(self, delivery_tag: str) -> None:
         """Give a message that had begun back to the head of its list, behind those that came back before.
 
-        This counts: a message that came back too often goes to the dead list. Announces one that is no longer ours.
+        This counts: a message that came back too often goes to the dead list. Announces a message that is no longer
+        ours.
         """
         consumer, token = parted(delivery_tag)
         if consumer and (self.closed or not self.records.send_back(consumer, token)):
             self._refuse(Acknowledgement(consumer, token, "requeue"))
 
     def give_back(self, delivery_tag: str) -> None:
-        """Give a message that has not begun back to the head of its list; not counted. Announces one no longer ours."""
+        """Give a message that has not begun back to its list's head, without counting; announces one no longer ours."""
         consumer, token = parted(delivery_tag)
         if consumer and (self.closed or not self.records.give_back(consumer, [token])):
             self._refuse(Acknowledgement(consumer, token, "requeue"))
         virtual.QoS.ack(self.qos, delivery_tag)
 
-    def held(self, at_most: int) -> Iterator[bytes]:
-        """Yield messages that consumers hold, at most this many: for a search for one that waits in no list."""
-        return self.records.held(at_most)
-
     # -- its end ---------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Replaces kombu's wait for the blocking pop, which may take long; gives back all held messages at once."""
+        """Replaces kombu's wait for the blocking pop, which may take long; gives all messages of this channel back."""
         if not self.closed:
             self._hang_up()
             self.leave()
@@ -298,7 +296,7 @@ class Channel(redis.Channel):
             if self._asked is Asked.FETCH and connection.can_read(timeout=GOODBYE_S):
                 connection.read_response()
         except (*self.connection_errors, self.ResponseError):
-            pass  # no answer: if Redis still carries the fetch out, others recover those messages
+            pass  # no answer: if Redis still executes the fetch, others recover those messages
         finally:
             self._asked = self._in_poll = None
             connection.disconnect()
@@ -306,7 +304,7 @@ class Channel(redis.Channel):
     # -- one client ------------------------------------------------------------------------------------------------
 
     def _create_client(self, asynchronous: bool = False) -> Any:
-        """Replaces one client for each command with one for each connection pool; a client has no other state."""
+        """Replaces one client for each command by one for each connection pool; a client has no other state."""
         if asynchronous:  # a channel has one, and keeps it
             return super()._create_client(asynchronous=True)
         if self._kept_client is None or self._kept_client.connection_pool is not self.pool:
@@ -314,10 +312,10 @@ class Channel(redis.Channel):
         return self._kept_client
 
     def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
-        """Adds to kombu's: a connection breaks if its server accepts no writes; none has notices.
+        """Adds to kombu's: a connection breaks if its server accepts no writes; notices of maintenance are off.
 
-        A polled connection leaves the poll before it is closed. A forked process keeps its socket open, so
-        the poll would go on to report it, under a number that another connection has by then.
+        A polled connection is removed from the poll before it is closed. A forked process keeps its socket open, so the
+        poll would still report it, under a number that another connection has by then.
         """
         parameters: dict[str, Any] = super()._connparams(asynchronous)
         kind = breaking(parameters["connection_class"], before_closing=self._leave_poll if asynchronous else None)
@@ -362,7 +360,7 @@ class Channel(redis.Channel):
     def _lists_of(self, queue: str) -> list[str]:
         return [self.keys.kombu_list(self._q_for_pri(queue, step)) for step in self.priority_steps]
 
-    # -- who fetches -----------------------------------------------------------------------------------------------
+    # -- the consumer ----------------------------------------------------------------------------------------------
 
     def _waited_for(self) -> list[tuple[str, list[str]]]:
         if self._asked is not Asked.WAIT:
@@ -377,7 +375,7 @@ class Channel(redis.Channel):
 
     @contextmanager
     def renewing_if_struck(self) -> Iterator[None]:
-        """Become another consumer if fetched messages cannot be delivered, for example at a time limit."""
+        """Become another consumer if fetched messages cannot be delivered, for example because of a time limit."""
         try:
             yield
         except BaseException:
@@ -392,4 +390,4 @@ class Channel(redis.Channel):
             one.verb, delivery_tag, one.consumer,
         )  # fmt: skip
         message_refused.send(verb=one.verb, consumer=one.consumer, delivery_tag=delivery_tag)
-        self.consumer.note_silence()  # its other messages were taken away as well
+        self.consumer.note_silence()  # its other messages were taken away too

@@ -1,6 +1,6 @@
-"""Connections that break if their server accepts no writes: a new connection may find another server, or a healthy one.
+"""Connections that break if their server accepts no writes: a new connection may find a better server.
 
-kombu reports such an answer as a channel error, which ends Celery's workers, and a publisher does not try again.
+kombu reports such an answer as a channel error, which ends Celery's workers, and after which a publisher gives up.
 """
 
 from __future__ import annotations
@@ -15,23 +15,24 @@ from redis.exceptions import ReadOnlyError, ResponseError
 
 try:
     from redis.maint_notifications import MaintNotificationsConfig
-except ImportError:  # before redis-py 7, which has none
+except ImportError:  # before redis-py 7, which does not have it
     WITHOUT_NOTICES: dict[str, Any] = {}
 else:
     WITHOUT_NOTICES = {"maint_notifications_config": MaintNotificationsConfig(enabled=False)}
-"""Where notices of maintenance may come, a pool of redis-py 8 gives out connections with an answer nobody has read."""
+"""If notices of maintenance may come, a pool of redis-py 8 gives out connections with an unread answer."""
 
 DEMOTED = ("UNBLOCKED", "-READONLY")
-"""What a server says that has become a replica: to who waited; in a script, where Redis 6.2 puts words before it."""
+"""The errors of a server that has become a replica: to a waiting client, and in a script, where Redis 6.2 adds a
+prefix."""
 REFUSED = ("NOREPLICAS", "MISCONF")
-"""What a master says that has too few replicas (`min-replicas-to-write`), or cannot save what it has."""
+"""The errors of a master that has too few replicas (`min-replicas-to-write`), or cannot save its data."""
 
 
 def breaking(kind: Any, *, before_closing: Callable[[Any], None] | None = None) -> Any:
     """Return a class of connections like this one that break if the server accepts no writes.
 
-    `before_closing` is given the socket of a connection that is about to be closed by the process that opened it. The
-    class is not kept: kombu makes `kind` for each channel, and that class knows its channel.
+    `before_closing` gets the socket of a connection that the process which opened it is about to close. The class is
+    not cached: kombu makes a `kind` for each channel, which refers to its channel.
     """
 
     class Connection(kind):
@@ -43,7 +44,7 @@ def breaking(kind: Any, *, before_closing: Callable[[Any], None] | None = None) 
         def connect_check_health(self, *args: Any, **options: Any) -> None:
             try:
                 super().connect_check_health(*args, **options)
-            except BaseException:  # a time limit strikes: it would stay open, with another database and user
+            except BaseException:  # a time limit strikes: it would stay open, with the wrong database and user
                 self.disconnect()
                 raise
 
@@ -53,7 +54,7 @@ def breaking(kind: Any, *, before_closing: Callable[[Any], None] | None = None) 
             except ResponseError as error:
                 _raise_if_broken(error)
                 raise
-            except BaseException:  # a time limit strikes; redis-py's connections by sentinels stay open with the answer
+            except BaseException:  # a time limit strikes; connections by sentinels stay open with the answer
                 if options.get("disconnect_on_error", True):
                     self.disconnect()
                 raise
@@ -63,27 +64,27 @@ def breaking(kind: Any, *, before_closing: Callable[[Any], None] | None = None) 
 
 @contextmanager
 def unless_full() -> Iterator[None]:
-    """Go on behind the block if the server is full and refuses a write, which would end Celery's worker.
+    """Continue after the block if the server is full and refuses a write, which would end Celery's worker.
 
-    That worker may be the one that drains the server.
+    That worker may be the worker that drains the server.
     """
     try:
         yield
     except ResponseError as error:
-        if "maxmemory" not in str(error):  # redis-py before 5 has no class for it, and a script's error has another one
+        if "maxmemory" not in str(error):  # redis-py before 5 has no class for it, and a script's error another
             raise
 
 
 def has_come(connection: Any) -> bool:
-    """Tell whether there is anything to be read; raises the connection's error if the server has hung up."""
+    """Tell whether there is data to read; raises the connection's error if the server has hung up."""
     return connection is not None and connection._sock is not None and bool(connection.can_read(timeout=0))
 
 
 def connected(connection: Any) -> Any:
     """Return a connection that is open.
 
-    redis-py 8 opens one that something is sent over past `connect`: where sentinels are to be asked which server is the
-    master, that is a Redis at port 6379 of this machine.
+    redis-py 8 opens a closed connection when something is sent, bypassing `connect`: with sentinels, which must name
+    the master first, this would connect to a Redis at port 6379 of this machine.
     """
     if connection._sock is None:
         connection.connect()

@@ -1,4 +1,4 @@
-"""A channel as a consumer in Redis: what it has fetched is recorded under its name, and a heart beats for it."""
+"""A channel as a consumer in Redis: its fetched messages are recorded under its name, and a heart beats for it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Waits = Callable[[], list[tuple[str, list[str]]]]
 
 
 class Consumer:
-    """The consumer of one channel, and another one after an answer was lost: what that brought is given back.
+    """The consumer of one channel; another one after a lost answer, whose messages are given back.
 
     `waits` returns the queues that the channel waits for, each with its lists.
     """
@@ -33,13 +33,13 @@ class Consumer:
         self._pid: int | None = None
         self._heart: Any = None
         self.name: str | None = None
-        """None until it fetches."""
+        """Its name; None until it fetches."""
         self._former: tuple[str, ...] = ()
         self._next_look_at = 0.0
         self._was_silent = False
 
     def registered(self, *, records: bool) -> str:
-        """Return its name; a heart beats for it if it `records` what it fetches."""
+        """Return its name; if it `records` its fetches, a heart beats for it."""
         pid = os.getpid()
         if self._pid != pid:
             self._former = ()
@@ -52,21 +52,21 @@ class Consumer:
         return self.name
 
     def has_fetched(self, name: str) -> None:
-        """Note that Redis has carried out a fetch of this name."""
+        """Note that Redis has executed a fetch under this name."""
         if self._heart is not None:
             self._heart.registered(name)
 
     def renew(self) -> None:
-        """Become another consumer: an answer was lost, so the record may hold messages that never arrived here."""
+        """Become another consumer: an answer was lost, so the record may contain messages that never arrived here."""
         if self.name is not None and self._heart is not None:
             self._former += (self.name,)
         self.name = None
         self._next_look_at = 0.0
 
     def give_back_unheard(self) -> None:
-        """Give back messages in the records of this channel's former consumers that never arrived.
+        """Give back messages in the records of this channel's former names that never arrived.
 
-        Repeated while those consumers have messages in progress, because a fetch may be carried out late.
+        This repeats while messages under those names are in progress, because a fetch may be executed late.
         """
         if not self._former or monotonic() < self._next_look_at:
             return
@@ -86,14 +86,14 @@ class Consumer:
     def leave(self) -> None:
         """Give back all messages of this channel, in their order, and stop being a consumer."""
         if self._pid != os.getpid():
-            return  # a forked copy holds nothing
+            return  # a forked copy has no messages
         channel = self._channel
         leaving = [*self._former, *([self.name] if self.name else [])]
         self.name, self._former = None, ()
         for name in leaving if self._heart is not None else ():  # without a heart nothing was recorded
             self._heart.forget(name)
             try:
-                # Otherwise finished messages would be given back. Later than this, others have declared us dead.
+                # Otherwise finished messages would be given back. After a longer wait, others have declared us dead.
                 channel.acknowledgements.settle(within_s=channel.consumer_timeout)
                 channel.records.leave(name, begun=tokens_of(name, begun.running()))
             except (*channel.connection_errors, channel.ResponseError) as error:
@@ -105,14 +105,14 @@ class Consumer:
     # -- the consequences of silence -------------------------------------------------------------------------------
 
     def note_silence(self) -> None:
-        """Have the next fetch check first whether messages were taken away; other threads call this too."""
+        """Make the next fetch check first whether messages were taken away; other threads call this too."""
         self._was_silent = True
 
     def check_silence(self) -> None:
         """Raise ConnectionError if we were declared dead and our messages were taken away.
 
-        So the application learns of it, as with RabbitMQ. A Celery worker drops messages that it has not begun, cancels
-        tasks if `worker_cancel_long_running_tasks_on_connection_loss` says so, and connects again.
+        So the application learns of it, as with RabbitMQ. A Celery worker then drops messages that it has not begun,
+        cancels tasks if `worker_cancel_long_running_tasks_on_connection_loss` says so, and connects again.
         """
         if not self._was_silent:
             return

@@ -1,4 +1,4 @@
-"""The dead list: messages that nobody is to be given again, until a person says otherwise."""
+"""The dead list: messages that are delivered to no worker until a person decides."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ PAGE = 100
 
 @dataclass(frozen=True)
 class DeadMessage(dead_list.DeadMessage):
-    """An entry of the dead list; `text` is the whole entry, as it is in the list."""
+    """An entry of the dead list; `text` is the whole entry in its stored form."""
 
     list_key: str
 
     @classmethod
     def of(cls, text: bytes) -> DeadMessage:
-        """Read an entry; one that somebody else has put there is no message of any queue."""
+        """Read an entry; an entry from another program is no message of any queue."""
         try:
             entry = json.loads(text)
             return cls(
@@ -45,12 +45,12 @@ class DeadMessage(dead_list.DeadMessage):
 
     @cached_property
     def id(self) -> str:
-        """By what it is named: not every message has a task id."""
+        """The name of the entry for people: not every message has a task id."""
         return sha1(self.text, usedforsecurity=False).hexdigest()[:12]
 
     @cached_property
     def headers(self) -> Mapping[str, Any]:
-        """The message's headers; none of what is no message."""
+        """The message's headers; empty if the entry is no message."""
         try:
             headers = loads(self.message)["headers"]
         except (ValueError, TypeError, KeyError):
@@ -67,14 +67,14 @@ class DeadList(dead_list.DeadList[DeadMessage]):
 
     @classmethod
     def of(cls, channel: Any) -> DeadList:
-        """Return that of a channel's broker, which may be kombu's own: server, database and prefix say which it is."""
+        """Return the dead list of a channel's broker (maybe kombu's): server, database and prefix identify the list."""
         return cls(Redis(connection_pool=channel.pool), Keys(channel.global_keyprefix, channel.sep))
 
     def __len__(self) -> int:
         return int(self._client.llen(self._keys.dead))
 
     def page(self, cursor: Cursor) -> tuple[Cursor, list[DeadMessage]]:
-        """Return a page behind a cursor, and that cursor: the beginning, where something before it was taken out."""
+        """Return the page behind a cursor, and the new cursor: the beginning, if an earlier entry was removed."""
         first = max(cursor.number - 1, 0)  # with the entry before, if there is one
         texts: list[bytes] = self._client.lrange(self._keys.dead, first, cursor.number + PAGE - 1)
         if cursor.number:
@@ -84,9 +84,9 @@ class DeadList(dead_list.DeadList[DeadMessage]):
         return cursor, [DeadMessage.of(text) for text in texts]
 
     def bound(self, *, limit: int | None, days: float | None) -> int:
-        """Drop the oldest entries beyond so many, and those older than so many days; each is logged. Returns how many.
+        """Drop the oldest entries beyond `limit`, and those older than `days`; each is logged. Returns how many.
 
-        Who dies in between has dropped some that are not logged.
+        If the process dies in between, some dropped entries are not logged.
         """
         since = 0.0 if days is None else time.time() - days * DAY_S
         dropped = 0
@@ -99,13 +99,13 @@ class DeadList(dead_list.DeadList[DeadMessage]):
                 return dropped
 
     def delete(self, text: bytes) -> bool:
-        """Remove an entry; False if somebody else has."""
+        """Remove an entry; False if it was already removed."""
         return bool(self._client.lrem(self._keys.dead, 1, text))
 
     def deliver_again(self, dead: DeadMessage) -> bool:
-        """Have a message delivered again, as if it had never been; False if it was retried or deleted meanwhile.
+        """Deliver a message again as a fresh one; False if it was retried or deleted meanwhile.
 
-        Raises ValueError for what is no message, and would be back at once.
+        Raises ValueError for an entry that is no message, and would be back at once.
         """
         try:
             message = loads(dead.message)

@@ -1,4 +1,4 @@
-"""Deliveries of one channel: each fetched text becomes kombu's message, and is handed to the consumer of its queue."""
+"""Deliveries of one channel: each fetched text becomes kombu's message, for the consumer of its queue."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Deliveries:
         self._quarantine = quarantine
 
     def deliver(self, taken: Sequence[Taken]) -> bool:
-        """Deliver messages in their order; those that cannot be delivered go back to their places."""
+        """Deliver messages in their order; undeliverable messages return to their places in the lists."""
         channel = self._channel
         delivered = False
         left: list[str] = []
@@ -50,7 +50,7 @@ class Deliveries:
         return delivered
 
     def message_of(self, taken: Iterable[Taken]) -> Any:
-        """Return the first of these that is a message, for `basic_get`; None if none is."""
+        """Return the first valid message of these, for `basic_get`; None if there is none."""
         for payload, one in self._decoded(taken):
             try:
                 return self._channel.Message(payload, channel=self._channel)
@@ -68,7 +68,7 @@ class Deliveries:
         return True
 
     def _begin_quarantine(self, payload: Any, one: Taken) -> None:
-        """Put a message into quarantine whose worker died with it, or left."""
+        """Put a message whose worker died with it, or left, into quarantine."""
         properties = payload["properties"]
         is_suspect = begun.SUSPECT in properties and not begun.is_for_later(payload.get("headers") or {})
         if is_suspect and one.tag is not None:
@@ -91,7 +91,7 @@ class Deliveries:
 
 
 def _payload_of(one: Taken) -> Any:
-    """Return a message's text with this delivery's tag in place of its permanent one."""
+    """Return a message's text with this delivery's tag instead of its permanent tag."""
     payload = loads(one.text.decode())
     own_tag = payload["properties"]["delivery_tag"]
     payload["properties"]["delivery_tag"] = one.tag or own_tag

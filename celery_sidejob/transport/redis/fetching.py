@@ -1,4 +1,4 @@
-"""Fetches of one channel: from which queues, how many messages, and what their answers say."""
+"""Fetches of one channel: the queues, the number of messages, and the reading of answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .tags import tag_of
 AT_MOST = 32
 """The most messages that one fetch takes."""
 LOOK_AT_ONCE = 1000
-"""How many queues one fetch checks, because Redis does nothing else meanwhile. More are checked page by page."""
+"""How many queues one fetch checks, because Redis does nothing else meanwhile. With more queues it checks pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +40,17 @@ class Taken:
 
 
 class Fetching:
-    """What one channel knows of its fetches."""
+    """The state of one channel's fetches."""
 
     def __init__(self, channel: Any, consumer: Consumer) -> None:
         self._channel = channel
         self._consumer = consumer
         self.unrecorded: set[str] = set()
-        """The consumed queues whose messages nobody acknowledges."""
+        """The consumed queues whose messages are not acknowledged."""
         self.is_idle = False
         """Whether the last fetches found all queues empty, so that the channel waits for a bell."""
         self.is_buffered = False
-        """Whether the last message that was delivered waits, in a Celery worker, for its turn."""
+        """Whether the last delivered message waits in a Celery worker."""
         self.knows_scripts = True
         self._number = 0
         self._page = 0
@@ -85,11 +85,11 @@ class Fetching:
 
     @property
     def room(self) -> int:
-        """How many messages may be fetched: several only where a prefetch says that so many are wanted.
+        """How many messages may be fetched: several only if a prefetch asks for so many.
 
-        One where they are worked on as they are handed over (the pool solo), so that the others need not wait for that;
-        where somebody else tells whether one more may be (Celery's worker_disable_prefetch) and not how many, or in
-        which order queues are served (a class of a project's own).
+        One if messages are executed as they are handed over (the pool solo), so that others need not wait for that; if
+        other code decides only whether one more may be fetched (Celery's worker_disable_prefetch), or in which order
+        queues are served (a project's own class).
         """
         qos = self._channel.qos
         one_by_one = "can_consume" in vars(qos) and "can_consume_max_estimate" not in vars(qos)
@@ -111,7 +111,7 @@ class Fetching:
         return taken
 
     def turn_page(self, was_there_any: bool) -> None:
-        """Go to the next page, in a fixed order back to the first after a find; idle once all pages were empty."""
+        """Go to the next page, in a fixed order; back to the first after a find; idle once all pages were empty."""
         self._barren_pages = 0 if was_there_any else self._barren_pages + 1
         self._page = 0 if was_there_any and not self._rotates else self._page + 1
         self.is_idle = self._barren_pages * LOOK_AT_ONCE >= len(self._channel.active_queues)
@@ -119,7 +119,7 @@ class Fetching:
             self._page = self._barren_pages = 0
 
     def fetch_now(self, queue: str) -> list[Taken]:
-        """Fetch one message of a queue and wait for the answer; without redis-py's retries, which would fetch twice."""
+        """Fetch one message of a queue and wait for the answer, without redis-py's retries, which would fetch twice."""
         pool = self._channel.pool
         for by_text in (False, True):
             self.knows_scripts = not by_text
@@ -130,7 +130,7 @@ class Fetching:
                 return self.taken(fetch, connection.read_response())
             except NoScriptError:
                 continue
-            except BaseException:  # at a time limit: the answer would be read as that of the next one
+            except BaseException:  # at a time limit: the next command would read this answer
                 connection.disconnect()
                 raise
             finally:

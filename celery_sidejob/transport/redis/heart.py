@@ -1,8 +1,8 @@
 """The thread that reports this process' consumers alive, and recovers the messages of dead ones.
 
-A thread of the operating system, also where gevent has replaced Python's threads: neither a task of the pool solo nor a
-greenlet that computes stops its beat. (With eventlet it is a green thread, as all are there.) It has a connection
-of its own. Only Redis' clock counts.
+A thread of the operating system, even if gevent has replaced Python's threads: neither a task of the pool solo nor a
+computing greenlet stops its beat. (With eventlet it is a green thread, like all threads there.) It has its own
+connection. Only Redis' clock counts.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ logger = get_logger(__name__)
 BEATS = 3
 """How many beats fit into the silence after which a consumer counts as dead."""
 CLAIM_MS = 5_000
-"""How long others leave a dead consumer to the heart that found it; that process may die as well."""
+"""Milliseconds for which other hearts leave a dead consumer to the heart that found it, whose process may die as well.
+"""
 AT_ONCE = 5
-"""How many dead consumers one beat takes, so that other workers get some too."""
+"""The most dead consumers that one beat recovers, so that other workers recover some too."""
 DEAD_LIST_EVERY_S = 3600.0
-"""How often the dead list is trimmed, besides after each recovery."""
+"""Seconds between two trims of the dead list, besides those after each recovery."""
 RINGS_AT_ONCE = 1000
-"""For how many queues one beat checks whether to ring; the others are checked by the next beats."""
+"""The most queues for which one beat checks whether to ring; the next beats check the others."""
 SILENT = (
     "This consumer (%s) was silent for more than %g s and was declared dead: others have its messages now, and tasks "
     "in progress here run twice"
@@ -111,7 +112,7 @@ class Heart:
         self._registered.add(consumer)
 
     def forget(self, consumer: str) -> None:
-        """Stop beating for it; the thread ends with the last one."""
+        """Stop beating for a consumer; the thread ends with the last consumer."""
         self._registered.discard(consumer)
         self._consumers.pop(consumer, None)
         for ours in (self._told, self._unbegun, self._noted):
@@ -121,11 +122,11 @@ class Heart:
             self._stop.set()
 
     def beat(self) -> None:
-        """Beat at once, for a thread that was stuck: our consumers that were declared dead learn of it now."""
+        """Beat at once, for a thread that was stuck: consumers of ours that were declared dead learn of it now."""
         self._beat(0)
 
     def run_once(self) -> Report:
-        """Beat, and recover dead consumers; repeat at once while more are left."""
+        """Beat, and recover dead consumers; repeat at once while more remain."""
         recovered = 0
         lost: tuple[str, ...] = ()
         while True:
@@ -139,7 +140,7 @@ class Heart:
                 return Report(lost, recovered)
 
     def _note_unbegun(self) -> None:
-        """Tell Redis which messages have not begun: only the others are charged with a death."""
+        """Tell Redis which messages have not begun: a death is charged only to the others."""
         for consumer, ask in list(self._unbegun.items()):
             unbegun, noted = ask(), self._noted.get(consumer, set())
             new, gone = unbegun - noted, noted - unbegun
@@ -158,26 +159,26 @@ class Heart:
             count = self._records.recover(consumer, after_page=self._beat_if_due)
         except (RedisError, OSError):
             raise
-        except Exception:  # the other consumers must not wait for it
+        except Exception:  # it must not delay the other consumers
             logger.exception("What %s had could not be recovered", consumer)
             return 0
         logger.log(WARNING if count else INFO, "Recovered %d messages of %s, which is dead", count, consumer)
         return count
 
     def _beat_if_due(self) -> None:
-        """Beat in the middle of long work; otherwise others declare us dead, and then those that recover us."""
+        """Beat in the middle of long work; otherwise others declare this process dead, and then their recoverers."""
         if monotonic() - self._beat_at > self.timeout_s / BEATS:
             self._beat(0)
 
     def _beat(self, at_most: int) -> tuple[list[str], list[str]]:
-        """Beat; returns our missing consumers, which are told, and dead ones that others leave to us for now."""
+        """Beat; return our missing consumers, which are notified, and dead consumers that we may recover now."""
         missing, dead, era = self._ask_redis(at_most)
         was_emptied, self._era = self._era not in (None, era), era
-        # A consumer that beats again in the middle of its recovery is not missing, and keeps the rest.
+        # A consumer that beats again in the middle of its recovery is not missing, and keeps its remaining messages.
         late = monotonic() - self._beat_at > self.timeout_s
         self._beat_at = monotonic()
         for tell in [self._told.get(one) for one in (list(self._told) if late else missing)]:
-            if tell is not None:  # otherwise it has left since
+            if tell is not None:  # otherwise it has left since then
                 tell()
         for consumer in missing:
             self._registered.discard(consumer)  # until it fetches again
@@ -209,13 +210,13 @@ class Heart:
             try:
                 self.run_once()
             except (RedisError, OSError) as error:
-                # Messages of silent consumers go to others, as they must: perhaps only our network is down.
+                # Messages of silent consumers must go to other workers: perhaps only our network is down.
                 if self._beats_well:
                     logger.warning("The heart of this process cannot reach Redis and keeps trying: %s", error)
                 self._beats_well = False
                 stop.wait(self.timeout_s / 10)
                 continue
-            except Exception:  # others would recover all messages that we hold
+            except Exception:  # others would recover all our messages
                 logger.exception("The heart of this process has stumbled, and goes on")
             if not self._beats_well:
                 logger.info("The heart of this process can reach Redis again")

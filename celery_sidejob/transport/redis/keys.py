@@ -1,7 +1,7 @@
 """Every key that the transport uses in Redis beside kombu's own.
 
-They begin with the app's `global_keyprefix`, and redis-py sends them unchanged: the clients with which kombu
-adds prefixes do so only for the first key of a script.
+They begin with the app's `global_keyprefix`, and redis-py sends them unchanged: kombu's prefixing clients do so only
+for the first key of a script.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ class Keys:
 
     prefix: str
     separator: str
-    """Between a queue and a priority in the name of a list (kombu's `sep`)."""
+    """The text between a queue and a priority in the name of a list (kombu's `sep`)."""
 
     @property
     def consumers(self) -> str:
-        """A sorted set: the consumers, and until when each counts as alive (Redis' clock, in milliseconds)."""
+        """A sorted set: the consumers, and until when each counts as alive (by Redis' clock, in milliseconds)."""
         return f"{self.prefix}_sidejob.consumers"
 
     @property
     def recovering(self) -> str:
-        """A sorted set: consumers that are being recovered, and until when others leave them alone."""
+        """A sorted set: consumers that are being recovered, and until when other hearts leave them alone."""
         return f"{self.prefix}_sidejob.recovering"
 
     @property
     def era(self) -> str:
-        """A text that the first beat writes: another one means that Redis has lost what it had."""
+        """A text that the first beat writes: a different text means that Redis has lost its data."""
         return f"{self.prefix}_sidejob.era"
 
     @property

@@ -1,4 +1,4 @@
-"""The state of this transport in a broker, and the way back to kombu's own, for the people who run it."""
+"""The state of this transport in a broker, and the way back to kombu's own transport, for the people who run it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .records import Records
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """The numbers."""
+    """The state, in numbers."""
 
     consumers: int
-    """Consumers, and those of them that are dead and not recovered yet."""
+    """The number of consumers, and of those that are dead and not recovered yet."""
     held: int
-    """Messages that they hold."""
+    """The number of messages that they hold."""
     dead: int
-    """Messages in the dead list."""
+    """The number of messages in the dead list."""
 
 
 def overview(channel: Any) -> Overview:
@@ -38,14 +38,14 @@ def overview(channel: Any) -> Overview:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """The numbers of messages that were given back, and that were not."""
+    """The numbers of messages that were given back, and of those that were not."""
 
     consumers: int
     messages: int
     alive: tuple[str, ...]
-    """Live consumers, which keep their messages."""
+    """The live consumers, which keep their messages."""
     dead: int
-    """Messages in the dead list, which stay there."""
+    """The number of messages in the dead list, which stay there."""
 
 
 def release(channel: Any, *, force: bool = False) -> Released:

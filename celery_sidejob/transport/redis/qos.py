@@ -10,20 +10,20 @@ from .connections import unless_full
 
 
 class QoS(redis.QoS):
-    """kombu's QoS, with a record for each consumer in place of one hash for the whole broker.
+    """kombu's QoS, with a record for each consumer instead of one hash for the whole broker.
 
-    Messages of kombu's own workers in that hash are restored as before (`restore_visible`): during a migration these
-    workers may be killed when no other of their kind is left.
+    Messages of kombu's own workers in that hash are restored as before (`restore_visible`): during a migration the last
+    of these workers may be killed.
     """
 
     def can_consume(self) -> bool:
-        """Adds to kombu's: kombu calls it first, and also while no more may be fetched."""
+        """Adds to kombu's: kombu calls it first, even while no more messages may be fetched."""
         self.channel.hear()
         self.channel.consumer.check_silence()
         return not self.channel.quarantine.is_on(self) and bool(super().can_consume())
 
     def append(self, message: Any, delivery_tag: str) -> None:
-        """Replaces recording a message in Redis: its fetch has done that."""
+        """Replaces recording a message in Redis: the fetch has done this."""
         virtual.QoS.append(self, message, delivery_tag)
 
     def ack(self, delivery_tag: str) -> None:
@@ -43,7 +43,7 @@ class QoS(redis.QoS):
         virtual.QoS.ack(self, delivery_tag)
 
     def restore_visible(self, *args: Any, **options: Any) -> None:
-        """Adds to kombu's: a full server refuses its lock, and what it would restore waits."""
+        """Adds to kombu's: a full server refuses its lock, and the messages to restore wait."""
         with unless_full():
             super().restore_visible(*args, **options)
 

@@ -1,4 +1,4 @@
-"""The records of consumers: a message leaves one by an acknowledgement, or back to its list."""
+"""The records of consumers: an acknowledgement, or the return to its list, removes a message from its record."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from .scripts import GIVE_BACK
 logger = get_logger(__name__)
 
 BELL_MS = 60_000
-"""How long an unheard bell is kept; a consumer that waits later checks the queue first."""
+"""Milliseconds for which an unheard bell is kept; a consumer that waits later checks the queue first."""
 PAGE = 200
 PAGE_BYTES = 4_000_000
-"""How many messages, and bytes, one script gives back; larger records go page by page, the newest first."""
+"""The most messages, and bytes, that one script gives back; larger records are returned in pages, the newest first."""
 COMPANY = ("recover", "leave")
-"""The returns for which a message becomes a suspect; a lost pool process had it alone."""
+"""The reasons for a return after which a message becomes a suspect; a lost pool process had only one message."""
 SENTENCE = "came back {} from consumers that had begun it"
 
 
@@ -39,7 +39,7 @@ class Move:
     text: bytes
     task_id: str | None
     buried: str | None = None
-    """Why it goes to the dead list."""
+    """Why it goes to the dead list; None if it does not."""
 
 
 class Records:
@@ -63,13 +63,13 @@ class Records:
         return sum(len(page) for page in self._put_back(consumer, "give_back", tokens))
 
     def send_back(self, consumer: str, token: str) -> bool:
-        """Give a message back that had begun, behind those that came back before, and count it; False if it is gone."""
+        """Give a begun message back, behind messages that came back before, and count this; False if it is gone."""
         return any(len(page) for page in self._put_back(consumer, "send_back", [token], counts=lambda token: True))
 
     def leave(self, consumer: str, *, begun: Container[str] = ()) -> int:
-        """Give back all messages of a consumer, and forget the consumer; returns how many they were.
+        """Give back all messages of a consumer, and forget the consumer; returns their number.
 
-        The return of those that had `begun` is counted.
+        The return of messages that had `begun` is counted.
         """
         pages = self._put_back(consumer, "leave", self.tokens(consumer), counts=begun.__contains__)
         return sum(len(page) for page in pages)
@@ -98,25 +98,14 @@ class Records:
         there = [_parted(entry) for entry in self._read(consumer, token) if entry is not None]
         self._take_back(consumer, "give_back", [Move(token, list_key, text, None, reason) for list_key, text in there])
 
-    def held(self, at_most: int) -> Iterator[bytes]:
-        """Yield messages that consumers hold, the newest of each first, at most this many."""
-        for name in self._client.zrange(self._keys.consumers, 0, -1):
-            consumer = name.decode()
-            newest = sorted(self.tokens(consumer), key=_age, reverse=True)[:at_most]
-            at_most -= len(newest)
-            for first in range(0, len(newest), PAGE):
-                for entry in self._read(consumer, *newest[first : first + PAGE]):
-                    if entry is not None:
-                        yield _parted(entry)[1]
-
     def tokens(self, consumer: str) -> list[str]:
-        """The tokens of a consumer's messages."""
+        """Return the tokens of a consumer's messages."""
         return [token.decode() for token in self._client.hkeys(self._keys.held(consumer))]
 
     def _put_back(
         self, consumer: str, why: str, tokens: Iterable[str], *, counts: Callable[[str], bool] = lambda token: False
     ) -> Iterator[list[Move]]:
-        """Give messages back, newest first; yields those of each page that went, the last page also if it is empty.
+        """Give messages back, newest first; yields the returned messages of each page, including an empty last page.
 
         Several processes may do this at once: each skips the messages that another has given back, in the same order.
         """
@@ -136,7 +125,7 @@ class Records:
         return self._client.hmget(self._keys.held(consumer), tokens) if tokens else []
 
     def _take_back(self, consumer: str, why: str, moves: Sequence[Move]) -> list[Move] | None:
-        """Run the script for one page; returns those that went, None if the consumer is not dead."""
+        """Run the script for one page; return the messages that were given back, None if the consumer is not dead."""
         keys = self._keys
         lists = sorted({move.list_key for move in moves})
         arguments: list[Any] = [consumer, why, BELL_MS, len(lists)]
@@ -159,7 +148,7 @@ class Records:
         return gone
 
     def _tell_what_stays(self, consumer: str, moves: Sequence[Move]) -> None:
-        """Others may have given it back meanwhile; what is still there cannot go, as its list is none any more."""
+        """Log the messages that remain although no other process gave them back: their list is no list any more."""
         there = self._read(consumer, *(move.token for move in moves))
         for list_key in sorted({move.list_key for move, text in zip(moves, there, strict=True) if text is not None}):
             logger.error("Messages of %s cannot go back to %r: that key is not a list", consumer, list_key)
@@ -172,15 +161,15 @@ class Records:
             headers["redelivered"] = properties["delivery_info"]["redelivered"] = True
             task_id = headers.get("id")
             is_counted = had_begun and not is_for_later(headers)
-            if why != "recover" and is_counted_by_a_row(headers):  # it may have been sent back as its store is away
+            if why != "recover" and is_counted_by_a_row(headers):  # its store may be unreachable
                 is_counted = False
-            # Not a header: Celery hands those on to the message of a retry, which is not to blame.
+            # Not a header: Celery passes headers on to the message of a retry, which is not to blame.
             count = returns(properties) + is_counted
             if count:
                 properties["delivery_count"] = count
             if is_counted and why in COMPANY:
                 properties[SUSPECT] = True
-        except Exception:  # the next consumer reports what is wrong with it
+        except Exception:  # the next consumer reports the fault
             return Move(token, list_key, text, None)
         limit = self._delivery_limit
         if is_counted and limit is not None and count >= limit:
@@ -189,7 +178,7 @@ class Records:
 
 
 def _parts(moves: Sequence[Move]) -> Iterator[list[Move]]:
-    """Divide a page where its messages are large; no message at all is a part too, as somebody may be left to leave."""
+    """Divide a page if its messages are large; an empty page is a part too, because its consumer may have to leave."""
     part: list[Move] = []
     size = 0
     for move in moves:
@@ -202,13 +191,13 @@ def _parts(moves: Sequence[Move]) -> Iterator[list[Move]]:
 
 
 def _parted(entry: bytes) -> tuple[str, bytes]:
-    """Split a record's entry into its list and the message as it was in there."""
+    """Split a record's entry into its list and the message in its stored form."""
     size, _, rest = entry.partition(b":")
     return rest[: int(size)].decode(), rest[int(size) :]
 
 
 def _age(token: str) -> tuple[int, int]:
-    """Order tokens by when their messages were fetched."""
+    """Order tokens by the time of their fetch."""
     fetch, _, number = token.partition(".")
     return int(fetch), int(number)
 

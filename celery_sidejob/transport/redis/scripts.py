@@ -18,12 +18,12 @@ class Script:
         self.sha = sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
     def command(self, keys: Sequence[str], arguments: Sequence[Any], *, by_text: bool = False) -> list[Any]:
-        """Return the command that runs it; the text always works, and afterwards Redis knows the hash."""
+        """Return the command that runs it; with the text it always works, and Redis then knows the hash."""
         head = ["EVAL", self.text] if by_text else ["EVALSHA", self.sha]
         return [*head, len(keys), *keys, *arguments]
 
     def run(self, client: Any, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
-        """Run it and return its answer, also on a server that was restarted, or that a failover has promoted."""
+        """Run it and return its answer, even on a server that was restarted or promoted by a failover."""
         try:
             return client.execute_command(*self.command(keys, arguments))
         except NoScriptError:

@@ -1,6 +1,6 @@
-"""The transport behind `sidejob-sentinel://`: sentinels say which server is the master, also after a failover.
+"""The transport behind `sidejob-sentinel://`: sentinels name the master server, also after a failover.
 
-The URLs are those of sentinels; the transport option `master_name` says which of their masters is the broker.
+The URLs lead to sentinels; the transport option `master_name` names the master that is the broker.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SentinelChannel(BrokerChannel, redis.SentinelChannel):
     sentinel_kwargs: dict[str, Any] | None = None
 
     def _sentinel_managed_pool(self, asynchronous: bool = False) -> Pool:
-        """Replaces kombu's, which looks for sentinels in URLs of its own scheme alone."""
+        """Replaces kombu's, which finds sentinels only in URLs of its own scheme."""
         if self.master_name is None:
             raise ValueError(
                 f'{SCHEME}:// needs the name of the master: broker_transport_options = {{"master_name": "..."}}'
@@ -49,7 +49,7 @@ class SentinelChannel(BrokerChannel, redis.SentinelChannel):
         host, port = parameters.pop("host"), parameters.pop("port")
         urls = [url_to_parts(url) for url in self.connection.client.alt if url.startswith(f"{SCHEME}:")]
         sentinels = [(url.hostname, url.port or port) for url in urls] or [(host, port)]
-        # If a sentinel is away or silent, the next is asked at once, so that the heart beats in time.
+        # If a sentinel is unreachable or silent, the next is asked at once, so that the heart beats in time.
         asked_for_s = self.consumer_timeout / 2
         asked = {name: value for name, value in parameters.items() if name.startswith("socket_") and value is not None}
         asked = {"socket_timeout": asked_for_s, "socket_connect_timeout": asked_for_s, **asked}
@@ -63,7 +63,7 @@ class SentinelChannel(BrokerChannel, redis.SentinelChannel):
 
 
 class SentinelTransport(Transport):
-    """The same, whose URLs are those of sentinels."""
+    """The same transport, with URLs of sentinels."""
 
     Channel = SentinelChannel
     default_port = redis.SentinelTransport.default_port

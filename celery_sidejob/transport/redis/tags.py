@@ -1,4 +1,4 @@
-"""Delivery tags: each names the consumer that has the message, and its token in that consumer's record."""
+"""Delivery tags: a tag names the consumer that has the message, and the message's token in that consumer's record."""
 
 from __future__ import annotations
 

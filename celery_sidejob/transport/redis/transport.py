@@ -29,7 +29,7 @@ logger = get_logger(__name__)
 require_kombu("sidejob")
 
 OLDEST_REDIS = (6, 2)
-"""The version that kombu 5.7 needs; Valkey reports 7.2."""
+"""The oldest Redis version that kombu 5.7 accepts; Valkey reports 7.2."""
 RIGHTS = (
     "It needs ~* &* +@read +@write +@connection +@pubsub +@scripting +@transaction +info +time; "
     "where there are no scripts there is redis://."
@@ -40,7 +40,7 @@ PROBE = "_sidejob.probe"
 
 
 class UnsuitableServerError(Exception):
-    """The server at the broker's URL cannot keep what this transport promises."""
+    """The server at the broker's URL cannot support this transport's promises."""
 
 
 class Transport(redis.Transport):
@@ -50,7 +50,7 @@ class Transport(redis.Transport):
     # A bell is rung when a message arrives, so there is no need to check every second.
     brpop_timeout = 10
     has_loop = False
-    """Whether Celery's event loop comes back to the channels, so that answers can be read later."""
+    """Whether Celery's event loop returns to the channels, so that answers can be read later."""
     _heart: Heart | None = None
 
     def __init__(self, client: Any, **options: Any) -> None:
@@ -102,7 +102,7 @@ class Transport(redis.Transport):
             pool = channel._get_pool()
             options = pool.connection_kwargs
             for name in ("socket_timeout", "socket_connect_timeout"):
-                if name in options:  # a silent server must not block the heart as well
+                if name in options:  # a silent server must not block the heart too
                     options[name] = min(options[name] or timeout_s / 2, timeout_s / 2)
             client = Redis(connection_pool=pool)
             records = Records(client, channel.keys, delivery_limit=channel.delivery_limit)

@@ -17,7 +17,7 @@ class OutOfStockError(Exception):
 
 @sidejob_task(inports=["lines"], max_retries=None)
 def fulfil(job, order_id):
-    """Take each line out of the stock, then write the invoice: each exactly once."""
+    """Take each line out of the stock, then write the invoice: each exactly once. Returns its total."""
     for line_id in job.for_inputs("lines"):
         with transaction.atomic():
             with job.unit(transaction=connection):
@@ -30,6 +30,7 @@ def fulfil(job, order_id):
             with job.unit(transaction=connection):
                 invoice = write_invoice(order_id)
                 job.enqueue(send_invoice, (invoice.pk,), child_name="mail")
+    return str(Invoice.objects.get(order=order_id).total)
 
 
 @sidejob_task

@@ -25,6 +25,7 @@ class PlacingTest(TransactionTestCase):
     def test_an_order_is_fulfilled(self):
         pk = self.place(kettle=2).json()["order"]
         self.assertEqual(self.client.get(f"/orders/{pk}/").json()["total"], "40.00")
+        self.assertEqual(self.client.get(f"/orders/{pk}/receipt/").json(), {"total": "40.00"})
         self.assertEqual(Product.objects.get().stock, 3)
         self.assertEqual(sidejob.get(f"order-{pk}").status, "completed")
         self.assertCountEqual([message.subject.split()[0] for message in mail.outbox], ["Order", "Invoice"])

@@ -2,6 +2,7 @@
 
 import json
 
+from celery.exceptions import TimeoutError as StillRunning
 from django.db import transaction
 from django.http import JsonResponse
 from django.shortcuts import get_object_or_404
@@ -39,3 +40,13 @@ def show_order(request, pk):
     invoice = order.invoices.first()
     job = sidejob.get(order.job_alias)
     return JsonResponse({"order": order.pk, "job": job.status, "total": invoice and str(invoice.total)})
+
+
+@require_GET
+def show_receipt(request, pk):
+    """Show what the job of an order has returned; wait for it, but not for long."""
+    order = get_object_or_404(Order, pk=pk)
+    try:
+        return JsonResponse({"total": sidejob.get(order.job_alias).result.get(timeout=10)})
+    except StillRunning:
+        return JsonResponse({"total": None}, status=202)

@@ -1,4 +1,4 @@
-"""Settings of the shop: one Postgres, named by DATABASE_URL, for Django and for its jobs."""
+"""Settings of the shop: DATABASE_URL names the one Postgres, for its tables, jobs, messages and results."""
 
 import os
 from pathlib import Path
@@ -23,8 +23,9 @@ DATABASES = {
     }
 }
 
-CELERY_BROKER_URL = os.environ.get("CELERY_BROKER_URL", "redis://localhost:6379/2")
 CELERY_SIDEJOB_DATABASE_URL = DATABASE_URL
+CELERY_BROKER_URL = os.environ.get("CELERY_BROKER_URL", "sidejobpg://")  # alone: the database above
+CELERY_RESULT_BACKEND = "sidejobpg://"
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_WORKER_SOFT_SHUTDOWN_TIMEOUT = float(os.environ.get("SOFT_SHUTDOWN_S", "0"))
 

@@ -18,6 +18,7 @@ class ShopTestRunner(DiscoverRunner):
         settings.CELERY_SIDEJOB_DATABASE_URL = url_of(connection.settings_dict)
         settings.CELERY_BROKER_URL = "memory://"
         settings.CELERY_TASK_ALWAYS_EAGER = True
+        settings.CELERY_TASK_STORE_EAGER_RESULT = True
         sidejob.upgrade_schema()
         return made
 

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
-from fastapi import Depends, FastAPI, HTTPException
-from fastapi.concurrency import run_in_threadpool
+from celery.exceptions import TimeoutError as StillRunning
+from fastapi import Depends, FastAPI, HTTPException, Response
 from pydantic import BaseModel
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -75,7 +75,7 @@ def show_order(order_id: int, session: Annotated[Session, Depends(a_session)]) -
     return {"order": order_id, "job": job_of(order).status, "total": None if total is None else str(total)}
 
 
-# -- endpoints with `async def`: what waits for the store belongs into a thread, or into run_sync ----------------------
+# -- endpoints with `async def`: they await the same verbs -------------------------------------------------------------
 
 
 @app.post("/async/orders/", status_code=201)
@@ -87,25 +87,37 @@ async def place_order_async(
     order = order_of(wanted, {product.name: product for product in products})
     session.add(order)
     await session.flush()
-    await session.run_sync(lambda s: fulfil.enqueue((order.id,), aliases=[order.job_alias], transaction=s))
+    await fulfil.aenqueue((order.id,), aliases=[order.job_alias], transaction=session)
     await session.commit()
     return {"order": order.id}
 
 
-@app.post("/stocktakings/", status_code=202)
-async def begin_stocktaking() -> dict[str, int]:
-    """Have the stock counted: a job alone, in a transaction of its own."""
-    job = await run_in_threadpool(take_stock.enqueue)
-    return {"job": job.id}
-
-
-@app.get("/stocktakings/{job_id}/")
-async def show_stocktaking(job_id: int) -> dict[str, Any]:
-    """Show what has become of a stocktaking."""
-    job = await asyncio.to_thread(sidejob.find, job_id)
+@app.get("/orders/{order_id}/receipt/")
+async def show_receipt(order_id: int, response: Response) -> dict[str, str | None]:
+    """Show what the job of an order has returned; wait for it, but not for long."""
+    job = await sidejob.aio.find(f"order-{order_id}")
     if job is None:
-        raise HTTPException(404, "there is no such stocktaking")
-    return {"job": job.status, "worth": await asyncio.to_thread(job.get, "worth")}
+        raise HTTPException(404, "there is no such order")
+    try:
+        return {"total": await job.result.aget(timeout=10)}
+    except StillRunning:
+        response.status_code = 202
+        return {"total": None}
+
+
+@app.post("/stocktakings/", status_code=202)
+async def begin_stocktaking() -> dict[str, str]:
+    """Have the stock counted: a durable task alone, in a transaction of its own."""
+    result = await take_stock.adelay()
+    return {"id": result.id}
+
+
+@app.get("/stocktakings/{task_id}/")
+async def show_stocktaking(task_id: str) -> dict[str, str | None]:
+    """Show how far a stocktaking is, and its result."""
+    result = take_stock.AsyncResult(task_id)
+    state = await asyncio.to_thread(lambda: result.state)
+    return {"state": state, "worth": result.result if state == "SUCCESS" else None}
 
 
 def order_of(wanted: Wanted, products: Mapping[str, Product]) -> Order:

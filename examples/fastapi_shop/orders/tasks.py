@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 from celery_sidejob import RunningJob
 
 from .models import Invoice, Line, Order, Product, StockMove, make_session
-from .worker import sidejob
+from .worker import app, sidejob
 
 RESTOCKED_S = 60
 
@@ -18,7 +18,7 @@ class OutOfStockError(Exception):
 
 
 @sidejob.task(max_retries=None)
-def fulfil(job: RunningJob, order_id: int) -> None:
+def fulfil(job: RunningJob, order_id: int) -> str:
     """Take each line's pieces out of the stock, and then write the invoice: each in a unit of its own, once."""
     with make_session() as session:
         order = session.get_one(Order, order_id)
@@ -39,14 +39,14 @@ def fulfil(job: RunningJob, order_id: int) -> None:
                 session.flush()
                 job.set(invoice=invoice.id)
             session.commit()
+        return str(session.get_one(Invoice, job.get("invoice")).total)
 
 
-@sidejob.task
-def take_stock(job: RunningJob) -> None:
-    """Count what all products in the stock are worth."""
+@app.task(durable=True, on_lost="requeue")
+def take_stock() -> str:
+    """Return what all products in the stock are worth: a durable task, which is repeated if its worker dies."""
     with make_session() as session:
-        worth = session.scalar(select(func.sum(Product.stock * Product.price)))
-    job.set(worth=str(worth or 0))
+        return str(session.scalar(select(func.sum(Product.stock * Product.price))) or 0)
 
 
 def take_from_stock(session: Session, line: Line) -> None:

@@ -21,10 +21,10 @@ def create_app(config: Mapping[str, Any] | None = None) -> Flask:
     app.config.from_mapping(
         DATABASE_URL=database_url,
         CELERY={
-            "broker_url": os.environ.get("CELERY_BROKER_URL", "redis://localhost:6379/3"),
             "sidejob_database_url": database_url,
+            "broker_url": os.environ.get("CELERY_BROKER_URL", "sidejobpg://"),  # alone: the database above
+            "result_backend": "sidejobpg://",
             "broker_connection_retry_on_startup": True,
-            "task_ignore_result": True,
         },
     )
     app.config.from_mapping(config)

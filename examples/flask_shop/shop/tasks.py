@@ -16,12 +16,12 @@ class OutOfStockError(Exception):
 
 
 @sidejob_task
-def fulfil(job: RunningJob, order_id: int) -> None:
-    """When each line was picked by a child of its own, write the invoice."""
+def fulfil(job: RunningJob, order_id: int) -> str:
+    """When each line was picked by a child of its own, write the invoice, and return its total."""
     if any(child.status != Status.COMPLETED for child in job.children.values()):
         job.suspend()  # each child's end begins the next run
-    if job.get("invoice") is not None:
-        return  # an earlier run has written it, and died before its end
+    if job.get("invoice") is not None:  # an earlier run has written it, and died before its end
+        return str(session.get_one(Invoice, job.get("invoice")).total)
     with job.unit(transaction=session):
         order = session.get_one(Order, order_id)
         total = sum(line.quantity * line.product.price for line in order.lines)
@@ -30,6 +30,7 @@ def fulfil(job: RunningJob, order_id: int) -> None:
         session.flush()
         job.set(invoice=invoice.id)
     session.commit()
+    return str(invoice.total)
 
 
 @fulfil.on_startup

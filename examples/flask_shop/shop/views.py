@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from celery.exceptions import TimeoutError as StillRunning
 from flask import Blueprint, current_app, jsonify, request
 from flask.typing import ResponseReturnValue
 from sqlalchemy import select
@@ -38,6 +39,15 @@ def show_order(order_id: int) -> ResponseReturnValue:
     order = session.get_one(Order, order_id)
     total = str(order.invoices[0].total) if order.invoices else None
     return jsonify(order=order.id, job=job_of(order).status, total=total)
+
+
+@blueprint.get("/<int:order_id>/receipt/")
+def show_receipt(order_id: int) -> ResponseReturnValue:
+    """Show what the job of an order has returned; wait for it, but not for long."""
+    try:
+        return jsonify(total=job_of(session.get_one(Order, order_id)).result.get(timeout=10))
+    except StillRunning:
+        return jsonify(total=None), 202
 
 
 @blueprint.delete("/<int:order_id>/")

@@ -177,7 +177,7 @@ def test_a_broker_that_is_away_is_waited_for_once(own_valkey: embedded.Valkey, p
         lambda publisher: publisher.publish([message(1), message(2)]),
         lambda publisher: publisher.publish([Doorbell(1, 1, "task-1", "noop", "celery")]),
         lambda publisher: CeleryBroker(
-            publisher._app, publisher._connection, Connections(None, "sidejob"), lease_s=20
+            publisher._app, publisher._connection, Connections(None, "sidejob")
         ).was_emptied(),
         lambda publisher: publisher.announce(lambda producer: producer.publish({}, routing_key="celery")),
     ],

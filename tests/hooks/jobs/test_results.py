@@ -10,8 +10,8 @@ from kombu.serialization import loads
 
 from celery_sidejob import Job, RunningJob
 from celery_sidejob.model.status import RunEnd
-from celery_sidejob.operations import endings, recovery
-from celery_sidejob.operations.job_run_end import Ending
+from celery_sidejob.operations.runs import endings, recovery
+from celery_sidejob.operations.runs.job_run_end import Ending
 from tests.tools.in_process import Stage
 
 GIVEN = ([1], {"more": 2})
@@ -76,7 +76,7 @@ def test_an_extended_result_has_the_arguments_whoever_ended_the_asking(
 def test_an_error_link_is_told_of_the_arguments(stage: Stage) -> None:
     told: list[Any] = []
 
-    @stage.app.task(name="errback")
+    @stage.app.task(name="errback", shared=False)
     def errback(request: Any, error: BaseException, traceback: Any) -> None:
         told.append((request.args, request.kwargs))
 
@@ -89,11 +89,11 @@ def test_an_error_link_is_told_of_the_arguments(stage: Stage) -> None:
 def test_an_error_link_that_can_never_be_sent_has_no_other_repeated(stage: Stage) -> None:
     told: list[str] = []
 
-    @stage.app.task(name="errback.told_once")
+    @stage.app.task(name="errback.told_once", shared=False)
     def errback(request: Any, error: BaseException, traceback: Any) -> None:
         told.append(request.id)
 
-    @stage.app.task(name="unsendable")
+    @stage.app.task(name="unsendable", shared=False)
     def unsendable(task_id: str) -> None: ...
 
     stage.app.conf.task_create_missing_queues = False

@@ -13,7 +13,7 @@ from celery.app.trace import build_tracer
 from celery_sidejob import Job, RunningJob, StoreUnavailableError
 from celery_sidejob.hooks.messages.doorbell import HEADER
 from celery_sidejob.model.durable import WORKER
-from celery_sidejob.operations import recovery
+from celery_sidejob.operations.runs import recovery
 from celery_sidejob.store.outbox import doorbells
 from tests.tools.in_process import Stage
 

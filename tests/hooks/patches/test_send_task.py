@@ -11,6 +11,7 @@ from celery import Celery, chain, group
 from celery_sidejob.hooks.patches import app_methods
 from celery_sidejob.hooks.tasks.calls import PRODUCER_INDEX
 from tests.hooks.patches.conftest import task_of
+from tests.tools.producers import all_producers
 
 
 def test_where_a_producer_is_given() -> None:
@@ -37,6 +38,5 @@ def test_all_ways_to_call_pass_it(app: Celery) -> None:
 
 def test_the_producer_that_is_given_is_all_that_is_taken(app: Celery) -> None:
     taken = app.connection_for_write().Producer()
-    app.conf.broker_pool_limit = 1
-    with app.producer_pool.acquire():  # the only one
+    with all_producers(app):
         app.send_task("contract.elsewhere", producer=taken)

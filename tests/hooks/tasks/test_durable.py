@@ -31,11 +31,11 @@ from celery_sidejob.hooks.durability import is_durable
 from celery_sidejob.hooks.tasks import ending
 from celery_sidejob.hooks.tasks.marking import mark
 from celery_sidejob.hooks.tasks.present_run import RUNS
-from celery_sidejob.inspection import Inspection
+from celery_sidejob.inspection.tasks import TaskViews
 from celery_sidejob.model.durable import Death
 from celery_sidejob.model.loss import Loss
-from celery_sidejob.operations import burials
-from celery_sidejob.operations.durable_runs import Run
+from celery_sidejob.operations.ledger import burials
+from celery_sidejob.operations.ledger.durable_runs import Run
 from celery_sidejob.store.statement import Statement
 from tests.tools.apps import make_app
 from tests.tools.contents import NOTHING
@@ -550,7 +550,7 @@ def test_the_secret_in_a_loss_is_hidden(app: Celery, mail: Any) -> None:
     mail.apply_async(("me",), task_id="one")
     kept = Loss.of_body("web:1:a", SystemExit("hunter2")).json
     app.sidejob.runtime.connections.run(Statement("UPDATE {messages} SET last_loss = %(kept)s::json"), kept=kept)
-    waiting = Inspection(app.sidejob.runtime).task("one")
+    waiting = TaskViews(app.sidejob.runtime).task("one")
     assert waiting is not None
     bury(app)
     (entry,) = app.sidejob.dead

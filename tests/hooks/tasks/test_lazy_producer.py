@@ -13,6 +13,7 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 
 from tests.tools.apps import make_app
+from tests.tools.producers import all_producers
 
 NOWHERE = "redis://127.0.0.1:1/0"
 
@@ -24,7 +25,6 @@ def app(database_url: str, redis_url: str) -> Iterator[Celery]:
         broker=redis_url,
         sidejob_database_url=database_url,
         sidejob_durable_tasks=["shop.*"],
-        broker_pool_limit=1,
     )
     yield made
     made.sidejob.close()
@@ -32,7 +32,7 @@ def app(database_url: str, redis_url: str) -> Iterator[Celery]:
 
 
 def test_a_call_needs_nothing_of_the_pool(app: Celery, redis_url: str) -> None:
-    with app.producer_pool.acquire():  # the only one
+    with all_producers(app):
         app.send_task("shop.mail", task_id="one")
 
     with redis.Redis.from_url(redis_url) as client:
@@ -53,7 +53,7 @@ def test_the_event_that_it_was_sent_goes_over_one_of_the_pool_which_comes_back(a
             while len(heard) < 2:
                 listening.drain_events(timeout=10)
     assert heard == ["one", "two"]
-    with app.producer_pool.acquire(timeout=1):
+    with all_producers(app):
         pass
 
 

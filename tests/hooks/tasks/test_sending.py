@@ -18,7 +18,7 @@ from kombu.exceptions import EncodeError
 from celery_sidejob import InvalidValueError, SideJob, StoreUnavailableError
 from celery_sidejob.hooks.broker import publishing
 from celery_sidejob.hooks.messages import encoding
-from celery_sidejob.operations import keeping
+from celery_sidejob.operations.ledger import keeping
 from celery_sidejob.store.statement import Statement
 from tests.tools.apps import make_app
 from tests.tools.waiting import wait_until

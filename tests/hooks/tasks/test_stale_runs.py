@@ -16,8 +16,8 @@ from celery.app.trace import build_tracer
 from celery_sidejob import InvalidValueError
 from celery_sidejob.hooks.tasks.present_run import RUNS
 from celery_sidejob.model.durable import DIGEST, HEADER, WORKER, Address, Death, Digest, digest_of
-from celery_sidejob.operations import burials, durable_locks
-from celery_sidejob.operations.durable_runs import Run
+from celery_sidejob.operations.ledger import burials, durable_locks
+from celery_sidejob.operations.ledger.durable_runs import Run
 from celery_sidejob.store import workers
 from tests.tools.apps import make_app
 from tests.tools.contents import content_of
@@ -33,12 +33,12 @@ REPEATABLE: dict[str, Any] = {"acks_late": True, "reject_on_worker_lost": True, 
 class Shop:
     """An app whose durable tasks run in the test's process, by Celery's own tracer, for one worker after the other."""
 
-    def __init__(self, database_url: str, redis_url: str) -> None:
+    def __init__(self, database_url: str, redis_url: str, *, result_backend: str | None = None) -> None:
         self.url = direct(database_url)
         self.app = make_app(
             "stale",
             broker=redis_url,
-            result_backend=redis_url,
+            result_backend=result_backend or redis_url,
             sidejob_database_url=database_url,
             sidejob_durable_tasks=["stale.*"],
         )
@@ -111,13 +111,17 @@ class Shop:
             cursor = looking.execute(statement, parameters or None)
             return cursor.fetchall() if cursor.description else []
 
+    def close(self) -> None:
+        """Close what is open."""
+        self.app.sidejob.close()
+        self.app.close()
+
 
 @pytest.fixture(name="shop")
 def shop_fixture(database_url: str, redis_url: str) -> Iterator[Shop]:
     made = Shop(database_url, redis_url)
     yield made
-    made.app.sidejob.close()
-    made.app.close()
+    made.close()
 
 
 @pytest.mark.parametrize("outcome", [7, ValueError])

@@ -161,3 +161,13 @@ def test_a_run_that_was_not_begun_is_forgotten_after_a_while(monkeypatch: pytest
     monkeypatch.setattr(deliveries, "LEFT_S", 0.0)
     runs.sweep()
     assert not runs.is_left(KEY, 11)
+
+
+def test_a_delivery_that_ran_nothing_has_not_begun_the_run() -> None:
+    """Otherwise the run, which the worker holds and nobody executes, would count as lost."""
+    runs = Deliveries[tuple[int, int]]()
+    runs.accepted(copy := runs.received(KEY), 11)
+    assert runs.begun() == {KEY}
+    runs.idle(copy)
+    runs.over(copy)
+    assert runs.begun() == set()

@@ -11,9 +11,9 @@ import pytest
 
 from celery_sidejob import Job, LeaseLostError, RunningJob, StoreUnavailableError
 from celery_sidejob.model.loss import Loss
-from celery_sidejob.operations import recovery, runs
 from celery_sidejob.operations.hold import Hold
-from celery_sidejob.operations.runs import Unit
+from celery_sidejob.operations.runs import recovery, runs
+from celery_sidejob.operations.runs.runs import Unit
 from celery_sidejob.services.duty import Report
 from celery_sidejob.services.heartbeat.deliveries import ENDED, RELEASED
 from celery_sidejob.services.heartbeat.heartbeat import Heartbeat

@@ -79,24 +79,6 @@ def test_a_worker_vouches_for_a_job_only_behind_something_that_runs(
     heartbeat.close()
 
 
-def test_what_was_overtaken_is_not_passed_over(stage: Stage) -> None:
-    """A queue is served in order: what was published before one that runs is not in it any more."""
-    overtaken, running, later = (stage.job() for _ in range(3))
-    publish(stage, overtaken, ago_s=60, look_in_s=-1)
-    publish(stage, running, ago_s=40, look_in_s=-1)
-    publish(stage, later, ago_s=20, look_in_s=-1)
-    queue = overtaken.queue
-    assert checks.overdue(stage.runtime.connections, limit=10) == {queue: 3}
-    assert checks.overdue(stage.runtime.connections, limit=2) == {queue: 2}
-    assert stage.claim(running) is not None
-
-    assert checks.postpone_in(stage.runtime.connections, queue) == 1
-
-    assert look_in(stage, overtaken) < 0
-    assert look_in(stage, later) > 0
-    assert checks.overdue(stage.runtime.connections, limit=10) == {queue: 1}
-
-
 def test_a_queue_that_vanished_has_its_messages_published_again_and_no_other(stage: Stage) -> None:
     gone = [stage.job(queue="gone") for _ in range(3)]
     running, other = stage.job(queue="gone"), stage.job(queue="other")

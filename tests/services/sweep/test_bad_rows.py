@@ -91,11 +91,11 @@ def test_a_timer_that_cannot_be_applied_blocks_no_other(stage: Stage, caplog: py
 def test_what_was_buried_before_the_store_went_away_is_counted(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
 
-    def away_for_the_second(message: Message, *_: object, **__: object) -> str:
+    def away_for_the_second(message: Message, *_: object, **__: object) -> tuple[str, tuple[()]]:
         told.append(message.task_id)
         if len(told) == 2:
             raise StoreUnavailableError("injected")
-        return "bury"
+        return "bury", ()
 
     monkeypatch.setattr(stage.runtime.results, "tell_of_doom", away_for_the_second)
     stage.sql("""

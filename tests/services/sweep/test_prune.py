@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from celery_sidejob import Job, JobNotFoundError, RunningJob
-from celery_sidejob.operations import deletion
+from celery_sidejob.operations.changes import deletion
 from celery_sidejob.services.duty import Report
 from celery_sidejob.services.sweep import prune as module
 from celery_sidejob.services.sweep.prune import Prune

@@ -426,26 +426,6 @@ def test_a_mark_that_comes_after_the_broker_was_emptied_hides_nothing(broker: tu
     assert rung(client) == [job.id]
 
 
-def test_a_broker_that_has_not_seen_a_sweeper_gets_copies_only_of_what_it_lost(
-    broker: tuple[Stage, TcpProxy, Any]
-) -> None:  # fmt: skip
-    """A fleet's first worker starts after the first calls, or the marker alone was deleted."""
-    stage, _, client = broker
-    later = stage.job(priority=3)
-    jobs = stage.sidejob.enqueue_many([{"task": "stage.idle"} for _ in range(50)])
-    (text,) = [text for text in client.lrange("celery", 0, -1) if f'"job": {jobs[20].id},'.encode() in text]
-    client.lrem("celery", 1, text)
-    stage.runtime.connections.write_behind_now()
-    client.delete(*client.scan_iter("celery_sidejob:marker:*"))
-
-    report = stage.sidejob.poll()
-
-    assert (report.broker_emptied, report.published) == (True, 1)
-    assert rung(client) == [job.id for job in jobs if job is not jobs[20]] + [jobs[20].id]
-    assert rung(client, "celery\x06\x166") == [later.id]
-    assert stage.sidejob.poll().published == 0, "and that is all"
-
-
 def test_what_was_seen_of_an_emptied_broker_outlives_trouble_with_the_store(
     broker: tuple[Stage, TcpProxy, Any], at: Arm
 ) -> None:

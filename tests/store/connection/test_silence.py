@@ -15,7 +15,7 @@ import pytest
 from psycopg import sql
 
 from celery_sidejob import Job, RunningJob, StoreUnavailableError, embedded
-from celery_sidejob.inspection import Inspection
+from celery_sidejob.inspection.jobs import JobViews
 from celery_sidejob.jobs import creation
 from celery_sidejob.operations import stores
 from celery_sidejob.store.connection import bounded, opening, own_executor
@@ -110,7 +110,7 @@ def calls(stage: Stage, job: Job, other: Job) -> dict[str, Callable[[], Any]]:
         "dead.list": lambda: sidejob.dead.list(),
         "dead.retry_all": lambda: sidejob.dead.retry_all(task="none"),
         "stats": sidejob.stats,
-        "show": lambda: Inspection(stage.runtime).details(job),
+        "show": lambda: JobViews(stage.runtime).details(job),
     }
 
 

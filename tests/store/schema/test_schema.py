@@ -10,6 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from celery_sidejob.model.gate import Gate
 from celery_sidejob.model.status import Status
 from celery_sidejob.store.revisions import KNOWN
 from celery_sidejob.store.schema import migrate
@@ -25,7 +26,7 @@ SCHEMA = "sidejob"
 CHANGED = {
     "status", "run_no", "unit_no", "worker_id", "run_kind", "ended_run", "rate_opens_at", "wakes", "wakes_taken",
     "changes", "timer_in_run", "terminate_tree", "losses", "retries", "started", "ran_at", "ended_at", "error",
-    "inputs_memo", "blocked", "has_dependents", "failed_by",
+    "inputs_memo", "blocked", "has_dependents", "has_steps", "failed_by",
 }  # fmt: skip
 CHANGED_OUTSIDE_RUNS = {
     "parent_id", "name", "priority", "task", "queue", "args", "kwargs", "max_losses", "retention_s", "retention_keep",
@@ -81,8 +82,8 @@ TOLD = {"eta", "etas", "expires", "expires_at", "due_at", "since", "seen", "seen
 """Times that a statement is told: what users have named, where a page goes on, what was read from the store before."""
 TOLD |= {"start_at", "end_at", "anchor_at", "next_at", "last_at", "nominal_at"}
 """Of a schedule: what users have named, and what follows from that and the time of the store."""
-TOLD |= {"at", "held_at"}
-"""The number of a hold: a time of the store's, which is only compared for being the same."""
+TOLD |= {"at", "held_at", "claim"}
+"""The number of a hold, or of a claim of a chord: a time of the store's, which is only compared for being the same."""
 
 
 def test_what_decides_about_lateness_is_the_clock_of_the_database(connection: psycopg.Connection[Any]) -> None:
@@ -282,6 +283,8 @@ LEGAL = {
             {**DURABLE, "locked_by": 1, "locked_at": NOW, "on_lost": "dead", "max_losses": 3},
             {**DOORBELL, **POOLED, "pool_rank": 0},
             {**DURABLE, **POOLED, "pool_rank": 0, "pool_shard": 0},
+            *({**DOORBELL, **POOLED, "pool_rank": 0, "gate": gate} for gate in Gate),
+            {**DURABLE, "doom": "revoked", "gate": Gate.WORKER},
             *({**DURABLE, "doom": doom} for doom in ("lost", "expired")),
         ],
     ),
@@ -361,6 +364,12 @@ ILLEGAL: dict[str, list[dict[str, Any]]] = {
         {**DOORBELL, "pool": "p", "pool_weight": 0, "pool_rank": 0},
         {**DOORBELL, **POOLED},
         {**DOORBELL, "pool_shard": 0},
+    ],
+    "messages_gate_check": [
+        {**DOORBELL, "gate": -1},
+        {**DOORBELL, "gate": max(Gate) + 1},
+        *({**DOORBELL, "gate": gate, "locked_by": 1, "locked_at": NOW} for gate in (Gate.QUEUE, Gate.WORKER)),
+        *({**DOORBELL, "gate": gate, "published_at": NOW} for gate in (Gate.QUEUE, Gate.JOBS)),
     ],
     "messages_job_check": [
         {},

@@ -40,7 +40,7 @@ class Draining:
 
     def start(self, pool: str = "prefork", *, early: bool = False) -> WorkerProcess:
         env = {**self._env, **({"EARLY": "1"} if early else {})}
-        return self._processes.start_worker("benchmarks.killed_app", env=env, pool=pool, concurrency=2)
+        return self._processes.start_worker("proofs.killed_app", env=env, pool=pool, concurrency=2)
 
     @property
     def ran(self) -> Counter[int]:

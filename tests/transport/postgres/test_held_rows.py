@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
+from time import monotonic
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -17,14 +20,20 @@ from celery_sidejob import CapacityPool
 from celery_sidejob.hooks.tasks.durable_request import DurableRequest
 from celery_sidejob.hooks.worker.outbox import Fetched, WorkerOutbox
 from celery_sidejob.model.durable import HELD, WORKER, Held
+from celery_sidejob.model.errors import StoreUnavailableError
 from celery_sidejob.model.loss import Loss, LossKind
-from celery_sidejob.operations import durable_ends, durable_locks
-from celery_sidejob.operations.durable_runs import Run
+from celery_sidejob.operations.ledger import durable_ends, durable_locks
+from celery_sidejob.operations.ledger.durable_runs import Run
 from celery_sidejob.services.heartbeat.heartbeat import Heartbeat
 from celery_sidejob.services.heartbeat.quiet_ends import QuietEnd
+from celery_sidejob.store.results import Ended, Kept
 from celery_sidejob.testing.databases import declare_dead
+from celery_sidejob.transport.postgres.acknowledgements import SOON_S
+from celery_sidejob.transport.postgres.fetching import BUSY_S
 from tests.tools.contents import content_of
+from tests.tools.crash_points import Arm, lost
 from tests.tools.in_process import Stage
+from tests.tools.waiting import wait_until
 from tests.transport.consuming import Consuming
 
 
@@ -86,7 +95,8 @@ def held(consuming: Consuming, task_id: str) -> Held:
 def ends(worker: Heartbeat, shop: Stage, *runs: Held) -> None:
     """Have these runs end well."""
     for run in runs:
-        worker.tasks.ends.add(QuietEnd(run, lambda run=run: content_of(shop.runtime, run.task_id)))  # type: ignore[misc]
+        content = partial(content_of, shop.runtime, run.task_id)
+        worker.tasks.ends.add(QuietEnd(Ended(run, None), content))
 
 
 def test_a_fetch_holds_what_may_be_repeated_and_nothing_else(shop: Stage, consuming: Consuming) -> None:
@@ -132,6 +142,10 @@ def test_a_worker_that_was_declared_dead_holds_nothing(
 
 @pytest.mark.parametrize("by", ["fetch", "remove", "worker"])
 def test_an_end_goes_with_the_next_statement(shop: Stage, worker: Heartbeat, consuming: Consuming, by: str) -> None:
+    if by == "remove":
+        shop.app.send_task("plain")
+        consuming.drain_once()
+    plain = list(consuming.messages)
     shop.app.send_task("again", task_id="one")
     hold = held(consuming, "one")
     ends(worker, shop, hold)
@@ -139,7 +153,7 @@ def test_an_end_goes_with_the_next_statement(shop: Stage, worker: Heartbeat, con
         shop.app.send_task("again", task_id="two")
         consuming.take(1)
     elif by == "remove":
-        consuming.messages[0].ack()
+        plain[0].ack()
         consuming.channel.flush()
     else:
         worker.tasks.ends.write()
@@ -151,8 +165,9 @@ def test_only_its_own_end_ends_a_hold(shop: Stage, worker: Heartbeat, consuming:
     """The row is held by the same worker again, of the same generation: it was given back in between."""
     shop.app.send_task("again", task_id="one")
     first = held(consuming, "one")
-    consuming.channel.give_back(consuming.messages[0].delivery_tag)
-    consuming.channel._release(consuming.channel.link.run)
+    worker.tasks.unhold(first)
+    worker.errands.run_once()
+    consuming.channel.look_at_all()
     second = held(consuming, "one")
 
     ends(worker, shop, first)
@@ -165,17 +180,41 @@ def test_only_its_own_end_ends_a_hold(shop: Stage, worker: Heartbeat, consuming:
     assert shop.sql(ROWS) == []
 
 
-def test_what_did_not_begin_is_given_back_and_what_has_begun_is_not(shop: Stage, consuming: Consuming) -> None:
-    for task_id in ("back", "runs"):
-        shop.app.send_task("again", task_id=task_id)
-    assert None not in fetched(consuming, 2).values()
-    (back,) = [one for one in consuming.messages if one.headers["id"] == "back"]
+REFERENCES = "SELECT task_id FROM broker_messages ORDER BY id"
 
-    consuming.channel.give_back(back.delivery_tag)
+
+def test_a_row_that_is_held_has_no_reference_until_it_is_given_back_to_its_place(
+    shop: Stage, worker: Heartbeat, consuming: Consuming
+) -> None:
+    for task_id in ("back", "runs", "doomed"):
+        shop.app.send_task("again", task_id=task_id)
+    found = {task_id: fetched.held for task_id, fetched in fetched(consuming, 3).items() if fetched is not None}
+    assert (len(found), shop.sql(REFERENCES)) == (3, [])
+    shop.sql("UPDATE messages SET doom = 'revoked' WHERE task_id = 'doomed'")
+    shop.app.send_task("again", task_id="later")
+
+    for _ in range(2):
+        worker.tasks.unhold(found["back"], found["doomed"])
+        worker.errands.run_once()
     consuming.close()
 
     assert shop.sql(LOCKED) == [("runs",)]
-    assert shop.sql("SELECT task_id, holder FROM broker_messages ORDER BY task_id") == [("back", None), ("runs", None)]
+    assert shop.sql(REFERENCES) == [("back",), ("later",)]
+    assert shop.sql("SELECT next_check_at <= now() FROM messages WHERE task_id = 'doomed'") == [(True,)]
+
+
+def test_what_is_fetched_and_cannot_be_delivered_is_given_back(
+    shop: Stage, worker: Heartbeat, consuming: Consuming
+) -> None:
+    for task_id, task in (("held", "again"), ("not held", "once")):
+        shop.app.send_task(task, task_id=task_id)
+    consuming.channel.connection._callbacks.clear()  # its consumers were cancelled meanwhile
+    consuming.channel.poll()
+    consuming.channel.poll()
+    worker.errands.run_once()
+    assert shop.sql(LOCKED) == []
+    holders = "SELECT task_id, holder FROM broker_messages ORDER BY id"
+    wait_until(lambda: shop.sql(holders) == [("held", None), ("not held", None)], message="both to be given back")
 
 
 def locking(shop: Stage) -> psycopg.Connection[Any]:
@@ -210,9 +249,27 @@ def test_a_run_that_was_called_lost_takes_itself_back(shop: Stage, worker: Heart
     assert durable_locks.take_from_the_dead(shop.runtime) == 1
     assert shop.sql("SELECT losses, on_lost FROM messages") == [(0, "requeue")], "nobody knows whether it had begun"
 
-    durable_ends.end_held(shop.runtime, hold, content_of(shop.runtime, "one"), is_unknown=False)
+    over = Ended(hold, Kept("task:one", "SUCCESS", b"1", None))
+    durable_ends.end_held(shop.runtime, over, content_of(shop.runtime, "one"), is_unknown=False)
 
     assert shop.sql(ROWS) == []
+    assert shop.sql("SELECT state FROM results") == [("SUCCESS",)]
+
+
+def test_an_end_alone_whose_answer_is_lost_counts(
+    shop: Stage, worker: Heartbeat, consuming: Consuming, at: Arm, caplog: pytest.LogCaptureFixture
+) -> None:
+    shop.app.send_task("again", task_id="one")
+    hold = held(consuming, "one")
+    with locking(shop):
+        ends(worker, shop, hold)
+        worker.tasks.ends.write()
+    at("durable-end:after-commit", lost)
+    with pytest.raises(StoreUnavailableError):
+        worker.errands.run_once()
+    worker.errands.run_once()
+    assert (shop.sql(ROWS), worker.tasks.ends.has(("one", 1))) == ([], False)
+    assert "does not count" not in caplog.text
 
 
 def begin(shop: Stage, worker: Heartbeat, task_id: str) -> bool:
@@ -235,6 +292,16 @@ def test_a_hold_that_is_not_sure_is_given_up_before_the_row_is_locked(
     assert shop.sql(LOCKED) == [("one",)], "its run has begun"
 
 
+def test_a_held_run_that_is_rejected_is_sent_again_as_its_message_is_gone(
+    shop: Stage, worker: Heartbeat, consuming: Consuming
+) -> None:
+    shop.app.send_task("again", task_id="one")
+    held(consuming, "one")
+    run = Run(("one", 1), "again", worker.worker_id, shop.runtime, content_of(shop.runtime, "one"), is_held=True)
+    durable_locks.put_back(shop.runtime, run)
+    assert shop.sql("SELECT locked_by, published_at, next_check_at <= now() FROM messages") == [(None, None, True)]
+
+
 @pytest.mark.parametrize("by", ["its process has died", "nobody runs it"])
 def test_what_has_ended_well_is_not_taken_from_its_worker(shop: Stage, worker: Heartbeat, by: str) -> None:
     """Its end waits to be written: neither the death of its process nor a look for strays may call it lost."""
@@ -245,7 +312,7 @@ def test_what_has_ended_well_is_not_taken_from_its_worker(shop: Stage, worker: H
     if by == "its process has died":
         worker.tasks.died[1] = Loss(LossKind.KILLED)
     else:
-        worker.tasks._reconciled_at = float("-inf")
+        worker.tasks._strays_at = float("-inf")
     worker.tasks.run_once()
     assert shop.sql("SELECT losses FROM messages WHERE locked_by IS NOT NULL") == [(0,)]
     worker.tasks.ends.write()
@@ -257,7 +324,7 @@ def test_an_end_that_cannot_be_written_at_all_leaves_its_row_to_the_look_for_str
 ) -> None:
     shop.app.send_task("again", task_id="one")
     hold = held(consuming, "one")
-    worker.tasks.ends.add(QuietEnd(hold._replace(at=hold.at - timedelta(seconds=1)), lambda: 1 / 0))  # type: ignore[arg-type,return-value]
+    worker.tasks.ends.add(QuietEnd(Ended(hold._replace(at=hold.at - timedelta(seconds=1)), None), lambda: 1 / 0))
     worker.tasks.ends.write()
     worker.errands.run_once()
     assert not worker.tasks.ends.has(("one", 1))
@@ -280,3 +347,24 @@ def test_a_worker_that_has_not_beaten_for_a_lease_begins_nothing_that_it_held(
     worker._beat_at = float("-inf")
     given = request.request_dict
     assert (HELD in given, given[WORKER]) == (False, []), "its process leaves it, and the row is given back"
+
+
+def test_the_end_of_a_held_message_is_no_removal(shop: Stage, worker: Heartbeat, consuming: Consuming) -> None:
+    shop.app.send_task("again", task_id="one")
+    held(consuming, "one")
+    consuming.messages[0].ack()
+    assert consuming.channel.acknowledgements.removals == 0
+
+
+def test_a_busy_worker_fetches_when_half_of_its_room_is_free(
+    shop: Stage, worker: Heartbeat, consuming: Consuming, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetching, acknowledgements = consuming.channel._fetching, consuming.channel.acknowledgements
+    fetching.hungry = True
+    for is_busy in (True, False):
+        monkeypatch.setattr(WorkerOutbox, "is_busy", is_busy)
+        fetching._fetched_at = monotonic() + 60 - (BUSY_S + SOON_S) / 2
+        monkeypatch.setattr("celery_sidejob.transport.postgres.fetching.monotonic", lambda: monotonic() + 60)
+        for held, is_worth_it in ((6, not is_busy), (4, True)):
+            qos: Any = SimpleNamespace(_delivered=dict.fromkeys(range(held + 3)), _dirty={0, 1, 2})
+            assert fetching.is_worth_it(8 - held, acknowledgements, qos) == is_worth_it

@@ -18,8 +18,8 @@ from kombu import Connection
 from celery_sidejob.hooks.messages import reference
 from celery_sidejob.hooks.tasks.missing_row_warning import is_first
 from celery_sidejob.model.durable import REPUBLISHED, Message
-from celery_sidejob.operations import durable_ends, durable_locks, revocation
-from celery_sidejob.operations.durable_runs import Run
+from celery_sidejob.operations.ledger import durable_ends, durable_locks, revocation
+from celery_sidejob.operations.ledger.durable_runs import Run
 from celery_sidejob.services.heartbeat.quiet_ends import QuietEnds
 from celery_sidejob.store.broker.holds import NOBODY, Holder
 from celery_sidejob.store.outbox import references
@@ -60,14 +60,14 @@ def reading(shop: Stage, connect: Callable[..., Connection]) -> Consuming:
 class Reading:
     """The outbox of a connection that holds no rows."""
 
-    holder = NOBODY
+    is_busy = False
 
     def __init__(self, shop: Stage) -> None:
         self.compose = partial(reference.delivered, shop.app)
         self.ends = QuietEnds("ends", lambda page: None, lambda end: None).page
 
     def asks(self) -> Holder:
-        return self.holder
+        return NOBODY
 
 
 def begun(shop: Stage, task_id: str) -> Run:

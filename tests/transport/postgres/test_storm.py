@@ -1,4 +1,4 @@
-"""All that can happen to a worker, once each; `python -m benchmarks deaths` has a thousand kills."""
+"""All that can happen to a worker, once each; `./run proof deaths` has a thousand kills."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.deaths.accidents import Accident
-from benchmarks.deaths.judge import Begin, Happened, Outcome, doubled
-from benchmarks.deaths.storm import Storm
 from celery_sidejob import embedded
 from celery_sidejob.store.schema.migrate import upgrade
+from proofs.deaths.accidents import Accident
+from proofs.deaths.judge import Begin, Happened, Outcome, doubled
+from proofs.deaths.storm import Storm
 from tests.tools.workers import Processes
 
 

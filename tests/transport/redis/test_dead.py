@@ -14,8 +14,8 @@ from celery import Celery
 from celery_sidejob import RunningJob, task_buried
 from celery_sidejob.hooks.broker import broker_check
 from celery_sidejob.model.durable import Death
-from celery_sidejob.operations import burials, durable_locks
-from celery_sidejob.operations.durable_runs import Run
+from celery_sidejob.operations.ledger import burials, durable_locks
+from celery_sidejob.operations.ledger.durable_runs import Run
 from celery_sidejob.store import workers
 from celery_sidejob.store.outbox import tasks
 from celery_sidejob.store.statement import Statement

@@ -1,10 +1,10 @@
-"""Real workers that are killed in the middle of fetching; `python -m benchmarks kills` does this a thousand times."""
+"""Real workers that are killed in the middle of fetching; `./run proof kills` does this a thousand times."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.kills import Death, Storm
+from proofs.kills import Death, Storm
 from tests.tools.workers import Processes
 
 

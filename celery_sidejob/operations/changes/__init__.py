@@ -1,0 +1,1 @@
+"""The changes of one commit: jobs and their families, ports, channels, dependencies, batches and trees."""

@@ -1,0 +1,55 @@
+"""The changes of one transaction to tags, tracking and histories of jobs; the end of a run writes its own row."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Sequence
+from time import monotonic
+
+from ...model.changes import FindingChange, Log, NewJob, Tag, Track, Untag
+from ...model.channel import TRACKED
+from ...store import history, tags, tracked
+from ...store.statement import Transaction
+from ..after_commit import AfterCommit
+
+
+def apply(executor: Transaction, change: FindingChange, after_commit: AfterCommit) -> None:
+    """Change tags, or whether a job is tracked; the listeners of tracked jobs are told of the latter."""
+    match change:
+        case Tag():
+            tags.add(executor, [(change.job_id, change.names)])
+        case Untag():
+            tags.remove(executor, change.job_id, change.names)
+        case Track():
+            tracked.track(executor, change.job_id, on=change.on)
+            after_commit.tracking_changed = True
+            after_commit.announcements.append((TRACKED, json.dumps({"job": change.job_id, "tracked": change.on})))
+
+
+def tag_new(executor: Transaction, new: Sequence[NewJob]) -> None:
+    """Give new jobs their tags."""
+    tagged = [(job.id, job.tags) for job in new if job.tags]
+    if tagged:
+        tags.add(executor, tagged)
+
+
+def write_history(executor: Transaction, found: Sequence[Log], *, keep: int) -> None:
+    """Write new entries of jobs into their histories, and keep the last `keep` entries of each job."""
+    if not found or not keep:
+        return
+    kept: dict[int, deque[Log]] = {}
+    for change in found:
+        kept.setdefault(change.job_id, deque(maxlen=keep)).append(change)
+    now = monotonic()
+    history.log(
+        executor,
+        [
+            {
+                "job_id": one.job_id, "what": one.message, "age_s": now - one.made_at, "run_no": one.run_no,
+                "worker_id": one.worker_id, "detail": one.detail,
+            }
+            for entries in kept.values() for one in entries
+        ],
+        keep=keep,
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""The gates before a run: managed queues and capacity pools."""

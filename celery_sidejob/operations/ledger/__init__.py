@@ -1,0 +1,1 @@
+"""The rows of durable tasks: kept, locked, ended and buried."""

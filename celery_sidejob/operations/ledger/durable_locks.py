@@ -1,0 +1,209 @@
+"""The lock of a durable task's run: the run owns the row from its beginning to its end, or until it loses the row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from ...model.durable import NOWHERE, Address, Content, Held, Message
+from ...model.events import Measured, TaskLost, TaskRescued, TaskReturned
+from ...model.loss import Loss
+from ...model.statistics import Measure
+from ...store import duplicates
+from ...store.connection.connections import repeat
+from ...store.errors import NoAnswer, OutcomeUnknown
+from ...store.outbox import burials, holds, tasks
+from ...store.results import Ended
+from ...store.statement import Transaction
+from ...store.task_end import TaskEnd
+from .. import deduplication
+from ..after_commit import tell
+from ..gates import permits
+from ..gates.permits import AtGateError
+from ..retrying import patiently
+from ..runtime import Runtime
+from ..task_run_end import end_task_runs
+from .contents import is_forged
+from .durable_runs import Run, current, lease_lost
+
+
+def begin(  # noqa: PLR0913 - the lock's own columns
+    runtime: Runtime, run: Run, address: Address = NOWHERE, *, pid: int, on_lost: str, max_losses: int, is_here: bool
+) -> bool:
+    """Lock the row; False if the delivery must not run: it is a copy, or forged.
+
+    Raises `AtGateError` if the gate of its managed queue is closed: its message waits there now.
+
+    `is_here`: this process already runs the task. Then a lock of this process belongs to that run, and is not the
+    effect of a lost answer.
+    """
+
+    def work(executor: Transaction) -> bool:
+        begun = holds.begin(
+            executor, run.key, run.content, worker_id=run.worker_id, pid=pid, on_lost=on_lost, max_losses=max_losses
+        )
+        if begun is None:
+            return False
+        _note_begun(run, begun)
+        if begun.pool is None and runtime.patience_s is None:
+            run.held_at = begun.locked_at
+        if noted:
+            duplicates.note(executor, [(run.key[0], str(address.call))], kept_s=duplicates.RECENT_S)
+        return True
+
+    def once() -> bool:
+        return runtime.connections.transact("durable-begin", work, single=not noted, within_s=within_s)
+
+    noted = deduplication.is_to_be_noted(address)
+    within_s = None if runtime.patience_s is None else runtime.wait_s
+    try:
+        begun = once()
+    except NoAnswer:
+        raise  # a second try would get no answer either
+    except OutcomeUnknown:
+        begun = once() or _is_mine(runtime, run, pid=pid, is_here=is_here)
+    if not begun:
+        begun = _begin_by_permit(runtime, run, pid=pid, on_lost=on_lost, max_losses=max_losses)
+    return begun and _counts(runtime, run, address)
+
+
+def adopt(runtime: Runtime, run: Run, message: Message, *, pid: int, on_lost: str, max_losses: int) -> bool:
+    """Keep a message that came without a row, locked for its run; False if it has a row, or another delivery made one.
+
+    Raises `AtGateError` like `begin`, and also if the row now waits for a slot of its pool.
+
+    Its publisher did not have this package, or no store answered it; then a store may have its row after all.
+    """
+    address = deduplication.unconfirmed(runtime, message)
+    noted = deduplication.is_to_be_noted(address)
+
+    def work(executor: Transaction) -> bool | None:
+        begun = holds.adopt(
+            executor, message, worker_id=run.worker_id, pid=pid, on_lost=on_lost, max_losses=max_losses,
+            check_interval_s=runtime.settings.lost_after,
+        )  # fmt: skip
+        if begun is not None and noted:
+            duplicates.note(executor, [(run.key[0], str(address.call))], kept_s=duplicates.RECENT_S)
+        return begun
+
+    def once() -> bool | None:
+        return runtime.connections.transact("durable-begin", work, single=not noted, within_s=runtime.patience_s)
+
+    begun = repeat(once)
+    if begun is False:
+        begun = begin(runtime, run, pid=pid, on_lost=on_lost, max_losses=max_losses, is_here=False)
+        if not begun and message.admission is not None:
+            raise AtGateError(f"task {run.key[0]} waits for a slot of capacity pool {message.admission.pool.name}")
+    run.queue = message.queue
+    return bool(begun) and _counts(runtime, run, address)
+
+
+def check_hold() -> bool:
+    """Raise LeaseLostError if the row was taken from the durable task whose body runs here; False outside of a body."""
+    run = current()
+    if run is None or run == "inline" or run.moved:
+        return run is not None
+    row = tasks.read(run.runtime.connections, run.key[0])
+    if row is None or (row.generation, row.locked_by) != (run.key[1], run.worker_id):
+        raise lease_lost(run)
+    return True
+
+
+def put_back(runtime: Runtime, run: Run) -> None:
+    """Give up a run whose message goes back to the broker, or is sent again if it was acknowledged for its hold."""
+    unlock = partial(end_task_runs, end=holds.unlock(run.key, worker_id=run.worker_id, is_sent_again=run.is_held))
+    patiently(runtime, lambda: runtime.connections.transact("durable-unlock", unlock, single=True))
+
+
+def hold(
+    runtime: Runtime, received: Sequence[holds.Fresh], *, worker_id: int, over: Sequence[Ended]
+) -> tuple[dict[str, Any], frozenset[str]]:
+    """Hold the rows of repeatable tasks, and remove the rows of runs that are `over`; see `holds.hold`."""
+    hold = partial(holds.hold, received=received, worker_id=worker_id, over=over)
+    return runtime.connections.transact("durable-hold", hold, single=True, within_s=runtime.patience_s)
+
+
+def unhold(runtime: Runtime, runs: Sequence[Held]) -> None:
+    """Give up rows that a worker has held since it fetched their messages, if their runs have not begun.
+
+    They are published again, unless their messages go back to the broker or begin otherwise before. If this process
+    dies before it has woken the workers, they find these messages with their next look at whole queues.
+    """
+    unhold = partial(end_task_runs, end=holds.unhold(runs))
+    back = runtime.connections.transact("durable-unlock", unhold, single=True)
+    runtime.publisher.ring_queues([row.queue for row in back])
+
+
+def give_back(runtime: Runtime, task_ids: Iterable[str], *, worker_id: int, loss: Loss, begun: bool = True) -> int:
+    """Take back runs that this worker holds and no longer executes: the tasks run again, or go to the dead set.
+
+    Runs that were only locked, not `begun`, are no losses and run again.
+    """
+    return len(_lose(runtime, holds.give_back(task_ids, worker_id=worker_id, loss=loss, begun=begun)))
+
+
+def doom(runtime: Runtime, held: Held, content: Content, loss: Loss) -> None:
+    """Take back a run that is not to be repeated, whatever its task allows; the sweeper buries it, and tells of it."""
+
+    def work(executor: Transaction) -> None:
+        end_task_runs(executor, holds.give_back([held.task_id], worker_id=held.worker_id, loss=loss, begun=True))
+        burials.keep_from_others(executor, (held.task_id, held.generation), content, for_s=0.0, entry_too=False)
+
+    runtime.connections.transact("durable-doom", work)
+
+
+def take_from_the_dead(runtime: Runtime) -> int:
+    """Take a page of runs from workers that were declared dead; returns their number."""
+    taken = _lose(runtime, holds.take_from_the_dead())
+    tell(runtime, *(TaskReturned(row.task_id, row.task) for row in taken if row.goes_on and not row.loss))
+    return len(taken)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def _begin_by_permit(runtime: Runtime, run: Run, *, pid: int, on_lost: str, max_losses: int) -> bool:
+    begun, run.slot_in, waits = permits.begin_task(
+        runtime, run.key, run.content, worker_id=run.worker_id, pid=pid, on_lost=on_lost, max_losses=max_losses
+    )
+    if waits:
+        raise AtGateError(f"task {run.key[0]} waits at the gate of its queue")
+    if begun is None:
+        return False
+    _note_begun(run, begun)
+    return True
+
+
+def _note_begun(run: Run, begun: Any) -> None:
+    run.pool, run.queue, run.waited_s = begun.pool, begun.queue, begun.waited_s
+
+
+def _is_mine(runtime: Runtime, run: Run, *, pid: int, is_here: bool) -> bool:
+    row = tasks.read(runtime.connections, run.key[0])
+    mine = (run.key[1], run.worker_id, pid)
+    if row is None or is_here or (row.generation, row.locked_by, row.locked_pid) != mine:
+        return False
+    return not is_forged(runtime, run.key, run.content)  # in another thread the true message may have the lock
+
+
+def _counts(runtime: Runtime, run: Run, address: Address) -> bool:
+    """Tell whether the copy that was just locked is the one that counts; remove it if it is not."""
+    if deduplication.gives_way(runtime, run.key, address, worker_id=run.worker_id):
+        return False
+    deduplication.note(runtime, run.key, address)
+    return True
+
+
+def _lose(runtime: Runtime, end: TaskEnd) -> Sequence[Any]:
+    """Take runs from their holders, and report the lost ones."""
+    lose = partial(end_task_runs, end=end)
+    taken = runtime.connections.transact("durable-lose", lose, single=True, within_s=runtime.patience_s)
+    for row in taken:
+        if row.loss:
+            rescued = [TaskRescued(row.task_id, row.task)] if row.goes_on else []
+            doomed = [] if row.goes_on else [Measured(row.queue, row.task, Measure.FAILURE)]
+            loss = Loss.of_json(row.last_loss).redacted(runtime.settings.redacted)
+            lost = TaskLost(row.task_id, row.task, loss.why, loss.facts)
+            tell(runtime, lost, *rescued, Measured(row.queue, row.task, Measure.LOSS), *doomed)
+    return taken

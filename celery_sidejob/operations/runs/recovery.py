@@ -1,0 +1,212 @@
+"""Freeing a worker's runs: rescued because they were lost, or released because the worker stops or cannot run them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from ...model.changes import Change, Log, Move
+from ...model.errors import JobNotFoundError, StoreUnavailableError
+from ...model.events import RunLost, RunRescued, RunReturned
+from ...model.logger import logger
+from ...model.loss import Loss
+from ...model.status import RunEnd, Status
+from ...store import claims, jobs, tree_terminations
+from ...store.borrowed import holders
+from ...store.errors import LacksRights
+from ...store.statement import Transaction
+from ..after_commit import AfterCommit
+from ..changes.follow_up import follow_up
+from ..changes.unit_of_work import Applied
+from ..changes.wakes import Wakes
+from ..hold import Hold, check_fence, lease_lost
+from ..lock_set import LockSet
+from ..retrying import patiently
+from ..runtime import LocalRuntime, Runtime
+from .endings import announce, error_json
+from .job_run_end import Ending, end_job_run
+
+SHUTDOWN_LOST = "The job was terminated, but its shutdown was lost with its worker too often to be tried again."
+LOST = "WorkerLostError"
+"""The class of Celery's error for a lost process."""
+UNTOLD = Loss()
+"""The loss of a run whose worker is forgotten: nothing is known about it."""
+
+UNKNOWN = Ending(RunEnd.GIVEN_BACK, takes=True)
+"""The ending of a run whose worker has died, if it is unknown whether the run had begun."""
+
+
+def rescue(  # noqa: PLR0913 - which run, and how it is taken
+    runtime: Runtime, job_id: int, *, run_no: int, worker_id: int, own: bool = False,
+    loss: Loss | None = UNTOLD, wait: bool = False, has_begun: bool = True,
+) -> bool:  # fmt: skip
+    """Take a lost run from its worker, in one transaction; the job is queued again with its inputs intact.
+
+    The worker must have been declared dead, unless it rescues its `own` run. A `loss` counts towards `max_losses`. It
+    is None if the worker left as planned. A locked job is taken at a later try, unless `wait` is set. Returns whether
+    the run was taken.
+
+    Unless it `has_begun` for sure, the run was claimed in a page: then it counts as a loss only if it has committed a
+    unit. The next run is claimed by its process, so that its death counts.
+    """
+    ending = Ending(RunEnd.GIVEN_BACK) if loss is None else Ending(RunEnd.LOST, loss=loss)
+    return _free(
+        runtime, job_id, run_no=run_no, worker_id=worker_id, own=own, ending=ending, wait=wait, has_begun=has_begun
+    )
+
+
+def release(
+    runtime: Runtime, job_id: int, *, run_no: int, worker_id: int, wait: bool = False, takes: bool = False
+) -> bool:
+    """Give back a run of this worker, like `rescue` but without a loss: the worker does not run it after all.
+
+    `takes`: another reader took packets that the run had read, so the next run takes its packets before it uses them.
+    """
+    ending = Ending(RunEnd.GIVEN_BACK, takes=takes)
+    return _free(runtime, job_id, run_no=run_no, worker_id=worker_id, own=True, ending=ending, wait=wait)
+
+
+def undo(runtime: Runtime, job_id: int, *, run_no: int, worker_id: int, wait: bool = True) -> bool:
+    """Give back a run that this worker has claimed and not begun; the fetched message stays valid."""
+    ending = Ending(RunEnd.GIVEN_BACK, undone=True)
+    return _free(runtime, job_id, run_no=run_no, worker_id=worker_id, own=True, ending=ending, wait=wait)
+
+
+def terminate_instead(runtime: Runtime, hold: Hold, changes: Sequence[Change]) -> None:
+    """Terminate the job of a run whose body was not called, by these changes, and give the run back; one transaction.
+
+    If the process dies before its commit, the run is lost, and the next one is judged anew. Raises LeaseLostError if
+    the run is no longer the job's current run: then the job may have been revived since.
+    """
+
+    def work(executor: Transaction) -> AfterCommit:
+        applied = Applied(runtime, executor, changes)
+        try:
+            applied.lock()
+        except JobNotFoundError:
+            raise lease_lost(hold) from None
+        check_fence(hold, applied.lock_set.rows[hold.job_id])
+        applied.apply()
+        end_job_run(runtime, executor, hold, None, Ending(RunEnd.GIVEN_BACK), applied.after_commit, by_worker=True)
+        return applied.after_commit
+
+    after_commit = runtime.connections.transact("terminate", work)
+    follow_up(runtime, after_commit)
+
+
+def move_by_force(runtime: Runtime, change: Move, told: Log) -> None:
+    """Move a job; a run in progress loses its lease, and commits nothing more.
+
+    `told` is the entry for its history. All is one transaction. If this process dies before its commit, the run goes
+    on.
+    """
+
+    def work(executor: Transaction) -> AfterCommit:
+        applied = Applied(runtime, executor, [change, told])
+        applied.lock()
+        row = applied.lock_set.rows[change.job_id]
+        if row.unit_no is not None and row.run_kind == "run":
+            hold = Hold(row.id, row.run_no, row.worker_id, row.run_kind, row=row)
+            ending = Ending(RunEnd.GIVEN_BACK)
+            ended = end_job_run(runtime, executor, hold, None, ending, applied.after_commit, by_worker=True)
+            assert ended is not None
+            applied.after_commit.moved(row, row.status, ended.status, ended.changes, row.run_no)
+            applied.lock_set.add_again(jobs.lock(executor, [row.id]))
+        applied.apply()
+        return applied.after_commit
+
+    follow_up(runtime, runtime.connections.transact("move", work))
+
+
+def rescue_own(runtime: Runtime, hold: Hold, loss: Loss | None) -> None:
+    """Rescue a run of this process that cannot continue without the store; waits a lease for the store.
+
+    If the store stays unavailable, the worker later finds that it holds a run that it does not execute.
+    """
+
+    def once() -> bool:
+        return rescue(
+            runtime, hold.job_id, run_no=hold.run_no, worker_id=hold.worker_id, own=True, loss=loss, wait=True
+        )
+
+    with suppress(StoreUnavailableError):
+        patiently(runtime, once)
+
+
+def end_holder(runtime: Runtime, job_id: int) -> None:
+    """End the session whose open transaction contains the unit of a lost run, with the lock on its job.
+
+    The process of that run is frozen or cut off, and would hold the job for as long. The next try rescues the run.
+    """
+    try:
+        ended = runtime.connections.transact("end-holder", lambda executor: holders.end(executor, job_id))
+    except LacksRights as error:
+        logger.warning(
+            "Job %d cannot be rescued: an open transaction of its lost run holds it, and this role may not end that "
+            "session. `celery -A <app> sidejob doctor` names it. (%s)", job_id, error,
+        )  # fmt: skip
+        return
+    for row in ended:
+        logger.warning("Postgres session %d is ended: its open transaction is of a lost run of job %d", row.pid, job_id)
+
+
+def _free(  # noqa: PLR0913 - as above
+    runtime: Runtime, job_id: int, *, run_no: int, worker_id: int, own: bool, ending: Ending, wait: bool,
+    has_begun: bool = True,
+) -> bool:  # fmt: skip
+    def work(executor: Transaction) -> AfterCommit | None:
+        job = jobs.lock(executor, [job_id]).get(job_id) if wait else jobs.lock_if_free(executor, job_id)
+        if job is None:
+            return None
+        hold = Hold(job_id, run_no, worker_id, job.run_kind, row=job)
+        counts = ending.loss is None or has_begun or job.unit_no
+        return _free_locked(runtime, executor, hold, ending if counts else UNKNOWN, own=own)
+
+    is_lost = ending.how == RunEnd.LOST
+    after_commit = runtime.connections.transact("rescue" if is_lost else "release", work)
+    if after_commit is None:
+        return False
+    follow_up(runtime, after_commit)
+    return True
+
+
+def _free_locked(
+    runtime: LocalRuntime, executor: Transaction, hold: Hold, ending: Ending, *, own: bool
+) -> AfterCommit | None:
+    after_commit = AfterCommit()
+    job = hold.row
+    loss = ending.loss
+    if loss is not None and job.losses + 1 >= (job.max_losses or runtime.settings.max_losses):
+        # Asks noted and committed by now came before the end. The lock is held; this only reads their effect.
+        Wakes(runtime, executor, LockSet.of_rows(executor, {job.id: job}), after_commit).apply_due(job.id)
+        hold.row = job = claims.read_claimed(executor, job.id)
+        ending = _giving_up(runtime, job, loss)
+    if loss is not None:
+        shown = loss.redacted(runtime.settings.redacted)
+        after_commit.events.append(RunLost(job.id, job.task, hold.run_no, shown.why, shown.facts))
+    row = end_job_run(runtime, executor, hold, None, ending, after_commit, by_worker=own)
+    if row is None:
+        return None
+    if ending.gives_up:
+        if ending.gives_up == Status.TERMINATED and job.terminate_tree:  # the children too, as in its shutdown
+            after_commit.trees |= tree_terminations.hand_down(executor, job.id)
+        announce(hold, job.status, row, ending, after_commit)
+        return after_commit
+    after_commit.moved(job, job.status, row.status, row.changes, hold.run_no)
+    if loss is not None or ending is UNKNOWN:
+        back = RunReturned if loss is None else RunRescued
+        after_commit.events.append(back(job.id, job.task, hold.run_no))
+    return after_commit
+
+
+def _giving_up(runtime: LocalRuntime, job: Any, loss: Loss) -> Ending:
+    """Return the ending of a run that is one loss too many; a termination still takes effect."""
+    losses = job.losses + 1
+    lost = "The run was lost." if losses == 1 else f"{losses} runs in a row were lost; this is the last one."
+    message = f"{loss.why}. {lost}"
+    reason, rests = "lost", Status.FAILED
+    if job.status == Status.TERMINATING:
+        message, reason, rests = f"{loss.why}. {SHUTDOWN_LOST}", "shutdown lost", Status.TERMINATED
+    error = error_json(LOST, message, runtime.results.module_of(LOST))
+    return Ending(RunEnd.LOST, result=error, error=error, reason=reason, gives_up=rests, loss=loss)

@@ -1,0 +1,1 @@
+"""Pools of our own, for `celery worker --pool`."""

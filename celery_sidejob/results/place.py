@@ -1,0 +1,195 @@
+"""Where an app's results are: a schema of a database, which all of this process's threads reach in one way."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
+from typing import Any, TypeVar
+
+from celery import Celery
+
+from ..model import libpq, native, store_url
+from ..model.checks import shown
+from ..model.errors import SettingsError, StoreUnavailableError
+from ..store import chords, results
+from ..store.chords import Owed, Part
+from ..store.connection import fork
+from ..store.connection.connections import Connections
+from ..store.connection.opening import Opener
+from ..store.connection.own_executor import OwnExecutor
+from ..store.connection.own_transaction import OwnTransaction
+from ..transport.postgres.address import SCHEME, is_alone
+from .ear import Ear
+
+T = TypeVar("T")
+
+SETTING = "result_backend"
+OPTIONS = "result_backend_transport_options"
+APPLICATION = "celery_sidejob_results"
+"""The name of the sessions that listen in `pg_stat_activity`."""
+
+APART_S = 0.001
+"""A process notifies at most once in this time; further results are named by its next notification.
+
+A listener that is notified looks again `ear.BACK_OFF_S[0]` later, for results of a process that had no more after them.
+"""
+READERS = 4
+"""The most threads of a process that read at once: thousands may begin to wait together, and each would have a session.
+"""
+
+
+class Place:
+    """Keeps results, and notifies those that wait for them."""
+
+    def __init__(self, connections: Connections, direct_url: str | None, *, setting: str) -> None:
+        """`direct_url` leads to the same database past a proxy that pools transactions."""
+        self.connections = connections
+        self.schema = connections.schema
+        self.ear = Ear(Opener(direct_url, self.schema, setting=setting, application=APPLICATION), self.schema)
+        fork.register(self)
+        self.forget()
+
+    def forget(self) -> None:
+        """After a fork, forget what the parent has not told yet."""
+        self._lock = native.lock()  # the real thread that writes the ends of runs tells too
+        self._readers = threading.Semaphore(READERS)
+        self._untold: list[str] = []
+        self._told_at = 0.0
+
+    def keep(self, result: results.Kept, *, replaces: bool = False) -> None:
+        """Keep a result, and notify those that wait; raises StoreUnavailableError."""
+        if self._do("result", lambda executor: results.keep(executor, result, replaces=replaces)):
+            self.tell(result.key)
+
+    def read(self, keys: list[str]) -> dict[str, bytes]:
+        """Read what is kept under some keys; raises StoreUnavailableError."""
+        found: dict[str, bytes] = {}
+        for page in results.pages(keys):
+            with self._readers:
+                found.update(self.connections.read(lambda executor, page=page: results.read(executor, page)))  # type: ignore[misc]
+        return found
+
+    def remove(self, key: str) -> None:
+        """Remove what is kept under a key; raises StoreUnavailableError."""
+        self._do("forget", lambda executor: results.forget(executor, key))
+
+    # -- chords ----------------------------------------------------------------------------------------------------
+
+    def count(self, part: Part, result: results.Kept | None) -> Owed | None:
+        """Count a part with its task's result, and return its chord if this process must send the body now."""
+        owed, is_listened = self._do("chord-part", lambda executor: chords.count(executor, part, result))
+        if is_listened and result is not None:
+            self.tell(result.key)
+        return owed
+
+    def set_size(self, chord: str, size: int, *, expires_s: float | None) -> None:
+        """Set the number of a chord's parts."""
+        self._do("chord-size", lambda executor: chords.set_size(executor, chord, size, expires_s=expires_s))
+
+    def add(self, chord: str, *, expires_s: float | None) -> None:
+        """Add one to the number of a chord's parts."""
+        self._do("chord-size", lambda executor: chords.add(executor, chord, expires_s=expires_s))
+
+    def parts(self, chord: str) -> Sequence[bytes]:
+        """Read how the parts of a chord have ended, in order."""
+        return self.connections.read(lambda executor: chords.parts(executor, chord))
+
+    def renew(self, owed: Owed, *, for_s: float) -> Owed | None:
+        """Renew the claim to send a body; None if it is lost."""
+        return self._do("chord-claim", lambda executor: chords.renew(executor, owed, for_s=for_s))
+
+    def claim_late(self, *, limit: int) -> Sequence[Owed]:
+        """Claim chords whose bodies were not sent in time."""
+        return self._do("chord-claim", lambda executor: chords.claim_late(executor, limit=limit))
+
+    def forget_chord(self, owed: Owed, *, with_: Callable[[OwnTransaction], Any] | None = None) -> None:
+        """Forget a chord; `with_` sends its body in the same commit. Does nothing if the claim is lost.
+
+        If the process dies before the commit, the sweeper sends the body.
+        """
+
+        def work(executor: OwnExecutor) -> OwnTransaction | None:
+            if not chords.remove(executor, owed) or with_ is None:
+                return None
+            lent = OwnTransaction(executor, self.schema)
+            with_(lent)
+            return lent
+
+        lent = self.connections.transact("chord-body", work, single=with_ is None)
+        if lent is not None:
+            lent.committed()
+
+    def prune(self) -> None:
+        """Remove all expired results, a page in each transaction; raises StoreUnavailableError."""
+        while results.prune(self.connections):
+            pass
+        while chords.prune(self.connections):
+            pass
+
+    def _do(self, name: str, work: Callable[[OwnExecutor], T]) -> T:
+        return self.connections.transact(name, work, single=True)
+
+    def tell(self, key: str) -> None:
+        """Notify now, or with the next result; those that wait look for themselves if a notification is lost."""
+        with self._lock:
+            self._untold.append(key)
+            if monotonic() - self._told_at < APART_S:
+                return
+            keys, self._untold = self._untold, []
+            self._told_at = monotonic()
+        try:
+            self._do("tell", lambda executor: results.tell(executor, keys))
+        except StoreUnavailableError:
+            pass
+        finally:
+            self._told_at = monotonic()
+
+
+_places: dict[tuple[str | None, str | None, str], Place] = {}
+_lock = threading.Lock()
+
+
+def place_of(app: Celery, url: str, options: Mapping[str, Any]) -> Place:
+    """Return the place that a URL names: the app's store, if the URL names no database.
+
+    Raises SettingsError if the URL or an option cannot be read, or if the app has no store.
+    """
+    libpq.require()
+    schema, direct_url = _checked(options)
+    if not is_alone(url):
+        if not store_url.are_clear_for_broker(url):
+            raise SettingsError(f"{SETTING} cannot be read: {store_url.NOT_CLEAR}")
+        named = f"postgresql://{url.partition('://')[2]}"
+        return _place(
+            (named, direct_url, schema), lambda: Connections(named, schema, prepare=direct_url is None, setting=SETTING)
+        )
+    sidejob = getattr(app, "sidejob", None)
+    if sidejob is None:
+        raise SettingsError(ALONE)
+    settings = sidejob.settings
+    key = (settings.database_url, settings.direct_url, settings.schema)
+    return _place(key, lambda: sidejob.runtime.connections)
+
+
+def _place(key: tuple[str | None, str | None, str], connections: Any) -> Place:
+    with _lock:
+        if key not in _places:
+            setting = SETTING if key[1] is None else "sidejob_direct_url"
+            _places[key] = Place(connections(), key[1] or key[0], setting=setting)
+        return _places[key]
+
+
+def _checked(options: Mapping[str, Any]) -> tuple[str, str | None]:
+    """Return the schema and the direct URL of a named database."""
+    schema, direct_url = options.get("schema", "sidejob"), options.get("direct_url")
+    for name, value in (("schema", schema), ("direct_url", direct_url)):
+        if value is not None and (not isinstance(value, str) or not value):
+            raise SettingsError(f"{OPTIONS}[{name!r}] is a text, not {shown(value)}.")
+    return schema, direct_url
+
+
+ALONE = (
+    f"{SETTING} is {SCHEME}:// alone, for the store of the app's SideJob, and this app has none: call SideJob(app) and "
+    f"set sidejob_database_url, or name the database: {SCHEME}://user:password@host:5432/database."
+)

@@ -1,0 +1,191 @@
+"""The forms of an operator: each does one thing, as a command does, and goes back to the page that shows it."""
+
+from __future__ import annotations
+
+import json
+
+from starlette.responses import Response
+
+from ..jobs.job import Job
+from ..model.durations import seconds_from
+from . import verbs
+from .pages import job_of, port_of
+from .site import Entry, Refused, Visit
+from .users import Role
+from .verbs import noted, tell
+
+
+def run(visit: Visit) -> Response:
+    """Ask a job to run."""
+    job, wait_s = job_of(visit), _duration(visit, "countdown")
+    verbs.run(visit, job, force="force" in visit.form, fresh="fresh" in visit.form, countdown=wait_s)
+    return _back(visit, job, "asked")
+
+
+def terminate(visit: Visit) -> Response:
+    """Ask for a job's shutdown."""
+    job = job_of(visit)
+    verbs.terminate(visit, job, recursive="recursive" in visit.form)
+    return _back(visit, job, "terminate")
+
+
+def delete(visit: Visit) -> Response:
+    """Delete a job and everything below it."""
+    verbs.delete(visit, job_of(visit))
+    return visit.go("/jobs?said=deleted")
+
+
+def fork(visit: Visit) -> Response:
+    """Make a job like another one, with its finished steps up to one."""
+    return _back(visit, verbs.fork(visit, job_of(visit), visit.form.get("before") or None), "forked")
+
+
+def set_priority(visit: Visit) -> Response:
+    """Change a job's priority."""
+    job, priority = job_of(visit), _number(visit, "priority")
+    with noted(visit, job, "priority changed", priority=priority):
+        job.set_priority(priority)
+    return _back(visit, job, "changed")
+
+
+def move(visit: Visit) -> Response:
+    """Move a job to another queue."""
+    job, queue = job_of(visit), visit.form.get("queue", "")
+    with noted(visit, job, "asked to move", queue=queue):
+        job.move(queue=queue, force="force" in visit.form)
+    return _back(visit, job, "changed")
+
+
+def tag(visit: Visit) -> Response:
+    """Give a job a tag, or take one from it."""
+    job, name = job_of(visit), visit.form.get("tag", "")
+    if "remove" in visit.form:
+        with noted(visit, job, "tag removed", tag=name):
+            job.untag(name)
+    else:
+        with noted(visit, job, "tag added", tag=name):
+            job.tag(name)
+    return _back(visit, job, "changed")
+
+
+def write(visit: Visit) -> Response:
+    """Write a packet to a port of a job."""
+    _, port = port_of(visit)
+    try:
+        value = json.loads(visit.form.get("value", ""))
+    except (ValueError, RecursionError) as error:
+        raise Refused(400, "No JSON", f"The packet is no JSON value: {error}. A text has double quotes.") from error
+    verbs.write(visit, port, [value])
+    return visit.go(f"{visit.request.url.path.removeprefix(visit.root)}?said=written")
+
+
+def retry_dead(visit: Visit) -> Response:
+    """Try an entry of the dead set again."""
+    entry = visit.sidejob.dead.get(visit.request.path_params["id"])
+    verbs.retry(visit, entry)
+    if entry.job_id is not None:
+        return visit.go(f"/jobs/{entry.job_id}?said=retried")
+    return visit.go("/dead?said=retried")
+
+
+def delete_dead(visit: Visit) -> Response:
+    """Remove an entry of the dead set, with its job."""
+    entry = visit.sidejob.dead.get(visit.request.path_params["id"])
+    if not verbs.delete_entry(visit, entry):
+        raise Refused(409, "Not deleted", f"A job below job {entry.job_id} is not finished.")
+    return visit.go("/dead?said=deleted")
+
+
+def revoke(visit: Visit) -> Response:
+    """Revoke a durable task."""
+    verbs.revoke(visit, visit.request.path_params["task_id"], terminate="terminate" in visit.form)
+    return visit.go("/tasks?said=revoked")
+
+
+# -- queues, pools, schedules ----------------------------------------------------------------------------------------
+
+
+def pause_queue(visit: Visit) -> Response:
+    """Let no further run of a queue begin."""
+    verbs.pause_queue(visit, visit.form.get("name", ""), visit.form.get("reason"))
+    return visit.go("/queues?said=paused")
+
+
+def resume_queue(visit: Visit) -> Response:
+    """Let runs of a queue begin again."""
+    verbs.resume_queue(visit, visit.form.get("name", ""))
+    return visit.go("/queues?said=resumed")
+
+
+def configure_queue(visit: Visit) -> Response:
+    """Change the limits of a queue; an empty field is no limit."""
+    queue = visit.sidejob.queue(visit.form.get("name", ""))
+    limits = {name: _number(visit, name) if visit.form.get(name) else None for name in ("limit", "limit_per_key")}
+    tell(visit, f"gives queue {queue.name} the limits {limits} and the rate {visit.form.get('rate')}")
+    queue.configure(**limits, rate=visit.form.get("rate") or None, ordered="ordered" in visit.form)
+    return visit.go("/queues?said=changed")
+
+
+def resize_pool(visit: Visit) -> Response:
+    """Give a capacity pool another number of slots."""
+    verbs.resize_pool(visit, visit.form.get("name", ""), _number(visit, "limit"))
+    return visit.go("/queues?said=changed")
+
+
+def act_on_schedule(visit: Visit) -> Response:
+    """Pause a schedule, resume it, or make one more of it now."""
+    name, verb = visit.form.get("name", ""), visit.form.get("verb", "")
+    if verb == "pause":
+        verbs.pause_schedule(visit, name, visit.form.get("reason"))
+        return visit.go("/schedules?said=paused")
+    if verb == "resume":
+        verbs.resume_schedule(visit, name)
+        return visit.go("/schedules?said=resumed")
+    if verb != "run":
+        raise Refused(400, "Refused", f"There is no action {verb[:80]!r}.")
+    made = verbs.run_schedule(visit, name)
+    return _back(visit, made, "made") if isinstance(made, Job) else visit.go("/schedules?said=made")
+
+
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def _back(visit: Visit, job: Job, said: str) -> Response:
+    return visit.go(f"/jobs/{job.id}?said={said}")
+
+
+def _number(visit: Visit, name: str) -> int:
+    given = visit.form.get(name, "")
+    if not (given.isascii() and given.isdecimal() and len(given) <= 18):
+        raise Refused(400, "Refused", f"{name} is a whole number, not {given[:80]!r}.")
+    return int(given)
+
+
+def _duration(visit: Visit, name: str) -> float | None:
+    try:
+        return seconds_from(visit.form[name]) if visit.form.get(name) else None
+    except ValueError as error:
+        raise Refused(400, "Refused", str(error)) from error
+
+
+OPERATING = tuple(
+    Entry(path, page, "POST", Role.OPERATE)
+    for path, page in {
+        "/jobs/{id}/run": run,
+        "/jobs/{id}/terminate": terminate,
+        "/jobs/{id}/delete": delete,
+        "/jobs/{id}/fork": fork,
+        "/jobs/{id}/priority": set_priority,
+        "/jobs/{id}/move": move,
+        "/jobs/{id}/tag": tag,
+        "/jobs/{id}/ports/{direction}/{name}": write,
+        "/dead/{id}/retry": retry_dead,
+        "/dead/{id}/delete": delete_dead,
+        "/tasks/{task_id}/revoke": revoke,
+        "/queues/pause": pause_queue,
+        "/queues/resume": resume_queue,
+        "/queues/configure": configure_queue,
+        "/pools/resize": resize_pool,
+        "/schedules/act": act_on_schedule,
+    }.items()
+)

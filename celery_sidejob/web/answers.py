@@ -1,0 +1,380 @@
+"""What the operations of the HTTP API answer: from these types the OpenAPI document has its schemas.
+
+A value that `sidejob_redact` may replace has any type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, get_type_hints
+
+from msgspec import Meta
+
+from ..deadset import DeadEntry
+from ..inspection.jobs import Node
+from ..jobs.history import HistoryEntry
+from ..jobs.steps import Step
+from ..model.columns import SHOWN, JobColumns
+from ..model.finding import Finding
+
+Time = Annotated[datetime, Meta(tz=True)]
+_TYPES = get_type_hints(JobColumns)
+if TYPE_CHECKING:
+
+    class _Given(TypedDict):
+        """The columns that are given when a job is made."""
+
+else:
+    _Given = TypedDict("_Given", {key: Any if column.is_json else _TYPES[column.name] for key, column in SHOWN.items()})
+
+
+class JobInfo(_Given):
+    """A job, as `Job.info`."""
+
+    id: int
+    status: str
+    change: int
+    created_at: Time
+    ran_at: Time | None
+    ended_at: Time | None
+    task_id: str | None
+    unique: Any
+    tags: list[Any]
+    tracked: bool
+    in_run: bool
+    asked_again: bool
+    run_no: int
+    losses: int
+    retries: int
+    error: dict[str, Any] | None
+
+
+class JobDetails(JobInfo):
+    """A job with all that belongs to it."""
+
+    aliases: list[Any]
+    history: list[HistoryEntry]
+    state: Any
+    inports: dict[str, dict[str, Any]]
+    outports: dict[str, dict[str, Any]]
+    children: dict[str, dict[str, Any]]
+    children_count: int
+    more_children: bool
+    message: dict[str, Any] | None
+    dependencies: list[int]
+    dependents: list[int]
+    progress: dict[str, Any] | None
+    waiting_for: list[str]
+    timers: list[dict[str, Any]]
+    waiting_for_room: list[dict[str, Any]]
+    queue_served: bool | None
+    result: Any
+    dead: dict[str, Any] | None
+
+
+class JobLine(TypedDict):
+    """A job in a list."""
+
+    id: int
+    status: str
+    task: str
+    queue: str
+    parent: int | None
+    created_at: Time
+    ran_at: Time | None
+    retries: int
+    losses: int
+    error: dict[str, Any] | None
+    waiting_for: list[str]
+    lasted_s: float | None
+
+
+class Jobs(TypedDict):
+    """A page of jobs."""
+
+    items: list[JobLine]
+    next: int | None
+
+
+class Steps(TypedDict):
+    """The steps of a job."""
+
+    items: list[Step]
+
+
+class Tree(TypedDict):
+    """A job and the jobs below it."""
+
+    items: list[Node]
+
+
+class Deleted(TypedDict):
+    """A job that is gone."""
+
+    id: int
+    deleted: bool
+
+
+class SeenPacket(TypedDict):
+    """A packet that waits on a port."""
+
+    value: Any
+    context: Any
+    options: dict[str, Any]
+    written_at: Time | None
+
+
+class SeenPackets(TypedDict):
+    """The next packets of a port."""
+
+    items: list[SeenPacket]
+
+
+class Written(TypedDict):
+    """How many packets were written."""
+
+    written: int
+
+
+class Taken(TypedDict):
+    """The values that were read."""
+
+    values: list[Any]
+
+
+class Logged(TypedDict):
+    """That an entry of the log was made."""
+
+    logged: bool
+
+
+class Task(TypedDict):
+    """A durable task that waits or runs."""
+
+    task_id: str
+    task: str
+    status: str
+    waits_for: str | None
+    queue: str
+    store: str | None
+    unique: Any
+    args: Any
+    kwargs: Any
+    due_at: Time | None
+    declined_at: Time | None
+    expires_at: Time | None
+    published_at: Time | None
+    running_since: Time | None
+    runs_s: float | None
+    worker: str | None
+    retries: int
+    losses: int
+    last_loss: dict[str, Any] | None
+    revoked: bool
+
+
+class Tasks(TypedDict):
+    """A page of durable tasks."""
+
+    items: list[Task]
+    next: str | None
+
+
+class Revoked(TypedDict):
+    """A durable task that was revoked: whether it runs, and whether the workers could be told."""
+
+    task_id: str
+    running: bool
+    told: bool
+
+
+class DeadEntries(TypedDict):
+    """A page of the dead set."""
+
+    items: list[DeadEntry]
+    next: str | None
+
+
+class Groups(TypedDict):
+    """The newest entries by failure group, and whether there are more."""
+
+    groups: dict[str, int]
+    more: bool
+
+
+class Retried(TypedDict):
+    """How many entries are tried again."""
+
+    retried: int
+
+
+class RetriedOne(Retried):
+    """What is tried again."""
+
+    job: int | None
+    task_id: str | None
+
+
+class Removed(TypedDict):
+    """Whether an entry was removed: not if a job below its job is not finished."""
+
+    deleted: bool
+
+
+class Gate(TypedDict):
+    """The settings of a managed queue."""
+
+    name: str
+    paused_at: Time | None
+    reason: str | None
+    ordered: bool
+    limit: int | None
+    limit_per_key: int | None
+    rate: str | None
+
+
+class Named(TypedDict):
+    """Something that has a name."""
+
+    name: str
+
+
+class Queue(Named, total=False):
+    """A queue: its depth as in `stats`, and its settings if it is managed."""
+
+    gate: Gate | None
+    depth: int
+    running: int
+    delayed: int
+    scheduled: int
+    parked: int
+    unpublished: int
+    oldest_due_s: float | None
+    oldest_unpublished_s: float | None
+    workers: int
+    managed: bool
+    paused: bool
+    limit: int | None
+
+
+class Queues(TypedDict):
+    """All queues."""
+
+    items: list[Queue]
+
+
+class Paused(Named):
+    """Whether a queue is paused."""
+
+    paused: bool
+
+
+class Configured(Named, total=False):
+    """What was changed of a queue."""
+
+    limit: int | None
+    limit_per_key: int | None
+    rate: str | None
+    ordered: bool
+
+
+class Pools(TypedDict):
+    """The capacity pools: limit, used slots, and what came, went and was refused."""
+
+    items: list[dict[str, Any]]
+
+
+class Resized(Named):
+    """A capacity pool with its new limit."""
+
+    limit: int
+
+
+class Schedule(TypedDict):
+    """A schedule, as `Schedule.info`."""
+
+    name: str
+    task: str
+    args: Any
+    kwargs: Any
+    options: Any
+    every: float | None
+    cron: str | None
+    timezone: str | None
+    start: Time | None
+    end: Time | None
+    catch_up: str | int
+    overlap: str
+    jitter: float | None
+    next_time: Time | None
+    last_time: Time | None
+    last_job: int | None
+    last_task_id: str | None
+    count: int
+    paused_at: Time | None
+    pause_reason: str | None
+    declared: bool
+    trouble: str | None
+
+
+class PlannedSchedule(Schedule):
+    """A schedule with its next times."""
+
+    next_times: list[Time]
+
+
+class Schedules(TypedDict):
+    """All schedules."""
+
+    items: list[PlannedSchedule]
+
+
+class Made(TypedDict):
+    """What a schedule has made: a job, or the message of a durable task."""
+
+    job: int | None
+    task_id: str | None
+
+
+class WorkerRun(TypedDict):
+    """A run in progress."""
+
+    job: int | None
+    task_id: str | None
+    task: str
+    began_at: Time
+    lasts_s: float
+
+
+class Worker(TypedDict):
+    """A live worker, and what it runs."""
+
+    name: str
+    started_at: Time
+    heard_at: Time
+    queues: list[str]
+    runs: list[WorkerRun]
+
+
+class Workers(TypedDict):
+    """The live workers."""
+
+    items: list[Worker]
+
+
+class Findings(TypedDict):
+    """What `doctor` finds."""
+
+    items: list[Finding]
+
+
+class Version(TypedDict):
+    """The version of this package, and the name of the app."""
+
+    version: str
+    app: str
+
+
+Document = Mapping[str, Any]
+"""A document whose form is described elsewhere."""

@@ -1,0 +1,255 @@
+"""The HTTP API below /api/v1: who may call an operation, what it is given, and what it answers, in JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Match, Route
+
+from ..model.checks import is_keepable
+from ..model.errors import DuplicateError, Overloaded, SideJobError, StoreUnavailableError
+from ..model.logger import logger
+from . import repeats, tokens
+from .rendering import plain
+from .site import AGAIN_S, PATIENCE_S, Refused, Site, Visit, as_route, read_body
+from .users import Role, User
+
+PREFIX = "/api/v1"
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
+OVERHEAD = 64 * 1024
+"""How many bytes a request may have beside the largest value, `sidejob_max_value_bytes`."""
+
+
+class Nothing(msgspec.Struct, forbid_unknown_fields=True):
+    """No parameters, or no body."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operation: `do` gets a `Call`, and returns what is answered as JSON."""
+
+    method: str
+    path: str
+    scope: str
+    do: Callable[[Call], Any]
+    answer: Any
+    body: type[msgspec.Struct] = Nothing
+    query: type[msgspec.Struct] = Nothing
+    status: int = 200
+
+    @property
+    def takes_key(self) -> bool:
+        """Whether the header Idempotency-Key makes a repeated call do nothing more."""
+        return self.method in ("POST", "PATCH")
+
+    @property
+    def name(self) -> str:
+        """The name of the operation in the OpenAPI document."""
+        return self.do.__name__
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of an operation."""
+
+    visit: Visit
+    body: Any
+    query: Any
+
+    @property
+    def sidejob(self) -> Any:
+        """The app's SideJob."""
+        return self.visit.sidejob
+
+    @property
+    def path(self) -> dict[str, str]:
+        """The parameters in the path."""
+        return self.visit.request.path_params
+
+
+def routes(site: Site, operations: tuple[Operation, ...]) -> list[Route]:
+    """Return the routes of the API; the last answers what is no operation."""
+    made = [
+        Route(PREFIX + as_route(operation.path), _endpoint(site, operation), methods=[operation.method])
+        for operation in operations
+    ]
+
+    async def other(request: Request) -> Response:
+        of_path = (route.methods or () for route in made if route.matches(request.scope)[0] is Match.PARTIAL)
+        allowed = ", ".join(sorted({method for methods in of_path for method in methods}))
+        if allowed:
+            return problem(405, "Method not allowed", f"This path takes {allowed}.", headers={"allow": allowed})
+        return problem(404, "Not found", f"{PREFIX}/openapi.json lists the operations.")
+
+    return [*made, Route(f"{PREFIX}/{{rest:sidejob_anything}}", other, methods=METHODS)]
+
+
+def _endpoint(site: Site, operation: Operation) -> Callable[[Request], Any]:
+    async def endpoint(request: Request) -> Response:
+        try:
+            limit = site.sidejob.settings.max_value_bytes + OVERHEAD
+            body = await read_body(request, limit) if operation.method != "GET" else b""
+            return await run_in_threadpool(_answer, site, operation, request, body)
+        except Refused as error:
+            return problem(error.status, error.title, error.told, headers=error.headers)
+
+    return endpoint
+
+
+def _answer(site: Site, operation: Operation, request: Request, body: bytes) -> Response:
+    try:
+        with site.sidejob.runtime.connections.talking(within_s=PATIENCE_S):
+            token = _token(site, request)
+            if operation.scope not in token.scopes:
+                return problem(403, "Not allowed", f"The token {token.name!r} lacks the scope {operation.scope!r}.")
+            user = User(f"token {token.name}", Role.READ)  # what it may do, its scopes say
+            call = Call(Visit(site, request, user), _body(operation, request, body), _query(operation, request))
+            if not all(map(is_keepable, (*request.path_params.values(), *request.query_params.values()))):
+                raise Refused(400, "Refused", "The store keeps no text with a NUL or a lone surrogate.")
+
+            def do() -> Response:
+                try:
+                    return _json(operation.do(call), status=operation.status)
+                except Refused as error:
+                    return problem(error.status, error.title, error.told, headers=error.headers)
+                except SideJobError as error:
+                    return _problem_of(error)
+
+            return repeats.once(site.sidejob.runtime, token.hash, request, body, do) if operation.takes_key else do()
+    except Refused:
+        raise
+    except Exception as error:
+        return _problem_of(error)
+
+
+def _token(site: Site, request: Request) -> tokens.Token:
+    kind, _, given = request.headers.get("authorization", "").partition(" ")
+    found = tokens.find(site.sidejob.runtime, given.strip()) if kind.lower() == "bearer" else None
+    if found is None:
+        title, told = "No token", "Send the header `Authorization: Bearer TOKEN`"
+        if given.strip():
+            title, told = "No such token", "It was never made, or is revoked"
+        told += "; `celery -A <app> sidejob web token add NAME` makes a token."
+        raise Refused(401, title, told, headers={"www-authenticate": "Bearer"})
+    return found
+
+
+def _body(operation: Operation, request: Request, body: bytes) -> Any:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if body.strip() and kind != "application/json":
+        raise Refused(415, "No JSON", "Send the body as application/json.")
+    try:
+        return msgspec.json.decode(body.strip() or b"{}", type=operation.body)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise Refused(400, "Not understood", f"The body is not what this operation takes: {error}") from error
+
+
+def _query(operation: Operation, request: Request) -> Any:
+    try:
+        return msgspec.convert(dict(request.query_params), operation.query, strict=False)
+    except msgspec.MsgspecError as error:
+        raise Refused(400, "Not understood", f"The parameters are not what this operation takes: {error}") from error
+
+
+def _json(document: Any, *, status: int, headers: dict[str, str] | None = None, kind: str = "json") -> Response:
+    # Escaped, so that text of others cannot move the cursor of a terminal.
+    text = json.dumps(document, default=plain, allow_nan=False)
+    return Response(text, status_code=status, media_type=f"application/{kind}", headers=headers)
+
+
+def problem(status: int, title: str, detail: str, *, headers: dict[str, str] | None = None, **more: Any) -> Response:
+    """Return a problem document, RFC 9457."""
+    document = {"type": "about:blank", "title": title, "status": status, "detail": detail, **more}
+    return _json(document, status=status, kind="problem+json", headers=headers)
+
+
+def _problem_of(error: Exception) -> Response:
+    told = str(error)
+    name = next(one.__name__ for one in type(error).__mro__ if not one.__module__.startswith("celery_sidejob.store"))
+    if isinstance(error, StoreUnavailableError):
+        return problem(503, name, told, headers={"retry-after": str(AGAIN_S)})
+    if isinstance(error, Overloaded):
+        return problem(429, name, told, headers={"retry-after": str(max(1, round(error.retry_after)))}, pool=error.pool)
+    if isinstance(error, DuplicateError):
+        return problem(409, name, told, job=error.job_id, task_id=error.task_id)
+    if isinstance(error, SideJobError):
+        status = 404 if isinstance(error, LookupError) else 400 if isinstance(error, ValueError) else 409
+        return problem(status, name, told)
+    if isinstance(error, TypeError) and "(the running job is given by the worker)" in told:
+        return problem(400, name, told)  # arguments that the task does not take
+    logger.error("An operation of the HTTP API has failed", exc_info=error)
+    return problem(500, "Something went wrong", "The log of this process says what.")
+
+
+# -- OpenAPI ---------------------------------------------------------------------------------------------------------
+
+
+def openapi(operations: tuple[Operation, ...], version: str) -> dict[str, Any]:
+    """Return the OpenAPI 3.1 document of the operations, made from their code."""
+    of_each = ((one.body, one.query, one.answer) for one in operations)
+    kinds = list(dict.fromkeys(kind for kinds in of_each for kind in kinds if kind is not Nothing))
+    schemas, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
+    schema_of = dict(zip(kinds, schemas, strict=True))
+    paths: dict[str, Any] = {}
+    for operation in operations:
+        paths.setdefault(operation.path, {})[operation.method.lower()] = _described(
+            operation, components, schema_of[operation.answer]
+        )
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "celery_sidejob", "version": version},
+        "servers": [{"url": PREFIX}],
+        "security": [{"token": []}],
+        "paths": paths,
+        "components": {
+            "schemas": {
+                **components,
+                "Problem": {
+                    "type": "object", "required": ["type", "title", "status", "detail"],
+                    "properties": {
+                        "type": {"type": "string"}, "title": {"type": "string"}, "status": {"type": "integer"},
+                        "detail": {"type": "string"},
+                    },
+                },
+            },
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+    }  # fmt: skip
+
+
+def _described(operation: Operation, components: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        for name in (part[1:-1] for part in operation.path.split("/") if part.startswith("{"))
+    ]
+    if operation.query is not Nothing:
+        schema = components[operation.query.__name__]
+        required = schema.get("required", ())
+        parameters += [
+            {"name": name, "in": "query", "required": name in required, "schema": one}
+            for name, one in schema["properties"].items()
+        ]
+    if operation.takes_key:
+        parameters.append({"name": "Idempotency-Key", "in": "header", "required": False, "schema": {"type": "string"}})
+    found: dict[str, Any] = {
+        "operationId": operation.name, "summary": (operation.do.__doc__ or "").strip().split("\n")[0],
+        "x-scope": operation.scope, "parameters": parameters,
+        "responses": {
+            str(operation.status): {"description": "Done.", "content": {"application/json": {"schema": answer}}},
+            "default": {
+                "description": "A problem document.",
+                "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}},
+            },
+        },
+    }  # fmt: skip
+    if operation.body is not Nothing:
+        reference = {"$ref": f"#/components/schemas/{operation.body.__name__}"}
+        found["requestBody"] = {"required": True, "content": {"application/json": {"schema": reference}}}
+    return found

@@ -1,0 +1,639 @@
+"""The operations of the HTTP API. Each does what a command does, and names its token in a job's history."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict
+from datetime import datetime
+from importlib.metadata import version as version_of
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from ..deadset import DeadEntry
+from ..examination import examine
+from ..inspection.dead import DeadViews
+from ..inspection.jobs import JobViews
+from ..inspection.queues import QueueViews
+from ..inspection.schedules import ScheduleViews
+from ..inspection.statistics import StatisticsViews
+from ..inspection.tasks import TaskViews
+from ..jobs.job import Job
+from ..jobs.port import Port
+from ..model.names import at_most, check_key, check_tags
+from . import answers, verbs
+from .api import Call, Operation, openapi
+from .pages import NEXT_TIMES, POOLS, matching_jobs
+from .site import Refused
+from .verbs import noted, tell
+
+MOST = 200
+"""The most items of a page, and of a bulk operation."""
+
+Limit = Annotated[int, Meta(ge=1, le=MOST)]
+JobId = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Seconds = Annotated[float, Meta(ge=0, le=1e9)]
+Priority = Annotated[int, Meta(ge=0, le=9)]
+Name = Annotated[str, Meta(min_length=1)]
+
+
+class Strict(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """What an operation is given; an unknown name is refused."""
+
+
+class JobsQuery(Strict):
+    """Filters of jobs, as those of `sidejob.jobs`."""
+
+    status: str | None = None
+    waiting_for: str | None = None
+    task: str | None = None
+    queue: str | None = None
+    tag: str | None = None
+    batch: str | None = None
+    alias: str | None = None
+    schedule: str | None = None
+    unique: str | None = None
+    parent: str | None = None
+    created_by: str | None = None
+    since: str | None = None
+    older_than: str | None = None
+    text: str | None = None
+    order: Literal["newest", "oldest"] = "newest"
+    cursor: JobId | None = None
+    limit: Limit = 50
+
+
+class NewJob(Strict):
+    """A job to be made, as by `sidejob.enqueue`."""
+
+    task: Name
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    queue: str | None = None
+    parent: int | str | None = None
+    child_name: str | None = None
+    eta: datetime | None = None
+    countdown: Seconds | None = None
+    priority: Priority | None = None
+    aliases: list[str] = []
+    tags: list[str] = []
+    state: dict[str, Any] | None = None
+    inports: list[str] | None = None
+    outports: list[str] | None = None
+    unique: str | None = None
+    on_duplicate: Literal["return", "refuse", "replace"] = "return"
+    limit_key: str | None = None
+    depends_on: list[int | str] = []
+    on_failure: Literal["wait", "fail", "run"] = "wait"
+    context: dict[str, Any] = {}
+
+
+class Run(Strict):
+    """How a job is asked to run."""
+
+    force: bool = False
+    fresh: bool = False
+    parent: bool = False
+    countdown: Seconds | None = None
+
+
+class Terminate(Strict):
+    """How a job is terminated."""
+
+    recursive: bool = False
+
+
+class Change(Strict):
+    """What is changed of a job that waits or rests."""
+
+    priority: Priority | None = None
+    queue: str | None = None
+    tag: list[str] = []
+    untag: list[str] = []
+
+
+class Fork(Strict):
+    """Where a fork begins."""
+
+    before: str | None = None
+
+
+class Adopt(Strict):
+    """A job that becomes a child."""
+
+    job: int | str
+    name: Name
+
+
+class Disown(Strict):
+    """The name of a child that is one no longer."""
+
+    name: Name
+
+
+class State(Strict):
+    """Keys of a job's state to set and to remove."""
+
+    set: dict[str, Any] = {}
+    unset: list[str] = []
+
+
+class Packets(Strict):
+    """Values for a port: either one, or several in order."""
+
+    value: Any = msgspec.UNSET
+    values: list[Any] | None = None
+    context: dict[str, Any] = {}
+
+
+class Few(Strict):
+    """How many."""
+
+    limit: Limit = 50
+
+
+class TasksQuery(Strict):
+    """Filters of durable tasks."""
+
+    status: Literal["queued", "scheduled", "gated", "running"] | None = None
+    task: str | None = None
+    queue: str | None = None
+    text: str | None = None
+    cursor: str = ""
+    limit: Limit = 50
+
+
+class Revoke(Strict):
+    """Whether the processes of a running task are ended, too."""
+
+    terminate: bool = False
+
+
+class DeadFilters(Strict):
+    """Filters of the dead set."""
+
+    group: str | None = None
+    task: str | None = None
+    queue: str | None = None
+    reason: str | None = None
+    limit: Limit = 50
+
+
+class DeadQuery(DeadFilters):
+    """A page of the dead set."""
+
+    cursor: str | None = None
+
+
+class Reason(Strict):
+    """Why something is paused."""
+
+    reason: str | None = None
+
+
+class Limits(Strict):
+    """Limits of a queue: a number, null for none; one that is not given stays."""
+
+    limit: int | msgspec.UnsetType | None = msgspec.UNSET
+    limit_per_key: int | msgspec.UnsetType | None = msgspec.UNSET
+    rate: str | msgspec.UnsetType | None = msgspec.UNSET
+    ordered: bool | msgspec.UnsetType = msgspec.UNSET
+
+
+class Slots(Strict):
+    """The slots of a capacity pool."""
+
+    limit: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+
+
+class Message(Strict):
+    """A message for a channel."""
+
+    channel: Name
+    message: Any
+    context: dict[str, Any] = {}
+
+
+class LogEntry(Strict):
+    """An entry of the log."""
+
+    entry: dict[str, Any] | str
+    context: dict[str, Any] = {}
+
+
+# -- jobs ------------------------------------------------------------------------------------------------------------
+
+
+def version(call: Call) -> Any:
+    """Return the version of this package, and the name of the app."""
+    return {"version": version_of("celery-sidejob"), "app": call.visit.site.name}
+
+
+def list_jobs(call: Call) -> Any:
+    """List jobs: one page, and the cursor of the next."""
+    asked = call.query
+    filters = {name: value for name, value in msgspec.structs.asdict(asked).items()
+               if value is not None and name not in ("order", "cursor", "limit")}  # fmt: skip
+    newest = asked.order == "newest"
+    page = matching_jobs(
+        call.sidejob, filters, limit=asked.limit, newest_first=newest,
+        **{"before" if newest else "after": asked.cursor},
+    )  # fmt: skip
+    return _page(JobViews(call.sidejob.runtime).brief(page.jobs), page.next)
+
+
+def make_job(call: Call) -> Any:
+    """Make a job."""
+    body = call.body
+    options = {name: value for name, value in msgspec.structs.asdict(body).items()
+               if value not in (None, []) and name not in ("task", "args", "kwargs", "context", "on_duplicate",
+                                                           "on_failure")}  # fmt: skip
+    if body.unique is not None:
+        options["on_duplicate"] = body.on_duplicate
+    if body.depends_on:
+        options["on_failure"] = body.on_failure
+    _refuse_without_task(call, body.task)
+    with _context(call, body.context):
+        made = call.sidejob.enqueue(body.task, body.args, body.kwargs, created_by=call.visit.user.name, **options)
+    return made.info
+
+
+def get_job(call: Call) -> Any:
+    """Return everything about a job, by its id or an alias."""
+    return JobViews(call.sidejob.runtime).details(_job_of(call))
+
+
+def delete_job(call: Call) -> Any:
+    """Delete a job and everything below it, if all of it is terminated."""
+    job = _job_of(call)
+    verbs.delete(call.visit, job)
+    return {"id": job.id, "deleted": True}
+
+
+def run_job(call: Call) -> Any:
+    """Ask a job to run at least once after this call."""
+    body = call.body
+    how = {"force": body.force, "fresh": body.fresh, "parent": body.parent, "countdown": body.countdown}
+    return verbs.run(call.visit, _job_of(call), **how).info
+
+
+def terminate_job(call: Call) -> Any:
+    """Ask for a job's shutdown."""
+    return verbs.terminate(call.visit, _job_of(call), recursive=call.body.recursive).info
+
+
+def change_job(call: Call) -> Any:
+    """Change a job's priority, queue or tags."""
+    job, body = _job_of(call), call.body
+    for tags in (body.tag, body.untag):
+        check_tags(tags, where="PATCH")  # before the first of several commits
+    if body.queue is not None:
+        with noted(call.visit, job, "asked to move", queue=body.queue):
+            job.move(queue=body.queue)
+    if body.priority is not None:
+        with noted(call.visit, job, "priority changed", priority=body.priority):
+            job.set_priority(body.priority)
+    if body.tag or body.untag:
+        with noted(call.visit, job, "tags changed", tag=body.tag, untag=body.untag):
+            job.untag(*body.untag)
+            job.tag(*body.tag)
+    return job.refresh().info
+
+
+def fork_job(call: Call) -> Any:
+    """Make a job with the arguments, state and finished steps of another one."""
+    return verbs.fork(call.visit, _job_of(call), call.body.before).info
+
+
+def adopt_job(call: Call) -> Any:
+    """Make a job a named child of this one."""
+    job = _job_of(call)
+    child = call.sidejob.get(call.body.job)
+    with noted(call.visit, job, "asked to adopt", child=child.id):
+        job.adopt(child, call.body.name)
+    return child.refresh().info
+
+
+def disown_job(call: Call) -> Any:
+    """Make a child of this job a job without a parent."""
+    job = _job_of(call)
+    with noted(call.visit, job, "asked to disown", name=call.body.name):
+        job.disown(call.body.name)
+    return job.refresh().info
+
+
+def change_state(call: Call) -> Any:
+    """Set and remove keys of a job's state; the control keys of old systems are ordinary keys."""
+    job, body = _job_of(call), call.body
+    for key in at_most(body.unset, "keys of the state"):
+        check_key(key)  # before the first of two commits
+    with noted(call.visit, job, "state changed", set=[*body.set], unset=body.unset):
+        if body.set:
+            job.set(body.set)
+        if body.unset:
+            job.unset(*body.unset)
+    return job.refresh().info
+
+
+def get_steps(call: Call) -> Any:
+    """List the steps of a job."""
+    return {"items": [asdict(step) for step in _job_of(call).steps]}
+
+
+def get_tree(call: Call) -> Any:
+    """List a job and the jobs below it, parents first."""
+    nodes = JobViews(call.sidejob.runtime).tree(_job_of(call), limit=call.query.limit)
+    return {"items": [asdict(node) for node in nodes]}
+
+
+# -- ports and channels ----------------------------------------------------------------------------------------------
+
+
+def peek_packets(call: Call) -> Any:
+    """List the next packets of a port, without reading them."""
+    return {"items": JobViews(call.sidejob.runtime).packets(_port(call), call.query.limit)}
+
+
+def write_packets(call: Call) -> Any:
+    """Write values to a port."""
+    port, body = _port(call), call.body
+    if (body.value is msgspec.UNSET) == (body.values is None):
+        raise Refused(400, "Not understood", "Give either `value` or `values`.")
+    written = body.values if body.values is not None else [body.value]
+    with _context(call, body.context):
+        verbs.write(call.visit, port, written)
+    return {"written": len(written)}
+
+
+def take_packets(call: Call) -> Any:
+    """Read values from a port: they are consumed, even if the answer does not arrive."""
+    port = _port(call)
+    with noted(call.visit, port.job, "packets read", port=f"{port.direction} {port.name}"):
+        return {"values": port.read_many(call.body.limit)}
+
+
+def publish(call: Call) -> Any:
+    """Write a message to every input port that subscribes to a channel."""
+    tell(call.visit, f"publishes on {call.body.channel}")
+    with _context(call, call.body.context):
+        return {"written": call.sidejob.publish(call.body.channel, call.body.message)}
+
+
+def write_log(call: Call) -> Any:
+    """Make an entry of the log."""
+    with _context(call, call.body.context):
+        call.sidejob.log(call.body.entry)
+    return {"logged": True}
+
+
+# -- durable tasks and the dead set ----------------------------------------------------------------------------------
+
+
+def list_tasks(call: Call) -> Any:
+    """List durable tasks that wait or run: one page, and the cursor of the next."""
+    asked = call.query
+    page = TaskViews(call.sidejob.runtime).page(
+        task=asked.task,
+        queue=asked.queue,
+        text=asked.text,
+        after=asked.cursor,
+        limit=asked.limit,
+        statuses=None if asked.status is None else [asked.status],
+    )
+    return _page(page.tasks, page.next)
+
+
+def get_task(call: Call) -> Any:
+    """Return everything about a durable task that waits or runs."""
+    found = TaskViews(call.sidejob.runtime).task(call.path["id"])
+    if found is None:
+        raise Refused(404, "Not found", f"No durable task {call.path['id']!r} waits or runs.")
+    return found
+
+
+def revoke_task(call: Call) -> Any:
+    """Revoke a durable task: it does not begin, or not again."""
+    return verbs.revoke(call.visit, call.path["id"], terminate=call.body.terminate)
+
+
+def list_dead(call: Call) -> Any:
+    """List entries of the dead set, the newest first: one page, and the cursor of the next."""
+    page = DeadViews(call.sidejob.runtime).page(
+        **_dead(call.query), before=call.query.cursor or 0, limit=call.query.limit
+    )
+    return _page([asdict(entry) for entry in page.entries], None if page.next is None else str(page.next))
+
+
+def list_dead_groups(call: Call) -> Any:
+    """Count the newest 10,000 entries of the dead set by their failure group."""
+    groups, are_more = DeadViews(call.sidejob.runtime).newest_groups()
+    return {"groups": groups, "more": are_more}
+
+
+def get_dead(call: Call) -> Any:
+    """Return one entry of the dead set."""
+    return asdict(call.sidejob.dead.get(call.path["id"]))
+
+
+def retry_dead(call: Call) -> Any:
+    """Try one entry of the dead set again."""
+    entry: DeadEntry = call.sidejob.dead.get(call.path["id"])
+    verbs.retry(call.visit, entry)
+    return {"retried": 1, "job": entry.job_id, "task_id": entry.task_id}
+
+
+def retry_many_dead(call: Call) -> Any:
+    """Try the first entries that match again; repeat it until `retried` is 0."""
+    tell(call.visit, f"retries {_dead(call.body)} of the dead set")
+    return {"retried": call.sidejob.dead.retry_all(**_dead(call.body), limit=call.body.limit)}
+
+
+def delete_dead(call: Call) -> Any:
+    """Remove an entry of the dead set, with its job."""
+    entry: DeadEntry = call.sidejob.dead.get(call.path["id"])
+    return {"deleted": verbs.delete_entry(call.visit, entry)}
+
+
+# -- what runs them --------------------------------------------------------------------------------------------------
+
+
+def list_queues(call: Call) -> Any:
+    """Return the depth of each queue, and the settings of the managed ones."""
+    gates = {gate["name"]: gate for gate in QueueViews(call.sidejob.runtime).gates()}
+    found = StatisticsViews(call.sidejob.runtime).stats()["queues"]
+    return {"items": [{"name": name, **found.get(name, {}), "gate": gates.get(name)} for name in {**found, **gates}]}
+
+
+def pause_queue(call: Call) -> Any:
+    """Let no further run of a queue begin."""
+    verbs.pause_queue(call.visit, call.path["name"], call.body.reason)
+    return {"name": call.path["name"], "paused": True}
+
+
+def resume_queue(call: Call) -> Any:
+    """Let runs of a queue begin again."""
+    verbs.resume_queue(call.visit, call.path["name"])
+    return {"name": call.path["name"], "paused": False}
+
+
+def configure_queue(call: Call) -> Any:
+    """Change the limits of a queue at once."""
+    queue = call.sidejob.queue(call.path["name"])
+    given = {name: value for name, value in msgspec.structs.asdict(call.body).items() if value is not msgspec.UNSET}
+    tell(call.visit, f"configures queue {queue.name}: {given}")
+    queue.configure(**given)
+    return {"name": queue.name, **given}
+
+
+def list_pools(call: Call) -> Any:
+    """List the capacity pools."""
+    return {"items": QueueViews(call.sidejob.runtime).pools(POOLS)}
+
+
+def resize_pool(call: Call) -> Any:
+    """Give a capacity pool another number of slots."""
+    verbs.resize_pool(call.visit, call.path["name"], call.body.limit)
+    return {"name": call.path["name"], "limit": call.body.limit}
+
+
+def list_schedules(call: Call) -> Any:
+    """List the schedules, with their next times."""
+    return {"items": ScheduleViews(call.sidejob.runtime).all(NEXT_TIMES)}
+
+
+def pause_schedule(call: Call) -> Any:
+    """Pause a schedule."""
+    return verbs.pause_schedule(call.visit, call.path["name"], call.body.reason).info
+
+
+def resume_schedule(call: Call) -> Any:
+    """Resume a schedule."""
+    return verbs.resume_schedule(call.visit, call.path["name"]).info
+
+
+def run_schedule(call: Call) -> Any:
+    """Make one more job, or message, of a schedule now."""
+    made = verbs.run_schedule(call.visit, call.path["name"])
+    return {
+        "job": made.id if isinstance(made, Job) else None,
+        "task_id": made.task_id if isinstance(made, Job) else made.id,
+    }
+
+
+def list_workers(call: Call) -> Any:
+    """List the live workers, and what each runs."""
+    return {
+        "items": [
+            {
+                "name": one.name, "started_at": one.started_at, "heard_at": one.heard_at, "queues": one.queues,
+                "runs": [
+                    {"job": run.of.id if isinstance(run.of, Job) else None,
+                     "task_id": None if isinstance(run.of, Job) else str(run.of.id),
+                     "task": run.task, "began_at": run.began_at, "lasts_s": run.lasts_s}
+                    for run in one.runs
+                ],
+            }
+            for one in call.sidejob.workers()
+        ]
+    }  # fmt: skip
+
+
+def get_stats(call: Call) -> Any:
+    """Return the store at a glance, as `stats --json`."""
+    return StatisticsViews(call.sidejob.runtime).stats()
+
+
+def get_findings(call: Call) -> Any:
+    """Return what `doctor` finds."""
+    return {"items": [asdict(finding) for finding in examine(call.sidejob, thorough=False)]}
+
+
+def get_openapi(call: Call) -> Any:
+    """Return this document."""
+    found = openapi(OPERATIONS, version_of("celery-sidejob"))
+    return {**found, "servers": [{"url": call.visit.root + found["servers"][0]["url"]}]}
+
+
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def _job_of(call: Call) -> Job:
+    found: Job = call.sidejob.get(call.path["id"])
+    return found
+
+
+def _port(call: Call) -> Port:
+    job, direction, name = _job_of(call), call.path["direction"], call.path["name"]
+    if direction not in ("in", "out"):
+        raise Refused(404, "Not found", "A port's direction is `in` or `out`.")
+    return job.input(name) if direction == "in" else job.output(name)
+
+
+def _page(items: Sequence[Any], cursor: int | str | None) -> dict[str, Any]:
+    return {"items": items, "next": cursor}
+
+
+def _dead(given: Any) -> dict[str, Any]:
+    return {name: getattr(given, name) for name in ("group", "task", "queue", "reason")}
+
+
+def _context(call: Call, data: Mapping[str, Any]) -> Any:
+    return call.sidejob.context(**data) if data else nullcontext()
+
+
+def _refuse_without_task(call: Call, name: str) -> None:
+    """Refuse durable tasks and ordinary ones: a call of those is no job, and they have rules of their own."""
+    task = call.sidejob.app.tasks.get(name)
+    if task is not None and not hasattr(task, "inports"):
+        raise Refused(400, "No sidejob task", f"{name} is no sidejob task: only those make jobs.")
+
+
+GET, POST, PATCH, DELETE = "GET", "POST", "PATCH", "DELETE"
+READ, WRITE, OPERATE = "read", "write", "operate"
+PORT = "/jobs/{id}/ports/{direction}/{name}"
+OPERATIONS = (
+    Operation(GET, "/", READ, version, answers.Version),
+    Operation(GET, "/openapi.json", READ, get_openapi, answers.Document),
+    Operation(GET, "/jobs", READ, list_jobs, answers.Jobs, query=JobsQuery),
+    Operation(POST, "/jobs", WRITE, make_job, answers.JobInfo, NewJob, status=201),
+    Operation(GET, "/jobs/{id}", READ, get_job, answers.JobDetails),
+    Operation(PATCH, "/jobs/{id}", OPERATE, change_job, answers.JobInfo, Change),
+    Operation(DELETE, "/jobs/{id}", OPERATE, delete_job, answers.Deleted),
+    Operation(POST, "/jobs/{id}/run", OPERATE, run_job, answers.JobInfo, Run),
+    Operation(POST, "/jobs/{id}/terminate", OPERATE, terminate_job, answers.JobInfo, Terminate),
+    Operation(POST, "/jobs/{id}/fork", OPERATE, fork_job, answers.JobInfo, Fork, status=201),
+    Operation(POST, "/jobs/{id}/adopt", OPERATE, adopt_job, answers.JobInfo, Adopt),
+    Operation(POST, "/jobs/{id}/disown", OPERATE, disown_job, answers.JobInfo, Disown),
+    Operation(PATCH, "/jobs/{id}/state", WRITE, change_state, answers.JobInfo, State),
+    Operation(GET, "/jobs/{id}/steps", READ, get_steps, answers.Steps),
+    Operation(GET, "/jobs/{id}/tree", READ, get_tree, answers.Tree, query=Few),
+    Operation(GET, PORT, READ, peek_packets, answers.SeenPackets, query=Few),
+    Operation(POST, PORT, WRITE, write_packets, answers.Written, Packets),
+    Operation(POST, f"{PORT}/take", WRITE, take_packets, answers.Taken, Few),
+    Operation(POST, "/publish", WRITE, publish, answers.Written, Message),
+    Operation(POST, "/log", WRITE, write_log, answers.Logged, LogEntry),
+    Operation(GET, "/tasks", READ, list_tasks, answers.Tasks, query=TasksQuery),
+    Operation(GET, "/tasks/{id}", READ, get_task, answers.Task),
+    Operation(POST, "/tasks/{id}/revoke", OPERATE, revoke_task, answers.Revoked, Revoke),
+    Operation(GET, "/dead", READ, list_dead, answers.DeadEntries, query=DeadQuery),
+    Operation(GET, "/dead/groups", READ, list_dead_groups, answers.Groups),
+    Operation(POST, "/dead/retry", OPERATE, retry_many_dead, answers.Retried, DeadFilters),
+    Operation(GET, "/dead/{id}", READ, get_dead, DeadEntry),
+    Operation(POST, "/dead/{id}/retry", OPERATE, retry_dead, answers.RetriedOne),
+    Operation(DELETE, "/dead/{id}", OPERATE, delete_dead, answers.Removed),
+    Operation(GET, "/queues", READ, list_queues, answers.Queues),
+    Operation(PATCH, "/queues/{name}", OPERATE, configure_queue, answers.Configured, Limits),
+    Operation(POST, "/queues/{name}/pause", OPERATE, pause_queue, answers.Paused, Reason),
+    Operation(POST, "/queues/{name}/resume", OPERATE, resume_queue, answers.Paused),
+    Operation(GET, "/pools", READ, list_pools, answers.Pools),
+    Operation(PATCH, "/pools/{name}", OPERATE, resize_pool, answers.Resized, Slots),
+    Operation(GET, "/schedules", READ, list_schedules, answers.Schedules),
+    Operation(POST, "/schedules/{name}/pause", OPERATE, pause_schedule, answers.Schedule, Reason),
+    Operation(POST, "/schedules/{name}/resume", OPERATE, resume_schedule, answers.Schedule),
+    Operation(POST, "/schedules/{name}/run", OPERATE, run_schedule, answers.Made),
+    Operation(GET, "/workers", READ, list_workers, answers.Workers),
+    Operation(GET, "/stats", READ, get_stats, answers.Document),
+    Operation(GET, "/findings", READ, get_findings, answers.Findings),
+)

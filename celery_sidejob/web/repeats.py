@@ -1,0 +1,90 @@
+"""A call of the HTTP API that is sent again with its Idempotency-Key does nothing again, and gets the same answer.
+
+The key is written in the transaction in which the call writes first. So a call that died before its commit is done
+when it is sent again, and of two at once Postgres lets one commit. If a process dies between the commit and the answer,
+the key says that the call was done, and its answer is lost.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from hashlib import sha256
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ..model.errors import StoreUnavailableError
+from ..operations.runtime import Runtime
+from ..store import web_answers
+from ..store.statement import Transaction
+from .site import Refused
+
+HEADER = "idempotency-key"
+LONGEST_KEY = 255
+LONGEST_ANSWER = 1024 * 1024
+"""The most bytes of an answer that is kept."""
+
+
+class _Taken(Exception):
+    """Rolls back what a call does whose key another call has."""
+
+
+def once(runtime: Runtime, token: str, request: Request, body: bytes, do: Callable[[], Response]) -> Response:
+    """Answer a call by doing it, unless a call with its key was done by the same token within a day."""
+    key = request.headers.get(HEADER)
+    if key is None:
+        return do()
+    if not key or len(key) > LONGEST_KEY:
+        raise Refused(400, "Refused", f"An Idempotency-Key has 1 to {LONGEST_KEY} characters.")
+    asked = sha256(f"{request.method} {request.scope['path']}\n".encode() + body).hexdigest()
+    kept = _kept(runtime, token, key, asked)
+    if kept is not None:
+        return kept
+    call = str(uuid.uuid4())
+
+    def note(executor: Transaction) -> None:
+        if not web_answers.note(executor, token, key, request=asked, call=call):
+            raise _Taken
+
+    try:
+        with runtime.connections.beside(note):
+            done = do()
+    except _Taken:
+        kept = _kept(runtime, token, key, asked)
+        if kept is None:  # it was a day old just then
+            raise _unknown() from None
+        return kept
+    if done.status_code < 500:
+        with suppress(StoreUnavailableError):  # it is done, and this call gets its answer
+            runtime.connections.transact("answer", partial(_keep, token=token, key=key, call=call, done=done))
+    return done
+
+
+def _keep(executor: Transaction, *, token: str, key: str, call: str, done: Response) -> None:
+    if done.status_code >= 400:  # it may be corrected, and sent again
+        web_answers.forget(executor, token, key, call=call)
+    elif len(done.body) <= LONGEST_ANSWER:
+        text = bytes(done.body).decode()
+        web_answers.answer(executor, token, key, call=call, code=done.status_code, answer=text)
+
+
+def _kept(runtime: Runtime, token: str, key: str, asked: str) -> Response | None:
+    row = web_answers.find(runtime.connections, token, key)
+    if row is None:
+        return None
+    if row.request != asked:
+        raise Refused(422, "Another call", "Another call had this Idempotency-Key: give each call a key of its own.")
+    if row.answer is None:
+        raise _unknown()
+    return Response(row.answer, row.code, {"idempotency-replayed": "true"}, media_type="application/json")
+
+
+def _unknown() -> Refused:
+    told = (
+        "A call with this Idempotency-Key is in progress, or was done and its answer is lost: its process has died. "
+        "This call has done nothing. Ask again, or see what the first call has done."
+    )
+    return Refused(409, "Done, and the answer is not known", told, headers={"retry-after": "1"})

@@ -1,0 +1,107 @@
+"""The people who may use the web page: their roles, their passwords, and the limit of failed logins."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+FAILURES = 5
+"""How many logins may fail for one name, or from one address. From the last on, others are refused for `PENALTY_S`."""
+PENALTY_S = 60.0
+REMEMBERED = 10_000
+"""The most names and addresses whose failures are remembered; beyond that the oldest are forgotten."""
+SCRYPT = {"n": 2**14, "r": 8, "p": 1}
+"""The cost of a password's hash: 16 MB and about 40 ms for each try, as OWASP advises."""
+
+
+class Role(IntEnum):
+    """What a user may do; a role includes those below it."""
+
+    READ = 1
+    OPERATE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """A person who has logged in."""
+
+    name: str
+    role: Role
+
+
+def hashed(password: str, role: Role) -> str:
+    """Return the value for a user in `sidejob_web_users`: the role, and the password's salted hash."""
+    salt = secrets.token_hex(16)
+    return f"{role.name.lower()}:scrypt:{salt}:{_hash(password, salt)}"
+
+
+class Users:
+    """The users of `sidejob_web_users`, and the failed logins of this process."""
+
+    def __init__(self, users: Mapping[str, str]) -> None:
+        self._users = dict(users)
+        self._failures: OrderedDict[str, tuple[int, float]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._nobody = hashed(secrets.token_urlsafe(), Role.READ)
+
+    def __bool__(self) -> bool:
+        return bool(self._users)
+
+    def find(self, name: str, mark: str) -> User | None:
+        """Return the user of a session, unless the user is gone or has another password or role since."""
+        given = self._users.get(name)
+        return _user(name, given) if given is not None and hmac.compare_digest(self.mark_of(name), mark) else None
+
+    def mark_of(self, name: str) -> str:
+        """Return what a session keeps of the user's entry: it changes with the password and the role."""
+        return hashlib.sha256(self._users[name].encode()).hexdigest()[:16]
+
+    def admit(self, name: str, address: str) -> float:
+        """Return 0 if a password may be tried for this name, from this address; else for how many seconds none may.
+
+        The try counts as failed until `log_in` knows better: of many at once no more are admitted.
+        """
+        keys, now = _keys(name, address), time.monotonic()
+        with self._lock:
+            found = {key: self._failures.get(key, (0, now)) for key in keys}
+            wait_s = max(began + PENALTY_S - now if count >= FAILURES else 0.0 for count, began in found.values())
+            if wait_s > 0:
+                return wait_s
+            for key, (count, began) in found.items():
+                self._failures.pop(key, None)
+                count = count + 1 if now - began < PENALTY_S else 1
+                self._failures[key] = (count, now if count in (1, FAILURES) else began)
+            while len(self._failures) > REMEMBERED:
+                self._failures.popitem(last=False)
+        return 0.0
+
+    def log_in(self, name: str, password: str, address: str) -> User | None:
+        """Return the user if the password is right. An unknown name takes as long as a known one."""
+        given = self._users.get(name)
+        _, _, salt, kept = (given or self._nobody).split(":")
+        if not hmac.compare_digest(_hash(password, salt), kept) or given is None:
+            return None
+        with self._lock:
+            for key in _keys(name, address):
+                count, began = self._failures.get(key, (1, 0.0))
+                self._failures[key] = (max(0, count - 1), began)  # other tries may have begun a new minute
+        return _user(name, given)
+
+
+def _keys(name: str, address: str) -> tuple[str, str]:
+    return f"name {name}", f"address {address}"
+
+
+def _user(name: str, given: str) -> User:
+    return User(name, Role[given.partition(":")[0].upper()])
+
+
+def _hash(password: str, salt: str) -> str:
+    return hashlib.scrypt(password.encode("utf-8", "surrogatepass"), salt=bytes.fromhex(salt), dklen=32, **SCRYPT).hex()

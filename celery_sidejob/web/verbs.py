@@ -1,0 +1,156 @@
+"""What a person on the page and a token of the API do alike: one action each, with the name of who asks for it.
+
+The log of this process names it before the action, a job's history after it: what was refused is not in the history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from ..jobs.job import Job
+from ..jobs.port import Port
+from ..model.capacity import PoolSpec, check_limit
+from ..model.logger import logger
+from ..model.printable import printable
+from ..operations.gates import capacity
+from ..operations.ledger import revocation
+from .site import Refused, Visit
+
+
+@contextmanager
+def noted(visit: Visit, job: Job, what: str, **detail: Any) -> Iterator[None]:
+    """Write into a job's history who has done what, unless the block raises: then it was refused."""
+    tell(visit, f"job {job.id}: {what}")
+    yield
+    note(visit, job, what, **detail)
+
+
+def note(visit: Visit, job: Job, what: str, **detail: Any) -> None:
+    """Write into a job's history who has done what."""
+    told = {name: value for name, value in detail.items() if not (value is None or value is False or value == [])}
+    job.log(what, by=visit.user.name, **told)
+
+
+def tell(visit: Visit, what: str) -> None:
+    """Write into the log of this process who does what."""
+    logger.info("Web page: %s: %s", printable(visit.user.name), printable(what))
+
+
+def run(visit: Visit, job: Job, **how: Any) -> Job:
+    """Ask a job to run; the options are those of `Job.run`."""
+    with noted(visit, job, "asked to run", **how):
+        asked = job.run(**how)
+        if asked is None:
+            why = "has no parent" if how.get("parent") else f"is {job.refresh().status}: force it to run"
+            raise Refused(409, "Not asked to run", f"Job {job.id} {why}.")
+    return asked
+
+
+def terminate(visit: Visit, job: Job, *, recursive: bool = False) -> Job:
+    """Ask for a job's shutdown."""
+    with noted(visit, job, "asked to terminate", recursive=recursive):
+        return job.terminate(recursive=recursive)
+
+
+def write(visit: Visit, port: Port, values: Sequence[Any]) -> None:
+    """Write packets to a port."""
+    with noted(visit, port.job, "packet written", port=f"{port.direction} {port.name}", packets=len(values)):
+        port.write_many(values)
+
+
+def delete(visit: Visit, job: Job) -> None:
+    """Delete a job and everything below it, if all of it is terminated."""
+    tell(visit, f"deletes job {job.id} ({job.task})")
+    if not job.delete():
+        raise Refused(409, "Not deleted", f"Job {job.id}, or a job below it, is not terminated. Terminate it first.")
+
+
+def fork(visit: Visit, job: Job, before: str | None) -> Job:
+    """Make a job like another one, with its finished steps up to one."""
+    tell(visit, f"forks job {job.id}")
+    made: Job = visit.sidejob.fork(job, before=before)
+    note(visit, made, "forked")
+    return made
+
+
+def retry(visit: Visit, entry: Any) -> None:
+    """Try an entry of the dead set again."""
+    tell(visit, f"retries entry {entry.id} of the dead set ({entry.task}, {entry.task_id})")
+    visit.sidejob.dead.retry(entry.id)
+    if entry.job_id is not None:
+        note(visit, visit.sidejob.get(entry.job_id), "asked to retry")
+
+
+def revoke(visit: Visit, task_id: str, *, terminate: bool) -> dict[str, Any]:
+    """Revoke a durable task, and tell the workers; the store keeps the revocation, whether they can be told or not."""
+    tell(visit, f"revokes the durable task {task_id}{', and ends it' if terminate else ''}")
+    found = revocation.revoke_in_all(visit.sidejob.runtime, [task_id])
+    is_running = task_id in found.running
+    if not is_running and task_id not in found.waiting:
+        if found.unavailable is not None:
+            raise found.unavailable
+        raise Refused(404, "Not found", f"No durable task {task_id!r} waits or runs that was not revoked before.")
+    try:
+        visit.sidejob.app.control.tell_of_revocation([task_id], terminate=terminate)
+        is_told = True
+    except Exception:  # a transport may raise anything
+        logger.warning("The workers could not be told that %s is revoked", printable(task_id), exc_info=True)
+        is_told = False
+    return {"task_id": task_id, "running": is_running, "told": is_told}
+
+
+def delete_entry(visit: Visit, entry: Any) -> bool:
+    """Remove an entry of the dead set, with its job; False if a job below that one is not finished."""
+    tell(visit, f"deletes entry {entry.id} of the dead set ({entry.task}, {entry.task_id})")
+    return bool(visit.sidejob.dead.delete(entry.id))
+
+
+def pause_queue(visit: Visit, name: str, reason: str | None) -> None:
+    """Let no further run of a queue begin."""
+    queue = visit.sidejob.queue(name)
+    tell(visit, f"pauses queue {name}")
+    queue.pause(_reason(visit, reason))
+
+
+def resume_queue(visit: Visit, name: str) -> None:
+    """Let runs of a queue begin again."""
+    queue = visit.sidejob.queue(name)
+    tell(visit, f"resumes queue {name}")
+    queue.resume()
+
+
+def resize_pool(visit: Visit, name: str, limit: int) -> None:
+    """Give a capacity pool another number of slots."""
+    check_limit(name, limit)
+    tell(visit, f"resizes capacity pool {name} to {limit}")
+    capacity.resize(visit.sidejob.runtime, PoolSpec(name, None), limit)
+
+
+def pause_schedule(visit: Visit, name: str, reason: str | None) -> Any:
+    """Pause a schedule."""
+    schedule = visit.sidejob.get_schedule(name)
+    tell(visit, f"pauses schedule {name}")
+    return schedule.pause(_reason(visit, reason))
+
+
+def resume_schedule(visit: Visit, name: str) -> Any:
+    """Resume a schedule."""
+    schedule = visit.sidejob.get_schedule(name)
+    tell(visit, f"resumes schedule {name}")
+    return schedule.resume()
+
+
+def run_schedule(visit: Visit, name: str) -> Any:
+    """Make one more job, or message, of a schedule now."""
+    schedule = visit.sidejob.get_schedule(name)
+    tell(visit, f"runs schedule {name} now")
+    made = schedule.run_now()
+    if isinstance(made, Job):
+        note(visit, made, "made now")
+    return made
+
+
+def _reason(visit: Visit, reason: str | None) -> str:
+    return f"{reason or 'paused'} ({visit.user.name})"

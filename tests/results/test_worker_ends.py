@@ -1,0 +1,42 @@
+"""Results that the worker keeps in the statement that ends many runs: whatever befalls one, the others are kept."""
+
+from __future__ import annotations
+
+import pytest
+from celery import states
+
+from tests.results.conftest import Rows, Site
+from tests.tools.brokers import in_postgres
+from tests.tools.recorder import Record
+from tests.tools.waiting import patient, wait_until
+from tests.tools.workers import Processes
+
+TIMEOUT_S = patient(20)
+
+REFUSE = """CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF NEW.key = 'task:refused' AND NEW.state = 'SUCCESS' THEN RAISE EXCEPTION 'not this one'; END IF;
+    RETURN NEW;
+END $$"""
+
+
+@pytest.mark.parametrize(("broker", "kind"), [("postgres", "durable.part"), ("redis", "job.part")])
+def test_a_result_that_postgres_refuses_fails_its_task_and_no_other(
+    database_url: str, redis_url: str, record: Record, processes: Processes, rows: Rows, broker: str, kind: str
+) -> None:
+    site = Site(database_url, in_postgres(database_url) if broker == "postgres" else redis_url, record, processes)
+    rows.run(REFUSE)
+    rows.run("CREATE TRIGGER refuse BEFORE INSERT ON results FOR EACH ROW EXECUTE FUNCTION refuse()")
+    told = [
+        site.sig(kind, number).apply_async(task_id="refused" if number == 5 else f"fine {number}")
+        for number in range(20)
+    ]
+    worker = site.start()
+    for number, result in enumerate(told):
+        result.get(timeout=TIMEOUT_S, propagate=False)
+        assert result.state == (states.FAILURE if number == 5 else states.SUCCESS)
+    assert "cannot be stored" in str(told[5].result)
+    wait_until(lambda: not rows.all("SELECT FROM messages"), timeout=TIMEOUT_S)
+    assert len(rows.all("SELECT FROM dead")) == 1
+    assert worker.alive
+    site.close()
