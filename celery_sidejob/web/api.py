@@ -143,10 +143,10 @@ def _token(site: Site, request: Request) -> tokens.Token:
 
 def _body(operation: Operation, request: Request, body: bytes) -> Any:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if body.strip() and kind != "application/json":
+    if body and kind != "application/json":
         raise Refused(415, "No JSON", "Send the body as application/json.")
     try:
-        return msgspec.json.decode(body.strip() or b"{}", type=operation.body)
+        return msgspec.json.decode(body or b"{}", type=operation.body)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise Refused(400, "Not understood", f"The body is not what this operation takes: {error}") from error
 
