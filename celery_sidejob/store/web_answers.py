@@ -17,6 +17,13 @@ def find(executor: Reader, token: str, key: str) -> Any | None:
 
 
 _HAS_WRITTEN = Statement("SELECT pg_current_xact_id_if_assigned() IS NOT NULL AS found")
+
+
+def has_written(executor: Transaction) -> bool:
+    """Tell whether a transaction has written anything yet."""
+    return bool(executor.run(_HAS_WRITTEN)[0].found)
+
+
 _NOTE = Statement(f"""
 INSERT INTO {{web_answers}} AS a (token, key, request, call)
 VALUES (%(token)s, %(key)s, %(request)s, %(call)s)
@@ -26,12 +33,7 @@ WHERE a.call = EXCLUDED.call OR a.{_IS_OLD} RETURNING key""")
 
 
 def note(executor: Transaction, token: str, key: str, *, request: str, call: str) -> bool:
-    """Note a call in a transaction that has written something for it; False if another call has this key.
-
-    If the transaction of that other call is open, this waits for its end.
-    """
-    if not executor.run(_HAS_WRITTEN)[0].found:
-        return True
+    """Note a call; False if another call has this key. If the transaction of that one is open, this waits for its end."""
     return bool(executor.run(_NOTE, token=token, key=key, request=request, call=call))
 
 
@@ -54,5 +56,5 @@ def answer(executor: Transaction, token: str, key: str, *, call: str, code: int,
 
 
 def forget(executor: Transaction, token: str, key: str, *, call: str) -> None:
-    """Remove the note on a call that was refused."""
+    """Remove the note on a call that has changed nothing."""
     executor.run(_FORGET, token=token, key=key, call=call)

@@ -12,7 +12,7 @@ from . import verbs
 from .pages import job_of, port_of
 from .site import Entry, Refused, Visit
 from .users import Role
-from .verbs import noted, tell
+from .verbs import tell
 
 
 def run(visit: Visit) -> Response:
@@ -42,29 +42,22 @@ def fork(visit: Visit) -> Response:
 
 def set_priority(visit: Visit) -> Response:
     """Change a job's priority."""
-    job, priority = job_of(visit), _number(visit, "priority")
-    with noted(visit, job, "priority changed", priority=priority):
-        job.set_priority(priority)
+    job = job_of(visit)
+    verbs.set_priority(visit, job, _number(visit, "priority"))
     return _back(visit, job, "changed")
 
 
 def move(visit: Visit) -> Response:
     """Move a job to another queue."""
-    job, queue = job_of(visit), visit.form.get("queue", "")
-    with noted(visit, job, "asked to move", queue=queue):
-        job.move(queue=queue, force="force" in visit.form)
+    job = job_of(visit)
+    verbs.move(visit, job, visit.form.get("queue", ""), force="force" in visit.form)
     return _back(visit, job, "changed")
 
 
 def tag(visit: Visit) -> Response:
     """Give a job a tag, or take one from it."""
-    job, name = job_of(visit), visit.form.get("tag", "")
-    if "remove" in visit.form:
-        with noted(visit, job, "tag removed", tag=name):
-            job.untag(name)
-    else:
-        with noted(visit, job, "tag added", tag=name):
-            job.tag(name)
+    job, names = job_of(visit), [visit.form.get("tag", "")]
+    verbs.change_tags(visit, job, **{"untag" if "remove" in visit.form else "tag": names})
     return _back(visit, job, "changed")
 
 

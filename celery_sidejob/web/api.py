@@ -117,8 +117,6 @@ def _answer(site: Site, operation: Operation, request: Request, body: bytes) -> 
             def do() -> Response:
                 try:
                     return _json(operation.do(call), status=operation.status)
-                except Refused as error:
-                    return problem(error.status, error.title, error.told, headers=error.headers)
                 except SideJobError as error:
                     return _problem_of(error)
 

@@ -290,15 +290,11 @@ def change_job(call: Call) -> Any:
     for tags in (body.tag, body.untag):
         check_tags(tags, where="PATCH")  # before the first of several commits
     if body.queue is not None:
-        with noted(call.visit, job, "asked to move", queue=body.queue):
-            job.move(queue=body.queue)
+        verbs.move(call.visit, job, body.queue)
     if body.priority is not None:
-        with noted(call.visit, job, "priority changed", priority=body.priority):
-            job.set_priority(body.priority)
+        verbs.set_priority(call.visit, job, body.priority)
     if body.tag or body.untag:
-        with noted(call.visit, job, "tags changed", tag=body.tag, untag=body.untag):
-            job.untag(*body.untag)
-            job.tag(*body.tag)
+        verbs.change_tags(call.visit, job, tag=body.tag, untag=body.untag)
     return job.refresh().info
 
 

@@ -2,7 +2,8 @@
 
 The key is written in the transaction in which the call writes first. So a call that died before its commit is done
 when it is sent again, and of two at once Postgres lets one commit. If a process dies between the commit and the answer,
-the key says that the call was done, and its answer is lost.
+the key says that the call was done, and its answer is lost. A call that writes nothing here gets its key with its
+answer: until then a repeated one is done again.
 """
 
 from __future__ import annotations
@@ -34,19 +35,18 @@ class _Taken(Exception):
 
 def once(runtime: Runtime, token: str, request: Request, body: bytes, do: Callable[[], Response]) -> Response:
     """Answer a call by doing it, unless a call with its key was done by the same token within a day."""
-    key = request.headers.get(HEADER)
+    key = _key(request)
     if key is None:
         return do()
-    if not key or len(key) > LONGEST_KEY:
-        raise Refused(400, "Refused", f"An Idempotency-Key has 1 to {LONGEST_KEY} characters.")
     asked = sha256(f"{request.method} {request.scope['path']}\n".encode() + body).hexdigest()
     kept = _kept(runtime, token, key, asked)
     if kept is not None:
         return kept
+
     call = str(uuid.uuid4())
 
     def note(executor: Transaction) -> None:
-        if not web_answers.note(executor, token, key, request=asked, call=call):
+        if web_answers.has_written(executor) and not web_answers.note(executor, token, key, request=asked, call=call):
             raise _Taken
 
     try:
@@ -57,18 +57,30 @@ def once(runtime: Runtime, token: str, request: Request, body: bytes, do: Callab
         if kept is None:  # it was a day old just then
             raise _unknown() from None
         return kept
+    except Refused:  # it has changed nothing, though it may have locked rows: it may be corrected, and sent again
+        runtime.connections.transact("answer", partial(web_answers.forget, token=token, key=key, call=call))
+        raise
     if done.status_code < 500:
+        keep = partial(_keep, token=token, key=key, asked=asked, call=call, done=done)
         with suppress(StoreUnavailableError):  # it is done, and this call gets its answer
-            runtime.connections.transact("answer", partial(_keep, token=token, key=key, call=call, done=done))
+            runtime.connections.transact("answer", keep)
     return done
 
 
-def _keep(executor: Transaction, *, token: str, key: str, call: str, done: Response) -> None:
-    if done.status_code >= 400:  # it may be corrected, and sent again
-        web_answers.forget(executor, token, key, call=call)
-    elif len(done.body) <= LONGEST_ANSWER:
-        text = bytes(done.body).decode()
-        web_answers.answer(executor, token, key, call=call, code=done.status_code, answer=text)
+def _key(request: Request) -> str | None:
+    key = request.headers.get(HEADER)
+    if key is not None and not 1 <= len(key) <= LONGEST_KEY:
+        raise Refused(400, "Refused", f"An Idempotency-Key has 1 to {LONGEST_KEY} characters.")
+    return key
+
+
+def _keep(executor: Transaction, *, token: str, key: str, asked: str, call: str, done: Response) -> None:
+    """Keep an answer. One of 400 or more is kept only if the call has written something: else it may be corrected."""
+    if len(done.body) > LONGEST_ANSWER:
+        return
+    if done.status_code < 400:  # without a note yet if nothing was written in this store
+        web_answers.note(executor, token, key, request=asked, call=call)
+    web_answers.answer(executor, token, key, call=call, code=done.status_code, answer=bytes(done.body).decode())
 
 
 def _kept(runtime: Runtime, token: str, key: str, asked: str) -> Response | None:
@@ -79,7 +91,8 @@ def _kept(runtime: Runtime, token: str, key: str, asked: str) -> Response | None
         raise Refused(422, "Another call", "Another call had this Idempotency-Key: give each call a key of its own.")
     if row.answer is None:
         raise _unknown()
-    return Response(row.answer, row.code, {"idempotency-replayed": "true"}, media_type="application/json")
+    kind = "json" if row.code < 400 else "problem+json"
+    return Response(row.answer, row.code, {"idempotency-replayed": "true"}, media_type=f"application/{kind}")
 
 
 def _unknown() -> Refused:

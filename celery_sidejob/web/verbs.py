@@ -12,25 +12,38 @@ from typing import Any
 from ..jobs.job import Job
 from ..jobs.port import Port
 from ..model.capacity import PoolSpec, check_limit
+from ..model.errors import SideJobError
 from ..model.logger import logger
 from ..model.printable import printable
 from ..operations.gates import capacity
 from ..operations.ledger import revocation
 from .site import Refused, Visit
 
+MOST_TOLD = 20
+"""How many names of a long list a history's entry has."""
+
 
 @contextmanager
 def noted(visit: Visit, job: Job, what: str, **detail: Any) -> Iterator[None]:
     """Write into a job's history who has done what, unless the block raises: then it was refused."""
-    tell(visit, f"job {job.id}: {what}")
+    tell(visit, f"tries on job {job.id}: {what}")
     yield
     note(visit, job, what, **detail)
 
 
 def note(visit: Visit, job: Job, what: str, **detail: Any) -> None:
-    """Write into a job's history who has done what."""
-    told = {name: value for name, value in detail.items() if not (value is None or value is False or value == [])}
-    job.log(what, by=visit.user.name, **told)
+    """Write into a job's history who has done what. It is done, so a failure here is told in the log alone."""
+    told = {name: _few(value) for name, value in detail.items() if not (value is None or value is False or value == [])}
+    try:
+        job.log(what, by=visit.user.name, **told)
+    except SideJobError as error:
+        logger.warning("The history of job %s lacks %r by %s: %s", job.id, what, printable(visit.user.name), error)
+
+
+def _few(value: Any) -> Any:
+    if not isinstance(value, list) or len(value) <= MOST_TOLD:
+        return value
+    return [*value[:MOST_TOLD], f"and {len(value) - MOST_TOLD} more"]
 
 
 def tell(visit: Visit, what: str) -> None:
@@ -46,6 +59,25 @@ def run(visit: Visit, job: Job, **how: Any) -> Job:
             why = "has no parent" if how.get("parent") else f"is {job.refresh().status}: force it to run"
             raise Refused(409, "Not asked to run", f"Job {job.id} {why}.")
     return asked
+
+
+def set_priority(visit: Visit, job: Job, priority: int) -> None:
+    """Change a job's priority."""
+    with noted(visit, job, "priority changed", priority=priority):
+        job.set_priority(priority)
+
+
+def move(visit: Visit, job: Job, queue: str, *, force: bool = False) -> None:
+    """Move a job to another queue."""
+    with noted(visit, job, "asked to move", queue=queue):
+        job.move(queue=queue, force=force)
+
+
+def change_tags(visit: Visit, job: Job, *, tag: Sequence[str] = (), untag: Sequence[str] = ()) -> None:
+    """Take tags from a job, and give it others."""
+    with noted(visit, job, "tags changed", tag=list(tag), untag=list(untag)):
+        job.untag(*untag)
+        job.tag(*tag)
 
 
 def terminate(visit: Visit, job: Job, *, recursive: bool = False) -> Job:
@@ -80,7 +112,7 @@ def retry(visit: Visit, entry: Any) -> None:
     tell(visit, f"retries entry {entry.id} of the dead set ({entry.task}, {entry.task_id})")
     visit.sidejob.dead.retry(entry.id)
     if entry.job_id is not None:
-        note(visit, visit.sidejob.get(entry.job_id), "asked to retry")
+        note(visit, Job(entry.job_id, runtime=visit.sidejob.runtime), "asked to retry")
 
 
 def revoke(visit: Visit, task_id: str, *, terminate: bool) -> dict[str, Any]:

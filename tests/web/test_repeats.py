@@ -5,15 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import httpx
 import pytest
 
-from celery_sidejob import Job
+from celery_sidejob import CapacityPool, InvalidValueError, Job, Port
 from celery_sidejob.web import tokens
 from celery_sidejob.web.operations import OPERATIONS
-from tests.tools.browsers import Program
+from celery_sidejob.web.site import Site
+from celery_sidejob.web.users import Users
+from tests.tools.browsers import ENTRIES, Program, browser_of
 from tests.tools.crash_points import Arm, lost
 from tests.tools.in_process import Stage
 
@@ -97,10 +100,78 @@ def test_another_call_with_the_key_is_refused(stage: Stage, program: Program) ->
 def test_a_refused_call_may_be_corrected_with_its_key(stage: Stage, program: Program) -> None:
     key = {"idempotency-key": "k"}
     assert program.ask("POST", "/jobs", {"task": "none"}, headers=key).status_code == 404
+    holder = stage.job(unique="u")
+    wanted = {"task": "stage.idle", "unique": "u", "on_duplicate": "refuse"}
+    assert program.ask("POST", "/jobs", wanted, headers=key).status_code == 409
+    full = stage.task(stage._idle, name="stage.full", capacity=CapacityPool("one", 1))
+    full.delay()
+    assert program.ask("POST", "/jobs", {"task": full.name}, headers=key).status_code == 429
+    holder.terminate(without_shutdown=True)
+    holder.delete()
     job = stage.job()
     job.terminate(without_shutdown=True)
     assert program.ask("POST", f"/jobs/{job.id}/run", {}, headers=key).status_code == 409
     assert program.ask("POST", f"/jobs/{job.id}/run", {"force": True}, headers=key).status_code == 200
+
+
+def test_a_call_that_was_refused_after_it_has_written_is_not_done_again(
+    stage: Stage, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = stage.job(inports=["a"])
+    write = Port.write_many
+
+    def refused_behind(port: Port, values: Any) -> None:
+        write(port, values)
+        raise InvalidValueError("the second half is refused")
+
+    monkeypatch.setattr(Port, "write_many", refused_behind)
+    first, second = again(program, "POST", f"/jobs/{job.id}/ports/in/a", {"value": 1})
+    assert (first.status_code, second.status_code) == (400, 400)
+    assert "idempotency-replayed" in second.headers
+    assert second.headers["content-type"] == first.headers["content-type"] == "application/problem+json"
+    assert len(job.input("a")) == 1
+
+
+def test_what_cannot_be_written_into_the_history_is_done_all_the_same(
+    database_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage = Stage(database_url, sidejob_max_value_bytes=30)
+    with closing(stage), browser_of(Site(stage.sidejob, Users(ENTRIES), None)) as browser:
+        program = Program(browser, tokens.make(stage.runtime, "t", tokens.SCOPES))
+        job = stage.job(inports=["a"])
+        first, second = again(program, "POST", f"/jobs/{job.id}/ports/in/a", {"value": 1})
+        assert (first.status_code, second.status_code) == (200, 200)
+        assert len(job.input("a")) == 1
+    assert f"The history of job {job.id} lacks 'packet written' by token t: " in caplog.text
+
+
+def test_a_long_list_is_cut_in_the_history(stage: Stage, program: Program) -> None:
+    job = stage.job()
+    keys = [f"{number:03}" for number in range(100)]
+    assert program.ask("PATCH", f"/jobs/{job.id}/state", {"set": dict.fromkeys(keys, 1)}).status_code == 200
+    (entry,) = [entry for entry in job.history if entry.what == "state changed"]
+    assert entry.detail["set"] == [*keys[:20], "and 80 more"]
+
+
+def test_a_call_that_has_nothing_to_write_has_a_key(stage: Stage, program: Program) -> None:
+    body = {"task": "stage.idle", "unique": "u", "on_duplicate": "return"}
+    there = program.ask("POST", "/jobs", body).json()
+    first, second = again(program, "POST", "/jobs", body)
+    assert first.json()["id"] == second.json()["id"] == there["id"]
+    stage.sidejob.get(there["id"]).terminate(without_shutdown=True)
+    stage.sidejob.get(there["id"]).delete()
+    assert program.ask("POST", "/jobs", body, headers={"idempotency-key": "k"}).json()["id"] == there["id"]
+    assert len(stage.sidejob.jobs()) == 0
+
+
+def test_a_queue_that_was_paused_already_is_not_paused_again_by_a_repeated_call(stage: Stage, program: Program) -> None:
+    queue = stage.sidejob.queue("q")
+    queue.pause("by hand")
+    key = {"idempotency-key": "k"}
+    assert program.ask("POST", "/queues/q/pause", {}, headers=key).status_code == 200
+    queue.resume()
+    assert program.ask("POST", "/queues/q/pause", {}, headers=key).json() == {"name": "q", "paused": True}
+    assert not queue.paused
 
 
 def test_a_call_whose_process_dies_before_its_commit_is_done_when_it_is_sent_again(
