@@ -33,7 +33,7 @@ WHERE a.call = EXCLUDED.call OR a.{_IS_OLD} RETURNING key""")
 
 
 def note(executor: Transaction, token: str, key: str, *, request: str, call: str) -> bool:
-    """Note a call; False if another call has this key. If the transaction of that one is open, this waits for its end."""
+    """Note a call; False if another call has this key. It waits while the transaction of that one is open."""
     return bool(executor.run(_NOTE, token=token, key=key, request=request, call=call))
 
 
