@@ -79,22 +79,26 @@ class Live:
             user = await run_in_threadpool(self._site.user_of, request)
             if user is None:
                 raise Refused(403, "Not logged in", "Log in first.")
-            if sum(len(view.readers) for view in self._views.values()) >= MOST:
-                raise Refused(503, "Too many live pages", "Load the page again to see what is new.")
             visit = Visit(self._site, request, user)
             if visit.key not in self._views:  # a page that is not there is refused, and not looked at again and again
                 await run_in_threadpool(self._site.guarded, entry.page, visit)
+            if sum(len(view.readers) for view in self._views.values()) >= MOST:
+                raise Refused(503, "Too many live pages", "Load the page again to see what is new.")
             if request.method == "HEAD":
                 return Response(media_type="text/event-stream")
-            return StreamingResponse(
-                self._events(entry, visit), media_type="text/event-stream", headers={"x-accel-buffering": "no"}
-            )
+            events = self._events(entry, visit)
+            await anext(events)  # it counts from here on: nothing was awaited since the others were counted
+            return StreamingResponse(events, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
 
         return endpoint
 
     async def _events(self, entry: Entry, visit: Visit) -> AsyncIterator[str]:
-        """Yield an event for each change. It says nothing of the change: the page is asked for, by who may see it."""
+        """Yield an empty text once the page is open, and an event for each change.
+
+        An event says nothing of the change: the page is asked for, by who may see it.
+        """
         with self._open(entry, visit) as reader:
+            yield ""
             yield "retry: 3000\n\n"  # the browser comes again after so many milliseconds, if the connection is lost
             yield "event: listening\ndata:\n\n"
             known_at = time.monotonic()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from typing import Any
 
 import httpx
@@ -52,6 +53,27 @@ def test_so_many_pages_are_live_at_once(client: httpx.Client, monkeypatch: pytes
         with client.stream("GET", "/live/queues") as refused:
             assert refused.status_code == 503
         assert client.get("/queues").status_code == 200
+
+
+def test_so_many_pages_are_live_at_once_also_if_they_come_at_once(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("celery_sidejob.web.live.MOST", 1)
+    made, both, guarded = [], threading.Barrier(2), Site.guarded
+
+    def together(*given: Any) -> Any:
+        shown = guarded(*given)
+        made.append(shown)
+        if len(made) <= 2:
+            both.wait(30)
+        return shown
+
+    monkeypatch.setattr(Site, "guarded", together)
+    with ExitStack() as stack, ThreadPoolExecutor(2) as threads:
+        requests = [client.build_request("GET", path) for path in ("/live/batches", "/live/queues")]
+        asked = [threads.submit(client.send, request, stream=True) for request in requests]
+        found = [stack.enter_context(closing(each.result())).status_code for each in asked]
+    assert sorted(found) == [200, 503]
 
 
 def test_a_look_at_the_head_of_a_stream_is_answered_at_once_and_holds_nothing(
