@@ -9,7 +9,7 @@ from starlette.responses import Response
 from ..jobs.job import Job
 from ..model.durations import seconds_from
 from . import verbs
-from .pages import job_of, port_of
+from .pages import job_of, number_of, port_of
 from .site import Entry, Refused, Visit
 from .users import Role
 from .verbs import tell
@@ -43,7 +43,7 @@ def fork(visit: Visit) -> Response:
 def set_priority(visit: Visit) -> Response:
     """Change a job's priority."""
     job = job_of(visit)
-    verbs.set_priority(visit, job, _number(visit, "priority"))
+    verbs.set_priority(visit, job, number_of("priority", visit.form.get("priority", "")))
     return _back(visit, job, "changed")
 
 
@@ -63,7 +63,7 @@ def tag(visit: Visit) -> Response:
 
 def write(visit: Visit) -> Response:
     """Write a packet to a port of a job."""
-    _, port = port_of(visit)
+    port = port_of(visit, job_of(visit))
     try:
         value = json.loads(visit.form.get("value", ""))
     except (ValueError, RecursionError) as error:
@@ -113,7 +113,9 @@ def resume_queue(visit: Visit) -> Response:
 def configure_queue(visit: Visit) -> Response:
     """Change the limits of a queue; an empty field is no limit."""
     queue = visit.sidejob.queue(visit.form.get("name", ""))
-    limits = {name: _number(visit, name) if visit.form.get(name) else None for name in ("limit", "limit_per_key")}
+    limits = {
+        name: number_of(name, given) if (given := visit.form.get(name)) else None for name in ("limit", "limit_per_key")
+    }
     tell(visit, f"gives queue {queue.name} the limits {limits} and the rate {visit.form.get('rate')}")
     queue.configure(**limits, rate=visit.form.get("rate") or None, ordered="ordered" in visit.form)
     return visit.go("/queues?said=changed")
@@ -121,7 +123,7 @@ def configure_queue(visit: Visit) -> Response:
 
 def resize_pool(visit: Visit) -> Response:
     """Give a capacity pool another number of slots."""
-    verbs.resize_pool(visit, visit.form.get("name", ""), _number(visit, "limit"))
+    verbs.resize_pool(visit, visit.form.get("name", ""), number_of("limit", visit.form.get("limit", "")))
     return visit.go("/queues?said=changed")
 
 
@@ -145,13 +147,6 @@ def act_on_schedule(visit: Visit) -> Response:
 
 def _back(visit: Visit, job: Job, said: str) -> Response:
     return visit.go(f"/jobs/{job.id}?said={said}")
-
-
-def _number(visit: Visit, name: str) -> int:
-    given = visit.form.get(name, "")
-    if not (given.isascii() and given.isdecimal() and len(given) <= 18):
-        raise Refused(400, "Refused", f"{name} is a whole number, not {given[:80]!r}.")
-    return int(given)
 
 
 def _duration(visit: Visit, name: str) -> float | None:

@@ -17,7 +17,7 @@ from ..inspection.dead import DeadViews
 from ..jobs.job import Job
 from ..model.errors import SideJobError, StoreUnavailableError
 from . import verbs
-from .pages import DEAD_FILTERS, FILTERS, id_of_job, matching_jobs
+from .pages import DEAD_FILTERS, FILTERS, matching_jobs, number_of
 from .site import Entry, Refused, Shown, Visit
 from .users import Role
 from .verbs import tell
@@ -89,10 +89,7 @@ def act(kind: Kind, visit: Visit) -> Shown:
     form = visit.form
     name = form.get("verb", "")
     verb, chosen = _verb(kind, name), _chosen(kind, form)
-    try:
-        total, done, skipped = (int(form.get(field) or 0) for field in ("total", "done", "skipped"))
-    except ValueError as error:
-        raise Refused(400, "Refused", "A number of this form is none.") from error
+    total, done, skipped = (number_of(field, form.get(field) or "0") for field in ("total", "done", "skipped"))
     before, why, until = form.get("before", ""), form.get("why") or None, time.monotonic() + BATCH_S
     is_more = "is_more" in form
     if not done + skipped:
@@ -136,7 +133,7 @@ def _chosen(kind: Kind, given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _jobs(visit: Visit, chosen: Mapping[str, str], before: str, limit: int) -> tuple[Sequence[Job], int | None]:
-    page = matching_jobs(visit.sidejob, chosen, before=id_of_job("before", before) if before else None, limit=limit)
+    page = matching_jobs(visit.sidejob, chosen, before=number_of("before", before) if before else None, limit=limit)
     return page.jobs, page.next
 
 
@@ -187,7 +184,7 @@ def _retry(visit: Visit, entry: DeadEntry) -> str | None:
     return None
 
 
-def _bury_for_good(visit: Visit, entry: DeadEntry) -> str | None:
+def _delete_entry(visit: Visit, entry: DeadEntry) -> str | None:
     return None if verbs.delete_entry(visit, entry) else "a job below its job is not finished"
 
 
@@ -195,7 +192,7 @@ DEAD = Kind(
     "/dead", ("entry", "entries"), DEAD_FILTERS,
     {
         "retry": Verb("Retry", "Each is tried again, and leaves the dead set.", _retry),
-        "delete": Verb("Delete for good", "Each entry goes with its job and all jobs below it.", _bury_for_good),
+        "delete": Verb("Delete for good", "Each entry goes with its job and all jobs below it.", _delete_entry),
     },
     _entries,
 )  # fmt: skip

@@ -21,11 +21,10 @@ from ..inspection.schedules import ScheduleViews
 from ..inspection.statistics import StatisticsViews
 from ..inspection.tasks import TaskViews
 from ..jobs.job import Job
-from ..jobs.port import Port
 from ..model.names import at_most, check_key, check_tags
 from . import answers, verbs
 from .api import Call, Operation, openapi
-from .pages import NEXT_TIMES, POOLS, matching_jobs
+from .pages import NEXT_TIMES, POOLS, matching_jobs, port_of
 from .site import Refused
 from .verbs import noted, tell
 
@@ -349,12 +348,12 @@ def get_tree(call: Call) -> Any:
 
 def peek_packets(call: Call) -> Any:
     """List the next packets of a port, without reading them."""
-    return {"items": JobViews(call.sidejob.runtime).packets(_port(call), call.query.limit)}
+    return {"items": JobViews(call.sidejob.runtime).packets(port_of(call.visit, _job_of(call)), call.query.limit)}
 
 
 def write_packets(call: Call) -> Any:
     """Write values to a port."""
-    port, body = _port(call), call.body
+    port, body = port_of(call.visit, _job_of(call)), call.body
     if (body.value is msgspec.UNSET) == (body.values is None):
         raise Refused(400, "Not understood", "Give either `value` or `values`.")
     written = body.values if body.values is not None else [body.value]
@@ -365,7 +364,7 @@ def write_packets(call: Call) -> Any:
 
 def take_packets(call: Call) -> Any:
     """Read values from a port: they are consumed, even if the answer does not arrive."""
-    port = _port(call)
+    port = port_of(call.visit, _job_of(call))
     with noted(call.visit, port.job, "packets read", port=f"{port.direction} {port.name}"):
         return {"values": port.read_many(call.body.limit)}
 
@@ -558,13 +557,6 @@ def get_openapi(call: Call) -> Any:
 def _job_of(call: Call) -> Job:
     found: Job = call.sidejob.get(call.path["id"])
     return found
-
-
-def _port(call: Call) -> Port:
-    job, direction, name = _job_of(call), call.path["direction"], call.path["name"]
-    if direction not in ("in", "out"):
-        raise Refused(404, "Not found", "A port's direction is `in` or `out`.")
-    return job.input(name) if direction == "in" else job.output(name)
 
 
 def _page(items: Sequence[Any], cursor: int | str | None) -> dict[str, Any]:

@@ -181,7 +181,8 @@ def graph(visit: Visit) -> Shown:
 
 def packets(visit: Visit) -> Shown:
     """Show the next packets of a port, without reading them."""
-    found, port = port_of(visit)
+    found = job_of(visit)
+    port = port_of(visit, found)
     views = JobViews(visit.sidejob.runtime)
     count, is_more = views.count_packets(port)
     return visit.show(
@@ -190,13 +191,12 @@ def packets(visit: Visit) -> Shown:
     )  # fmt: skip
 
 
-def port_of(visit: Visit) -> tuple[Job, Port]:
-    """Return the job and the port that a path names."""
-    found, direction = job_of(visit), visit.request.path_params["direction"]
+def port_of(visit: Visit, job: Job) -> Port:
+    """Return the port of a job that a path names."""
+    direction, name = visit.request.path_params["direction"], visit.request.path_params["name"]
     if direction not in ("in", "out"):
-        raise Refused(404, "Not found", "There is no such page.")
-    name = visit.request.path_params["name"]
-    return found, found.input(name) if direction == "in" else found.output(name)
+        raise Refused(404, "Not found", "A port's direction is `in` or `out`.")
+    return job.input(name) if direction == "in" else job.output(name)
 
 
 def job_of(visit: Visit) -> Job:
@@ -300,13 +300,13 @@ def doctor(visit: Visit) -> Shown:
 
 def _number(visit: Visit, name: str) -> int | None:
     """Return a parameter that is the id of a job."""
-    return id_of_job(name, visit.asked[name]) if name in visit.asked else None
+    return number_of(name, visit.asked[name]) if name in visit.asked else None
 
 
-def id_of_job(name: str, given: str) -> int:
-    """Return the id of a job that a parameter has."""
+def number_of(name: str, given: str) -> int:
+    """Return the whole number that a parameter, or a field of a form, has."""
     if not (given.isascii() and given.isdecimal() and len(given) <= 18):
-        raise Refused(400, "Refused", f"{name}={given[:80]!r} is no id of a job.")
+        raise Refused(400, "Refused", f"{name} is a whole number, not {given[:80]!r}.")
     return int(given)
 
 

@@ -260,6 +260,8 @@ def test_all_jobs_of_a_filter(stage: Stage, operator: Browser, monkeypatch: pyte
     assert said[-1] == "3 done of 3"
     assert not any(job.exists for job in old)
     assert operator.get("/jobs/bulk?verb=explode&tag=old").status_code == 400
+    for wrong in ("-1", "some", "9" * 19):
+        assert operator.submit("/jobs/bulk", verb="run", total=wrong).status_code == 400
 
 
 def test_a_slow_batch_leaves_the_rest_to_the_next_request(
