@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import httpx
@@ -50,11 +51,14 @@ def test_a_login_leads_to_no_other_site(stranger: Browser, target: str) -> None:
     assert found.headers["location"] == "/"
 
 
-def test_a_wrong_password_and_an_unknown_name_look_alike(stranger: Browser) -> None:
-    wrong, unknown = stranger.log_in("ann", "guess"), stranger.log_in("nobody", "guess")
+def test_a_wrong_password_and_an_unknown_name_look_alike(stranger: Browser, caplog: pytest.LogCaptureFixture) -> None:
+    wrong, unknown = stranger.log_in("ann", "guess"), stranger.log_in("no\nbody", "guess")
     assert wrong.status_code == unknown.status_code == 403
     assert wrong.text == unknown.text
     assert stranger.get("/").status_code == 303
+    for name in ("'ann'", r"'no\nbody'"):
+        assert f"A login on the web page has failed: name {name} from testclient" in caplog.messages
+    assert "guess" not in caplog.text
 
 
 def test_failed_logins_are_limited(stranger: Browser) -> None:
@@ -124,7 +128,8 @@ def test_a_look_at_the_head_of_a_page_is_no_login(stranger: Browser) -> None:
 
 def test_a_session_cookie_is_kept_from_scripts_and_other_sites(stranger: Browser) -> None:
     cookie = stranger.log_in("ann").headers["set-cookie"].lower()
-    assert {"secure", "httponly", "samesite=lax", "path=/"} <= {part.strip() for part in cookie.split(";")}
+    parts = {part.strip() for part in cookie.split(";")}
+    assert {"secure", "httponly", "samesite=lax", "path=/", "max-age=43200"} <= parts
     assert PASSWORDS["ann"] not in cookie
 
 
@@ -173,9 +178,12 @@ def test_a_login_from_another_site_is_refused(stranger: Browser) -> None:
 def test_every_answer_has_the_headers(stage: Stage, reader: Browser) -> None:
     for path in ("/", "/healthz", "/nothing", "/login", "/static/style.css", "/jobs/999"):
         headers = reader.get(path).headers
-        policy = headers["content-security-policy"]
-        assert "default-src 'none'" in policy
-        assert "unsafe" not in policy
+        policy = dict(part.strip().split(" ", 1) for part in headers["content-security-policy"].split(";"))
+        assert set(policy.values()) == {"'none'", "'self'"}
+        assert policy["default-src"] == policy["base-uri"] == policy["frame-ancestors"] == "'none'"
+        assert policy["form-action"] == "'self'", "the default does not hold for it"
+        for name in ("cross-origin-opener-policy", "cross-origin-resource-policy", "referrer-policy"):
+            assert headers[name] == "same-origin"
         assert headers["x-content-type-options"] == "nosniff"
         assert headers["x-frame-options"] == "DENY"
         assert ("no-store" in headers["cache-control"]) == (not path.startswith("/static/")), path
@@ -226,6 +234,18 @@ def test_another_site_says_who_it_is(stage: Stage) -> None:
         assert browser.get("/login").status_code == 404
         assert browser.post("/logout").status_code == 404
         assert ">ron</span>" in browser.get("/", headers={"authorization": "Bearer ron"}).text
+
+
+def test_a_form_of_another_user_does_nothing_where_another_site_says_who_it_is(stage: Stage) -> None:
+    queue = stage.sidejob.queue("mail")
+    queue.pause()
+    site = Site(stage.sidejob, Users({}), lambda request: (request.headers["authorization"], "operate"))
+    with browser_of(site) as browser:
+        for user, code in (("eve", 403), ("ann", 303)):
+            shown = browser.get("/queues", headers={"authorization": user}).text
+            form = {"name": "mail", "token": re.findall(r'name="token" value="(\w+)"', shown)[0]}
+            assert browser.post("/queues/resume", data=form, headers={"authorization": "ann"}).status_code == code
+            assert queue.paused == (code == 403)
 
 
 def test_a_role_that_may_only_read_is_enough_to_read(stage: Stage) -> None:

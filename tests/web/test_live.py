@@ -37,6 +37,21 @@ def test_an_open_page_is_told_of_changes(stage: Stage, client: httpx.Client) -> 
         renewed = client.get("/batches", headers={"x-renews": "1"}).text
         assert "import 7" in renewed
         assert live_at(renewed) != live_at(page)
+        assert "import+7" not in client.get("/batches?before=1", headers={"x-renews": "1"}).text, "another page"
+
+
+def test_what_an_operator_has_open_is_shown_to_others_as_they_may_see_it(
+    stage: Stage, address: str, client: httpx.Client
+) -> None:
+    with connection_of("ann", address) as operator:
+        with events(operator, live_at(operator.get("/schedules").text)) as told:
+            stage.sidejob.schedule("nightly", stage.idle, every=60)
+            assert next(told) == "changed"
+            renews = {"x-renews": "1"}
+            shown = [each.get("/schedules", headers=renews).text for each in (operator, client)]
+            assert ["nightly" in page for page in shown] == [True, True]
+            assert ["/schedules/act" in page for page in shown] == [True, False]
+            assert httpx.get(f"{address}/schedules", headers=renews).status_code == 303
 
 
 def test_a_page_that_nobody_has_open_is_made_anew(stage: Stage, client: httpx.Client) -> None:
