@@ -1,38 +1,57 @@
-"""Tests of which CI takes a few rows, and the full walk all: `@pytest.mark.few(3)`.
+"""A few rows of each test, where the whole suite is run: `--few`, as CI does. Without it each test has all its rows.
 
-Of the rows that a test has through a PgBouncer beside its direct ones CI takes one: the rows differ in the things that
-are asked of the store, and the way to it is the same.
+How many depends on what a row costs: one of a test that starts processes, two of a test with a store, all of any other.
+Which ones depends on the test's name, so that of tests on several brokers one runs here, and another there. Those
+through a PgBouncer are chosen by themselves. `@pytest.mark.few(3)` says another number.
 """
 
 from __future__ import annotations
 
 import os
 from collections import defaultdict
+from zlib import crc32
 
 import pytest
 
 EVERY_TEST = "SIDEJOB_TEST_PGBOUNCER"
+STARTS_PROCESSES = {"processes", "own_postgres", "own_valkey", "own_rabbitmq", "shared_place"}
+HAS_A_STORE = {"databases", "redis_server_url", "rabbitmq"}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--few", action="store_true", help="a few rows of each test that has many and is dear")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers", "few(count): so many rows by their names, evenly spread, and the last; the others are slow"
-    )
+    config.addinivalue_line("markers", "few(count): with --few so many rows, evenly spread")
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark all rows but a few as slow; rows through a PgBouncer are chosen by themselves."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out all rows but a few."""
+    if not config.getoption("--few"):
+        return
     rows: dict[tuple[str, bool], list[pytest.Item]] = defaultdict(list)
     for item in items:
-        if item.get_closest_marker("few") is not None or is_second_way(item):
-            rows[item.nodeid.partition("[")[0], is_second_way(item)].append(item)
-    for (_, second_way), found in rows.items():
-        mark = found[0].get_closest_marker("few")
-        taken = chosen(len(found), 1 if mark is None or second_way else mark.args[0])
-        for place, item in enumerate(sorted(found, key=lambda item: item.nodeid)):  # else the random order decides
-            if place not in taken:
-                item.add_marker(pytest.mark.slow)
+        rows[item.nodeid.partition("[")[0], is_second_way(item)].append(item)
+    left_out: set[pytest.Item] = set()
+    for (name, _), found in rows.items():
+        found.sort(key=lambda item: item.nodeid)  # else the random order decides
+        taken = chosen(name, len(found), wanted(found[0]))
+        left_out.update(item for place, item in enumerate(found) if place not in taken)
+    config.hook.pytest_deselected(items=list(left_out))
+    items[:] = [item for item in items if item not in left_out]
+
+
+def wanted(item: pytest.Item) -> int:
+    """Return how many rows of a test are run."""
+    mark = item.get_closest_marker("few")
+    if mark is not None and not is_second_way(item):
+        return int(mark.args[0])
+    used = set(getattr(item, "fixturenames", ()))
+    if used & STARTS_PROCESSES or is_second_way(item):
+        return 1
+    return 2 if used & HAS_A_STORE else 1000
 
 
 def is_second_way(item: pytest.Item) -> bool:
@@ -41,7 +60,7 @@ def is_second_way(item: pytest.Item) -> bool:
     return callspec is not None and callspec.params.get("pooled") is True and not os.environ.get(EVERY_TEST)
 
 
-def chosen(rows: int, count: int) -> set[int]:
-    """Return the places of the rows that CI takes: the last, and others at even distances before it."""
+def chosen(name: str, rows: int, count: int) -> set[int]:
+    """Return the places of the rows that are run: at even distances, from a place that depends on the test's name."""
     count = min(count, rows)
-    return {rows - 1 - (place * rows) // count for place in range(count)}
+    return {(crc32(name.encode()) + (place * rows) // count) % rows for place in range(count)}
