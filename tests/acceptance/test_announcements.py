@@ -68,7 +68,7 @@ def statuses(messages: list[dict[str, Any]]) -> list[str]:
     return [message["status"] for message in sorted(messages, key=lambda message: message["change"])]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.brokers("redis", "sidejob", "amqp", "sidejobpg")
 def test_runs_in_workers_are_announced(site: Site) -> None:
     """Also the last run of a pool's process, which ends right after it, and the rescue of a run by the parent."""

@@ -27,6 +27,7 @@ WHERE application_name = 'celery_sidejob' AND datname = current_database()
   AND clock_timestamp() - xact_start > interval '0.5 s'"""
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("pool", "concurrency"), [("prefork", 2), ("solo", 1), ("threads", 2)])
 def test_connections_of_a_busy_and_of_an_idle_worker(site: Site, pool: str, concurrency: int) -> None:
     site.start_worker(pool=pool, concurrency=concurrency)

@@ -601,6 +601,7 @@ def test_the_last_part_of_a_chord_dies_around_its_end(site: Site, task: str, poi
         wait_until(lambda: joining(site, result) == [".c"], timeout=TIMEOUT_S, message="the chord to be forgotten")
 
 
+@pytest.mark.few(0)
 @CELERY_5_7  # before, the body is kept while the backend counts, or the chord fails
 @PROCESSES
 @pytest.mark.parametrize("task", ["holder", "repeatable"])

@@ -37,6 +37,7 @@ ONCE = {"noted", "noted_late"}
 """What is never begun a second time, unless nothing of it had begun."""
 
 
+@pytest.mark.few(0)
 @pytest.mark.parametrize(
     ("tasks", "blows", "seed"), [(150, 8, 1), pytest.param(3000, 120, None, marks=pytest.mark.slow)]
 )

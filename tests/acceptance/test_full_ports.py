@@ -39,6 +39,7 @@ def test_each_packet_read_wakes_one_of_many_writers(scene: Scene) -> None:
     assert len(scene.record.of("posts")) - before <= MANY + 2
 
 
+@pytest.mark.few(0)
 @pytest.mark.pools("prefork", "threads", "asyncio", "awaited", reason="four run at once")
 def test_no_writer_is_forgotten_whatever_dies(scene: Scene) -> None:
     workers = [scene.worker(concurrency=4, **QUICK)]

@@ -130,6 +130,7 @@ def test_a_job_that_is_asked_before_the_end_of_its_run_runs_again(scene: Scene) 
     assert [scene.row(job).status for job in (asked, terminated)] == ["completed", "terminated"]
 
 
+@pytest.mark.few(0)
 @pytest.mark.parametrize("task", ["once", "timed"])
 def test_a_worker_that_was_frozen_begins_what_it_holds_without_effect(scene: Scene, task: str) -> None:
     """A process had the run, and had not begun it, when the whole worker was stopped for longer than its lease."""
@@ -175,6 +176,7 @@ def test_workers_that_stop_leave_no_trace_of_what_they_had_not_begun(scene: Scen
     assert {tuple(one.what for one in job.history) for job in jobs} == {("made", "claimed", "completed")}
 
 
+@pytest.mark.few(0)
 def test_many_ends_and_kills_lose_and_double_nothing(scene: Scene) -> None:
     """What has written its unit is not repeated; what had nothing to write is, at most once for each kill."""
     generator = random.Random(7)
@@ -204,6 +206,7 @@ def _kill(worker: WorkerProcess, generator: random.Random) -> None:
         os.kill(generator.choice(processes), signal.SIGKILL)
 
 
+@pytest.mark.few(0)
 @pytest.mark.brokers("redis", "amqp")
 def test_what_a_process_has_when_the_connection_to_the_broker_breaks_runs_once(scene: Scene) -> None:
     """The process has not said yet that it begins, and nobody can keep it from that."""

@@ -225,6 +225,7 @@ def test_a_store_away_for_longer_than_the_lease(perishable: Site, own_postgres: 
     assert all(worker.alive for worker in workers)
 
 
+@pytest.mark.few(0)
 @pytest.mark.pools("prefork", "threads", "asyncio", "awaited", "gevent", reason="runs one body at a time")
 def test_runs_that_end_while_the_store_is_away_for_longer_than_the_lease(
     perishable: Site, own_postgres: embedded.Postgres

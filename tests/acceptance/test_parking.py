@@ -109,6 +109,7 @@ def test_a_job_waits_for_the_deployment_that_has_its_task(site: Site) -> None:
     assert site.sidejob.stats()["counters"]["jobs_parked"] == 3
 
 
+@pytest.mark.few(0)
 @pytest.mark.brokers("redis", "sidejobpg")
 def test_while_both_deployments_run_every_job_runs_soon(site: Site) -> None:
     site.known(NEW)
@@ -147,6 +148,7 @@ def test_a_worker_that_dies_while_it_parks_or_registers_leaves_nothing_parked_fo
     assert site.client.row_counts()["messages"] == 0
 
 
+@pytest.mark.few(0)
 def test_a_parked_job_that_is_terminated_is_told_of(site: Site) -> None:
     site.known(NEW)
     jobs = [site.sidejob.enqueue(NEW) for _ in range(2)]

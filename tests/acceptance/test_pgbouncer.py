@@ -150,6 +150,7 @@ def test_running_jobs_survive_an_outage(
     assert all(worker.alive for worker in workers)
 
 
+@pytest.mark.few(0)
 @pytest.mark.pools("prefork", "threads", "asyncio", "awaited", "gevent", reason="runs one body at a time")
 def test_a_proxy_away_for_longer_than_the_lease(perishable: Site, own_pgbouncer: PgBouncer) -> None:
     """The locks are held all the while, and nobody can beat."""

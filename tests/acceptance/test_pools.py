@@ -122,6 +122,7 @@ def test_a_soft_stop_gives_bodies_their_time(scene: Scene, pool: str) -> None:
     assert (row.status, row.unit_no, row.run_no, row.losses) == ("queued", None, 1, 0)
 
 
+@pytest.mark.few(0)
 def test_greenlets_share_connections(scene: Scene) -> None:
     scene.worker(pool="gevent", concurrency=30)
     jobs = [scene.enqueue("stepper", (20,)) for _ in range(40)]

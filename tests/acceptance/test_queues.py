@@ -94,6 +94,7 @@ while True:
 """
 
 
+@pytest.mark.few(0)
 def test_eight_processes_claim_a_thousand_jobs_in_exact_order(scene: Scene) -> None:
     """No claim begins a job while a better one waits: the claim of each better one has begun before it was done."""
     scene.worker().kill()  # its tasks are known now
@@ -262,6 +263,7 @@ def test_a_time_limit_ends_the_run_that_is_in_progress_and_not_the_one_that_was_
     wait_until(lambda: named.refresh().status == "completed", timeout=20, message="the other job")
 
 
+@pytest.mark.few(0)
 @pytest.mark.pools(
     "prefork", "threads", "asyncio", "awaited", reason="a run lasts longer than the worker's look at what it holds"
 )

@@ -127,6 +127,7 @@ def test_messages_that_wait_in_a_long_queue_are_not_called_lost(impatient: Site)
         assert site.wait_for(job, "completed")["run_no"] == 1
 
 
+@pytest.mark.few(0)
 @ON_RABBITMQ
 @READS_ON
 def test_what_a_worker_had_fetched_is_not_vouched_for_after_its_connection_broke(
@@ -225,6 +226,7 @@ def test_a_publish_into_a_queue_that_is_gone_declares_it_again(site: Site) -> No
     site.wait_for(first, "completed")
 
 
+@pytest.mark.few(0)
 @pytest.mark.brokers("quorum", only=["quorum"], reason="tells a worker of its queue's deletion")
 def test_a_worker_that_a_quorum_queue_has_forgotten_consumes_again(site: Site) -> None:
     url = site.app.conf.broker_url
@@ -265,6 +267,7 @@ def test_a_deleted_queue_does_not_end_its_worker(impatient: Site) -> None:
     site.nothing_lost()
 
 
+@pytest.mark.few(0)
 @ON_RABBITMQ
 def test_a_worker_whose_queue_is_deleted_again_and_again_hears_of_it_each_time(impatient: Site) -> None:
     """Also in the first moments of consuming, in which Celery's event loop passes over it."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.examples.shops import Shop
 from tests.tools.versions import KOMBU_5_7
 from tests.tools.workers import Processes
@@ -63,6 +65,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.few(0)
 def test_an_application_of_aiohttp_awaits_answers(
     tmp_path: Path, processes: Processes, empty_database_url: str
 ) -> None:

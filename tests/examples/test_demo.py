@@ -142,6 +142,7 @@ def test_it_counts_right_after_a_kill_and_an_emptied_broker(
     assert list(temporary.iterdir()) == []
 
 
+@pytest.mark.few(0)
 def test_with_its_web_page_it_stays_until_ctrl_c(demo: Callable[..., Process], sample: Path, temporary: Path) -> None:
     running = demo("--web", str(sample))
     running.wait_for_log("The web page stays until Ctrl-C", DEMO_S)
@@ -167,6 +168,7 @@ STRUCK = [
 """CI has each moment, and each signal, once."""
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("moment", "number", "exit_code"), STRUCK)
 def test_nothing_is_left_when_it_is_interrupted(
     demo: Callable[..., Process], temporary: Path, number: signal.Signals, exit_code: int, moment: str
@@ -180,6 +182,7 @@ def test_nothing_is_left_when_it_is_interrupted(
     wait_until(lambda: is_empty(temporary), timeout=GONE_S, message="all directories to be gone")
 
 
+@pytest.mark.few(0)
 def test_nothing_is_left_when_nobody_reads_it_to_the_end(
     demo: Callable[..., Process], sample: Path, temporary: Path
 ) -> None:
@@ -216,6 +219,7 @@ def test_a_postgres_that_was_given_is_the_broker_and_is_left_as_it_was(
     assert left_in(temporary) == []
 
 
+@pytest.mark.few(0)
 def test_a_broker_is_chosen_once(demo: Callable[..., Process], sample: Path, redis_url: str) -> None:
     for arguments, given, complaint in [
         (["--broker", "redis"], redis_url, "--broker redis is for a broker of the demo's own"),
@@ -233,7 +237,7 @@ def schemas_of(url: str) -> set[str]:
         return {name for (name,) in rows}
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("make", "complaint"),
     [
@@ -255,7 +259,7 @@ def test_a_path_without_python_files_is_refused(
     assert list(temporary.iterdir()) == []
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
@@ -282,6 +286,7 @@ def test_servers_that_cannot_be_reached_are_refused(
     assert list(temporary.iterdir()) == []
 
 
+@pytest.mark.few(0)
 def test_a_schema_that_is_there_is_not_touched(demo: Callable[..., Process], sample: Path, database_url: str) -> None:
     with psycopg.connect(database_url) as connection:
         connection.execute("CREATE SCHEMA others CREATE TABLE jobs (kept int)")

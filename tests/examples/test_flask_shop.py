@@ -19,6 +19,7 @@ def shop(tmp_path: Path, processes: Processes, empty_database_url: str) -> Flask
     return FlaskShop("flask_shop", tmp_path, processes, empty_database_url)
 
 
+@pytest.mark.few(0)
 def test_each_order_is_handled_once_whatever_dies(shop: FlaskShop) -> None:
     shop.run("flask", "--app", "shop", "create-tables")
     assert "it is new" in shop.celery("sidejob", "db", "upgrade")

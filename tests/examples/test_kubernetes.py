@@ -144,6 +144,7 @@ def cluster(tmp_path: Path, processes: Processes, empty_database_url: str, redis
     return Cluster(shop, tmp_path)
 
 
+@pytest.mark.few(0)
 def test_a_rollout_and_a_stop(cluster: Cluster) -> None:
     shop = cluster.shop
     pod = one("Deployment", "shop-worker")["spec"]["template"]["spec"]
@@ -184,6 +185,7 @@ def test_beat_starts(cluster: Cluster) -> None:
     cluster.start(beat).wait_for_log("beat: Starting...", 60)
 
 
+@pytest.mark.few(0)
 def test_workers_are_scaled_by_what_is_there(cluster: Cluster) -> None:
     shop = cluster.shop
     shop.run("manage", "migrate")

@@ -146,6 +146,7 @@ def shop(tmp_path: Path, processes: Processes, empty_database_url: str) -> Shop:
     return MovingShop("moving_results", tmp_path, processes, empty_database_url)
 
 
+@pytest.mark.few(0)
 def test_from_redis(shop: Shop, redis_url: str) -> None:
     walk(Move(shop, redis_url), shop)
 

@@ -88,6 +88,7 @@ def test_a_task_that_must_not_be_lost(shop: Situations) -> None:
     assert accepted == [{"order": 7}] * 2, "the worker was killed after the partner was told"
 
 
+@pytest.mark.few(0)
 def test_an_import_of_many_rows(shop: Situations) -> None:
     with (shop.directory / "products.csv").open("w", newline="") as file:
         csv.writer(file).writerows([("id", "name"), *((n, f"product {n}") for n in range(ROWS))])

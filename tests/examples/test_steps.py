@@ -92,6 +92,7 @@ def test_an_order_that_nobody_packs_is_paid_back_once(shop: Steps) -> None:
     assert shop.sql("SELECT count(*) FROM invoices") == [(0,)]
 
 
+@pytest.mark.few(0)
 def test_an_import_goes_on_behind_its_finished_pages(shop: Steps) -> None:
     with (shop.directory / "products.csv").open("w", newline="") as file:
         csv.writer(file).writerows([("id", "name"), *((n, f"prodüct {n}") for n in range(ROWS))])

@@ -811,6 +811,7 @@ def client(url: str, number: int, start: Any, rounds: int, answers: Any) -> None
     app.sidejob.close()
 
 
+@pytest.mark.few(0)
 @pytest.mark.parametrize("rounds", [5, pytest.param(50, marks=pytest.mark.slow)])
 def test_of_400_clients_in_8_processes_exactly_8_are_admitted(stage: Stage, rounds: int) -> None:
     """After each round the jobs are terminated, and the counter is back at 0."""

@@ -78,6 +78,7 @@ def test_a_permit_begins_the_best_job_whatever_it_names(stage: Stage) -> None:
     assert [taken(stage, low) for _ in range(4)] == [high.id, also_high.id, low.id, None]
 
 
+@pytest.mark.few(1)
 def test_a_thousand_jobs_of_one_moment_are_served_exactly_by_priority(stage: Stage) -> None:
     stage.sidejob.queue(QUEUE).configure(ordered=True)
     chosen = random.Random(7)
@@ -441,6 +442,7 @@ def test_keys_are_served_in_turn(stage: Stage) -> None:
     assert big[2].waiting_for == ["limit"]
 
 
+@pytest.mark.few(1)
 def test_a_customer_with_ten_thousand_jobs_does_not_starve_one_with_ten(stage: Stage) -> None:
     stage.sidejob.queue(QUEUE).configure(limit_per_key=100)
     stage.sidejob.enqueue_many([{"task": stage.idle, "queue": QUEUE, "limit_key": "big"}] * 2000)

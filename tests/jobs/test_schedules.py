@@ -145,6 +145,7 @@ def test_months_of_downtime_are_caught_up_in_small_transactions(stage: Stage, mo
     assert transactions == [("all", 91, 10), ("few", 25, 3), ("last", 1, 1)]
 
 
+@pytest.mark.few(1)
 def test_sixteen_sweepers_make_a_thousand_times_once_each(stage: Stage) -> None:
     start = past(stage, 999.5)
     stage.sidejob.schedule("tick", stage.idle, every=1, start=start, end=start + 999 * SECOND, catch_up="all")

@@ -392,6 +392,7 @@ def test_turns_that_read_what_the_body_wrote(stage: Stage, calls: Calls) -> None
     assert calls.of == {**{f"square {number}": 1 for number in (1, 2, 3, 4)}, "check": 2}
 
 
+@pytest.mark.few(0)
 def test_a_turn_of_very_many_ports(stage: Stage, calls: Calls) -> None:
     ports = [f"p{number}" for number in range(900)]
 

@@ -130,6 +130,7 @@ def test_a_plain_run_noted_during_the_shutdown_revives_nothing(stage: Stage) -> 
     assert job.refresh().status == Status.TERMINATED
 
 
+@pytest.mark.few(1)
 def test_one_locked_job_does_not_keep_back_the_timers_of_others(stage: Stage) -> None:
     busy, other = stage.job(), stage.job()
     stage.drain()

@@ -265,6 +265,7 @@ def test_retries_are_those_of_the_settings(make: Make) -> None:
     assert time.monotonic() - began < patient(5)
 
 
+@pytest.mark.few(1)
 def test_many_results_are_read_together(app: Celery) -> None:
     ids = [str(number) for number in range(2500)]
     results = group([app.signature("x", task_id=one) for one in ids]).freeze()

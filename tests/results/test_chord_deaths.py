@@ -93,6 +93,7 @@ def test_a_body_on_another_broker(
         site.close()
 
 
+@pytest.mark.few(0)
 @pytest.mark.parametrize("kind", ["plain", "durable", "job"])
 def test_postgres_restarts_in_a_chord_of_a_thousand(
     own_postgres: embedded.Postgres, record: Record, processes: Processes, kind: str

@@ -185,6 +185,7 @@ def test_a_parent_that_has_failed_ends_the_wait(app: Celery, getting: Any) -> No
     assert isinstance(got[0], ValueError)
 
 
+@pytest.mark.few(0)
 def test_all_that_wait_cost_one_session_and_those_that_do_not_none(
     app: Celery, rows: Rows, getting: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

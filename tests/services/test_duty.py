@@ -268,6 +268,7 @@ ERRORS = {
 cuts two turns short."""
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("error", "turns"), ERRORS.values(), ids=ERRORS)
 def test_an_error_in_any_statement_of_a_sweepers_turn_keeps_no_other_duty_from_being_done(
     shop: Stage, injected: Injected, error: Exception, turns: int

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.testing.test_django import PROJECT
 from tests.testing.test_testing_page import files, run_pytest, write
 from tests.tools.versions import KOMBU_5_7
@@ -41,6 +43,7 @@ def test_both_databases_are_empty_again(sidejob_store):
 """
 
 
+@pytest.mark.few(0)
 @KOMBU_5_7
 def test_both_plugins_together(tmp_path: Path, empty_database_url: str) -> None:
     shown = {**PROJECT, **files(django=True)}

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
+
 from tests.examples.test_guides import blocks
 from tests.tools.versions import KOMBU_5_7
 from tests.tools.workers import ROOT, environment
@@ -45,6 +47,7 @@ def run_pytest(directory: Path, *arguments: str, **env: str) -> str:
     return f"{done.stdout}\nexit code {done.returncode}"
 
 
+@pytest.mark.few(0)
 @KOMBU_5_7
 def test_the_page_runs_as_it_is_written(tmp_path: Path, postgres_url: str) -> None:
     said = run_pytest(write(tmp_path, files()), SIDEJOB_TEST_DATABASE_URL=postgres_url)

@@ -59,6 +59,7 @@ def test_the_store_and_the_broker_are_empty_again(sidejob_store, sidejob_redis):
 """
 
 
+@pytest.mark.few(0)
 def test_a_user_s_tests_on_redis(tmp_path: Path, postgres_url: str, redis_url: str) -> None:
     (tmp_path / "shop.py").write_text(SHOP)
     (tmp_path / "test_shop.py").write_text(TESTS)

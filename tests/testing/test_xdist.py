@@ -73,7 +73,7 @@ def users_database(databases: Databases) -> Iterator[str]:
             connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
-@pytest.mark.few(1)
+@pytest.mark.few(0)
 @KOMBU_5_7
 @pytest.mark.parametrize("given", ["server", "database"])
 @pytest.mark.parametrize("broker", ["redis://127.0.0.1:1/0", "sidejobpg://"], ids=["redis", "postgres"])

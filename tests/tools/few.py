@@ -1,8 +1,8 @@
 """A few rows of each test, where the whole suite is run: `--few`, as CI does. Without it each test has all its rows.
 
-How many depends on what a row costs: one of a test that starts processes, two of a test with a store, all of any other.
-Which ones depends on the test's name, so that of tests on several brokers one runs here, and another there. Those
-through a PgBouncer are chosen by themselves. `@pytest.mark.few(3)` says another number.
+A test with servers has one row, any other test all its rows. Which one depends on the test's name, so that of tests on
+several brokers one runs here, and another there. Of rows through a PgBouncer, which run directly too, each module has
+two. `@pytest.mark.few(3)` says another number. A test with 0 takes long, and shorter ones show its promise too.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from zlib import crc32
 import pytest
 
 EVERY_TEST = "SIDEJOB_TEST_PGBOUNCER"
-STARTS_PROCESSES = {"processes", "own_postgres", "own_valkey", "own_rabbitmq", "shared_place"}
-HAS_A_STORE = {"databases", "redis_server_url", "rabbitmq"}
+SERVERS = {"databases", "redis_server_url", "rabbitmq", "processes", "own_postgres", "own_valkey", "own_rabbitmq"}
+"""The fixtures of tests that are dear."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -33,11 +33,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     rows: dict[tuple[str, bool], list[pytest.Item]] = defaultdict(list)
     for item in items:
-        rows[item.nodeid.partition("[")[0], is_second_way(item)].append(item)
+        rows[item.nodeid.partition("::" if is_second_way(item) else "[")[0], is_second_way(item)].append(item)
     left_out: set[pytest.Item] = set()
-    for (name, _), found in rows.items():
+    for (name, second_way), found in rows.items():
         found.sort(key=lambda item: item.nodeid)  # else the random order decides
-        taken = chosen(name, len(found), wanted(found[0]))
+        taken = chosen(name, len(found), 2 if second_way else wanted(found[0]))
         left_out.update(item for place, item in enumerate(found) if place not in taken)
     config.hook.pytest_deselected(items=list(left_out))
     items[:] = [item for item in items if item not in left_out]
@@ -46,12 +46,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def wanted(item: pytest.Item) -> int:
     """Return how many rows of a test are run."""
     mark = item.get_closest_marker("few")
-    if mark is not None and not is_second_way(item):
+    if mark is not None:
         return int(mark.args[0])
-    used = set(getattr(item, "fixturenames", ()))
-    if used & STARTS_PROCESSES or is_second_way(item):
-        return 1
-    return 2 if used & HAS_A_STORE else 1000
+    return 1 if SERVERS.intersection(getattr(item, "fixturenames", ())) else 1000
 
 
 def is_second_way(item: pytest.Item) -> bool:

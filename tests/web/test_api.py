@@ -381,6 +381,7 @@ JSON = BRANCHES | st.lists(BRANCHES, max_size=3) | st.dictionaries(st.text(), BR
 PARTS = st.sampled_from(["1", "in", "orders", "x" * 300, "é", "0", "9" * 30, "\u202e"])
 
 
+@pytest.mark.few(0)
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_no_input_is_an_error_of_ours(stage: Stage, program: Program, data: st.DataObject) -> None:

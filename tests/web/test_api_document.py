@@ -24,7 +24,7 @@ CHECKS = [
     checks.response_schema_conformance, checks.response_headers_conformance, checks.negative_data_rejection,
     checks.unsupported_method,
 ]  # fmt: skip
-CALLS = 12
+CALLS = 6
 """How many calls are made of each operation."""
 
 

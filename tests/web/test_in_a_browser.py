@@ -78,6 +78,7 @@ def names(stage: Stage, job_id: int) -> dict[str, Any]:
     return {"job": job_id, "task": task_id, "entry": stage.sidejob.dead.list()[0].id}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("dark", "width"), [(False, 1280), (True, 360)])
 def test_every_page(address: str, names: dict[str, Any], tmp_path: Path, dark: bool, width: int) -> None:
     from selenium_axe_python import Axe

@@ -36,6 +36,7 @@ def follow(browser: Browser, page: str, rel: str = "next") -> list[str]:
         page = onward[1].replace("&amp;", "&")
 
 
+@pytest.mark.few(1)
 @pytest.mark.usefixtures("hurried")
 @pytest.mark.parametrize("filters", ["task=stage.idle", "status=queued&queue=stage", "text=4711"])
 def test_a_search_through_many_jobs_says_how_far_it_looked(stage: Stage, reader: Browser, filters: str) -> None:
@@ -55,6 +56,7 @@ def test_a_search_through_many_jobs_says_how_far_it_looked(stage: Stage, reader:
     stage.sql(f"DELETE FROM messages WHERE job_id > {job.id}")
 
 
+@pytest.mark.few(0)
 @pytest.mark.usefixtures("hurried")
 def test_what_an_index_finds_is_found_at_once(stage: Stage, reader: Browser) -> None:
     job = stage.job(tags=["vip"], aliases=["order-7"], unique="key")
@@ -91,6 +93,7 @@ def keep(stage: Stage, *arguments: object, **options: Any) -> str:
     return str(task.apply_async(arguments, **options).id)
 
 
+@pytest.mark.few(0)
 @pytest.mark.usefixtures("hurried")
 def test_a_search_through_many_durable_tasks(stage: Stage, reader: Browser) -> None:
     rare = keep(stage, 4711, task_id="zz", countdown=60)

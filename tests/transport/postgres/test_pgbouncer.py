@@ -72,6 +72,7 @@ def test_a_killed_worker_is_dead_when_it_was_silent_for_long(
     assert tables.consumers == 1
 
 
+@pytest.mark.few(0)
 def test_a_heart_goes_past_it_if_there_is_a_way(
     processes: Processes, database_url: str, record: Record, tables: Tables, pgbouncer: PgBouncer
 ) -> None:

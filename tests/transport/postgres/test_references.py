@@ -259,6 +259,7 @@ def test_a_message_whose_reference_was_purged_is_sent_again(
     assert ran(record) == ["purged"]
 
 
+@pytest.mark.few(0)
 def test_a_worker_without_sidejob_leaves_references_to_others(
     processes: Processes, shop: Any, env: Mapping[str, str], record: Record, client: Celery, tables: Tables,
     broker_url: str,

@@ -15,6 +15,7 @@ from proofs.deaths.storm import Storm
 from tests.tools.workers import Processes
 
 
+@pytest.mark.few(0)
 @pytest.mark.parametrize("pool", [pytest.param("solo", marks=pytest.mark.slow), "prefork"])
 def test_nothing_is_lost_or_left_whatever_happens_to_workers(
     processes: Processes, own_postgres: embedded.Postgres, tmp_path: Path, pool: str

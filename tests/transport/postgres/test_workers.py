@@ -144,6 +144,7 @@ def test_the_time_of_a_message_in_the_past_is_now(app: Celery, start: Any, recor
     record.wait_for("late")
 
 
+@pytest.mark.few(0)
 def test_a_worker_with_eventlet_ends_at_once_and_says_why(
     processes: Processes, broker_url: str, record: Record, tables: Tables
 ) -> None:
@@ -212,6 +213,7 @@ def test_a_worker_knows_at_once_that_somebody_listens(app: Celery, start: Any, p
     assert {"task-received", "task-started"} <= {event["type"] for event in seen}
 
 
+@pytest.mark.few(0)
 def test_workers_with_gossip_hear_of_each_other(
     processes: Processes, broker_url: str, backend_url: str, tables: Tables
 ) -> None:
@@ -250,6 +252,7 @@ def test_a_purge_leaves_nothing(app: Celery, tables: Tables) -> None:
     assert tables.all == 0
 
 
+@pytest.mark.few(0)
 def test_workers_share_a_queue_and_start_and_stop_while_it_is_drained(
     app: Celery, start: Any, tables: Tables, record: Record
 ) -> None:

@@ -56,6 +56,7 @@ def client(broker_url: str) -> Iterator[Celery]:
     app.close()
 
 
+@pytest.mark.few(0)
 def test_what_kills_its_pool_process_is_given_up_and_what_is_behind_it_runs(
     processes: Processes, broker_url: str, record: Record, client: Celery, server: redis.Redis
 ) -> None:

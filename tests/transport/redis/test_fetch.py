@@ -390,6 +390,7 @@ def test_many_queues_are_looked_through_by_one_script(connect: Connect, monkeypa
     assert looked == [1000, 1000], "one script for each message"
 
 
+@pytest.mark.few(0)
 def test_ten_thousand_queues_are_looked_through_page_by_page(
     connect: Connect, server: redis.Redis, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

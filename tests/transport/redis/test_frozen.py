@@ -141,6 +141,7 @@ def test_others_take_over_from_a_worker_whose_loop_stands_still(
     assert worker.wait(15) == 0
 
 
+@pytest.mark.few(0)
 def test_a_worker_that_waits_for_its_tasks_as_it_stops_does_not_stand_still(
     processes: Processes, broker_url: str, record: Record, client: Celery
 ) -> None:

@@ -77,6 +77,7 @@ def test_a_replica_takes_over_from_a_master_that_is_killed(
         app.close()
 
 
+@pytest.mark.few(0)
 @pytest.mark.parametrize("scheme", ["sidejob-sentinel", "sentinel"])
 def test_a_durable_message_is_published_to_the_master(servers: Watched, url: str, scheme: str) -> None:
     app = Celery("client", broker=url.replace("sidejob-sentinel", scheme), set_as_current=False)

@@ -182,6 +182,7 @@ def let_it_be(server: redis.Redis) -> None:
     server.config_set("save", "")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("why", ["NOREPLICAS", "MISCONF"])
 def test_a_worker_waits_while_its_redis_takes_nothing(
     processes: Processes, own_valkey: embedded.Valkey, record: Record, why: str
@@ -213,6 +214,7 @@ def test_a_worker_waits_while_its_redis_takes_nothing(
     assert why in worker.log()
 
 
+@pytest.mark.few(0)
 def test_workers_with_eventlet(
     processes: Processes, broker_url: str, record: Record, send: Any, server: redis.Redis
 ) -> None:
