@@ -140,10 +140,10 @@ def test_what_a_process_has_when_the_connection_to_the_broker_breaks_runs_once(s
         result = site.call("step", 1)
         wait_until(lambda: site.sql(HELD) == [(result.id,)], timeout=TIMEOUT_S, message="the row to be held")
         worker.wait_for_log(f"step[{result.id}] received", TIMEOUT_S)
-        site.app.control.inspect([worker.nodename], timeout=TIMEOUT_S).ping()  # a round of its loop: it was sent
+        worker.wait_for_answer(site.app, TIMEOUT_S)  # a round of its loop: it was sent
         proxy.cut()
         worker.wait_for_log("Connection to broker lost", TIMEOUT_S)
-        site.app.control.inspect([worker.nodename], timeout=TIMEOUT_S).ping()
+        worker.wait_for_answer(site.app, TIMEOUT_S)
         os.kill(process, signal.SIGCONT)
         site.wait_quiet()
     assert (len(site.ran(result)), site.record.of("lost")) == (1, [])

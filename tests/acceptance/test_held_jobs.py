@@ -139,7 +139,7 @@ def test_a_worker_that_was_frozen_begins_what_it_holds_without_effect(scene: Sce
     os.kill(process, signal.SIGSTOP)
     job = scene.enqueue(task, (1,))
     wait_until(lambda: claimed(scene) == [job.id], timeout=TIMEOUT_S, message="the run to be claimed")
-    scene.app.control.inspect([frozen.nodename], timeout=TIMEOUT_S).ping()  # a round of its loop: it was sent
+    frozen.wait_for_answer(scene.app, TIMEOUT_S)  # a round of its loop: it was sent
     frozen.send_signal(signal.SIGSTOP)
     other = scene.worker(**QUICK)
     wait_until(lambda: scene.row(job).status == "completed", timeout=TIMEOUT_S)
@@ -206,7 +206,6 @@ def _kill(worker: WorkerProcess, generator: random.Random) -> None:
         os.kill(generator.choice(processes), signal.SIGKILL)
 
 
-@pytest.mark.few(0)
 @pytest.mark.brokers("redis", "amqp")
 def test_what_a_process_has_when_the_connection_to_the_broker_breaks_runs_once(scene: Scene) -> None:
     """The process has not said yet that it begins, and nobody can keep it from that."""
@@ -216,10 +215,10 @@ def test_what_a_process_has_when_the_connection_to_the_broker_breaks_runs_once(s
         os.kill(process, signal.SIGSTOP)
         job = scene.enqueue("timed", (1,))
         wait_until(lambda: claimed(scene) == [job.id], timeout=TIMEOUT_S, message="the run to be claimed")
-        scene.app.control.inspect([worker.nodename], timeout=TIMEOUT_S).ping()  # a round of its loop: it was sent
+        worker.wait_for_answer(scene.app, TIMEOUT_S)  # a round of its loop: it was sent
         proxy.cut()
         worker.wait_for_log("Connection to broker lost", TIMEOUT_S)
-        scene.app.control.inspect([worker.nodename], timeout=TIMEOUT_S).ping()
+        worker.wait_for_answer(scene.app, TIMEOUT_S)
         os.kill(process, signal.SIGCONT)
         scene.settle(TIMEOUT_S)
     assert len(scene.record.of("ended", job=job.id)) == 1

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from celery import Celery
 
 from celery_sidejob.testing.processes import Process as AnyProcess
 from celery_sidejob.testing.processes import start_process
 from tests.tools.fork_server import ForkServers, can_fork
 from tests.tools.guard import Guard
+from tests.tools.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT_VARIABLES = (
@@ -58,6 +60,14 @@ class WorkerProcess(Process):
 
     nodename: str
     """The name it answers to in remote control."""
+
+    def wait_for_answer(self, app: Celery, timeout: float) -> None:
+        """Wait until the worker answers a command, and so was in its loop; one that it has not heard is sent again."""
+
+        def answers() -> bool:
+            return bool(app.control.inspect([self.nodename], timeout=1).ping())
+
+        wait_until(answers, timeout=timeout, message=f"{self.nodename} to answer")
 
 
 class Processes:
