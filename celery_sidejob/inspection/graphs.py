@@ -18,7 +18,7 @@ from ..operations.runtime import Runtime
 from ..store import dependencies, ports, trees
 from ..store.statement import Transaction
 
-READ = 5_000
+READ = 4_000
 """The most jobs of a tree that are read."""
 EDGES = 2_000
 """The most dependencies that are read in each direction, and the most channels of ports."""
