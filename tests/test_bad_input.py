@@ -258,6 +258,7 @@ def given(shared: Stage) -> Iterator[Given]:
     shared.sql(EMPTY)
 
 
+@pytest.mark.few(1000)
 @pytest.mark.parametrize("call", CALLS)
 def test_a_call_that_cannot_be_done_is_refused_with_an_error_of_ours(given: Given, call: str) -> None:
     wrong = []

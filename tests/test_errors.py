@@ -1013,6 +1013,7 @@ ELSEWHERE: dict[str, Case] = {
 }
 
 
+@pytest.mark.few(1000)
 @pytest.mark.parametrize("when", UNWRITTEN)
 def test_bad_input_is_refused_before_anything_is_written(stage: Stage, when: str) -> None:
     scene = Scene(stage)
@@ -1027,6 +1028,7 @@ def test_what_has_no_place_in_a_run(stage: Stage, when: str) -> None:
     assert stage.sidejob.count_jobs()["failed"] == 1
 
 
+@pytest.mark.few(1000)
 @pytest.mark.parametrize("when", ELSEWHERE)
 def test_the_others_say_what_is_documented(stage: Stage, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
     monkeypatch.delenv("SIDEJOB_DIRECT_URL", raising=False)  # of a stage behind a PgBouncer

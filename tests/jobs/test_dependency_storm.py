@@ -132,6 +132,7 @@ class Storm:
             apply_due(self.stage.runtime, 1000)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("seed", range(STORMS))
 def test_each_dependant_is_gone_or_free_or_waits_for_one_that_knows_it(stage: Stage, seed: int) -> None:
     storm = Storm(stage, seed)

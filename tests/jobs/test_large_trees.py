@@ -161,7 +161,7 @@ WHEN = [
 ]  # fmt: skip
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(4)
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("how", ["enqueue", "adopt", "transaction"])
 @pytest.mark.parametrize("when", WHEN)

@@ -1898,6 +1898,7 @@ def test_a_decorated_function(stage: Stage, calls: Calls) -> None:
 # -- bad input --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(1000)
 @pytest.mark.parametrize(
     ("call", "error", "says"),
     [

@@ -67,7 +67,7 @@ from celery_sidejob.store.statement import Statement
 from tests.tools.databases import SCHEMA, Databases
 from tests.tools.waiting import wait_until
 
-pytestmark = pytest.mark.first  # filling its stores takes a while
+pytestmark = [pytest.mark.first, pytest.mark.few(1000)]  # to fill its stores takes a while, and each row a moment
 
 MODULES = (
     aliases, arming, askings, asks, batches, burials, checks, chords, claims, continuations, counters, dead,

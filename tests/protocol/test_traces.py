@@ -323,6 +323,7 @@ def test_p12_a_run_asked_for_during_a_failing_run_follows(stage: Stage) -> None:
     assert job.refresh().status == "completed"
 
 
+@pytest.mark.few(1)
 def test_p13_two_jobs_that_write_to_each_other_never_deadlock(stage: Stage, aside: Callable[..., Future[Any]]) -> None:
     before = deadlocks(stage)
     times = 500

@@ -102,6 +102,7 @@ def test_a_connection_that_is_lost_is_a_lost_run(stage: Stage, ledger: Ledger, w
     assert (job.info["run_no"], len(stage.sidejob.dead)) == (2, 0)
 
 
+@pytest.mark.few(2)
 def test_a_connection_lost_before_any_statement_of_ours_is_a_lost_run(
     stage: Stage, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ MISTAKES = run.mistakes()
 PROTOCOLS = run.protocols()
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("instance", MISTAKES, ids=lambda instance: instance.name)
 def test_a_mistake_ends_in_a_trace(instance: run.Instance) -> None:
     verdict = run.explore(instance)

@@ -14,6 +14,7 @@ def test_the_best_runs_within_the_gate_and_nothing_waits_that_may_run() -> None:
     assert found == {}
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("mistake", permits.MISTAKES)
 def test_a_mistake_ends_in_a_trace(monkeypatch: pytest.MonkeyPatch, mistake: str) -> None:
     if permits.MISTAKES[mistake] == ENDLESS:  # found when all was walked: in one scene, which is enough

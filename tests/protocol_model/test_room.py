@@ -14,6 +14,7 @@ def test_nobody_waits_for_room_that_is_there() -> None:
     assert found == {}
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("mistake", room.MISTAKES)
 def test_a_mistake_ends_in_a_trace(mistake: str) -> None:
     assert walk(room, mistake, only_first=True)[1]

@@ -14,6 +14,7 @@ def test_what_a_body_does_is_done_once_in_steps_and_outside_of_them() -> None:
     assert found == {}
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("mistake", steps.MISTAKES)
 def test_a_mistake_ends_in_a_trace(mistake: str) -> None:
     assert walk(steps, mistake, only_first=True)[1]

@@ -1,8 +1,9 @@
 """A few rows of each test, where the whole suite is run: `--few`, as CI does. Without it each test has all its rows.
 
-A test with servers has one row, any other test all its rows. Which one depends on the test's name, so that of tests on
-several brokers one runs here, and another there. Of rows through a PgBouncer, which run directly too, each module has
-two. `@pytest.mark.few(3)` says another number. A test with 0 takes long, and shorter ones show its promise too.
+A test that starts processes has one row, one with a store three, any other all its rows. Which ones depends on the
+test's name, so that of tests on several brokers one runs here, and another there. Of rows through a PgBouncer, which
+run directly too, each module has two. `@pytest.mark.few(3)` says another number. A test with 0 takes long, and shorter
+ones show its promise too.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from zlib import crc32
 import pytest
 
 EVERY_TEST = "SIDEJOB_TEST_PGBOUNCER"
-SERVERS = {"databases", "redis_server_url", "rabbitmq", "processes", "own_postgres", "own_valkey", "own_rabbitmq"}
-"""The fixtures of tests that are dear."""
+PROCESSES = {"processes", "shared_place", "own_postgres", "own_valkey", "own_rabbitmq"}
+SERVERS = {"databases", "redis_server_url", "rabbitmq"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -48,7 +49,8 @@ def wanted(item: pytest.Item) -> int:
     mark = item.get_closest_marker("few")
     if mark is not None:
         return int(mark.args[0])
-    return 1 if SERVERS.intersection(getattr(item, "fixturenames", ())) else 1000
+    used = set(getattr(item, "fixturenames", ()))
+    return 1 if used & PROCESSES else 3 if used & SERVERS else 1000
 
 
 def is_second_way(item: pytest.Item) -> bool:

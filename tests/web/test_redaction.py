@@ -132,6 +132,7 @@ def looks(planted: Planted, browser: Browser, entry: Entry) -> list[httpx.Respon
     return [browser.get(path, params=query.get(path)) for path in examples(planted, entry.path)]
 
 
+@pytest.mark.few(1000)
 @pytest.mark.parametrize("entry", READING, ids=lambda entry: entry.path)
 def test_no_page_shows_it(planted: Planted, entry: Entry) -> None:
     with browser_of(planted.site) as browser:
@@ -162,6 +163,7 @@ WRITES: dict[str, dict[str, Any]] = {
 """Operations that answer with what they have changed."""
 
 
+@pytest.mark.few(1000)
 @pytest.mark.parametrize("operation", READS, ids=lambda operation: operation.path)
 def test_no_answer_of_the_api_has_it(planted: Planted, program: Program, operation: Operation) -> None:
     found = [program.ask("GET", path) for path in examples(planted, operation.path)]

@@ -95,6 +95,7 @@ def outage() -> Iterator[Outage]:
         yield found
 
 
+@pytest.mark.few(1000)
 @pytest.mark.parametrize("route", [route for route in PAGES if route != DOCTOR], ids=" ".join)
 def test_a_page_says_that_the_store_is_away_and_what_to_do(outage: Outage, route: tuple[str, str]) -> None:
     found = outage.away[route]
@@ -115,6 +116,7 @@ def test_doctor_says_what_is_wrong_and_what_to_do(outage: Outage) -> None:
     assert "Start Postgres, or correct sidejob_database_url." in found.text
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("route", CALLS, ids=" ".join)
 def test_an_operation_answers_with_a_problem_document(outage: Outage, route: tuple[str, str]) -> None:
     found = outage.away[route]
@@ -135,6 +137,7 @@ def test_an_open_page_is_told_of_the_outage_and_of_its_end(outage: Outage) -> No
     assert outage.told == ["trouble", "changed"]
 
 
+@pytest.mark.few(20)
 @pytest.mark.parametrize("route", [*PAGES, *CALLS], ids=" ".join)
 def test_everything_works_again_when_the_store_is_back(outage: Outage, route: tuple[str, str]) -> None:
     found = outage.back[route]
