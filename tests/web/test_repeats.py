@@ -174,6 +174,27 @@ def test_a_queue_that_was_paused_already_is_not_paused_again_by_a_repeated_call(
     assert not queue.paused
 
 
+@pytest.mark.parametrize(("verb", "behind"), [("pause", "rank"), ("resume", "permits.let_in")])
+def test_a_queue_is_paused_and_resumed_in_one_transaction_with_the_key(
+    stage: Stage, program: Program, monkeypatch: pytest.MonkeyPatch, verb: str, behind: str
+) -> None:
+    queue, key = stage.sidejob.queue("q"), {"idempotency-key": "k"}
+    queue.configure(limit=1)
+    if verb == "resume":
+        queue.pause("by hand")
+
+    def dies(*args: Any) -> None:
+        raise RuntimeError("behind the commit")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(f"celery_sidejob.operations.gates.queues.{behind}", dies)
+        assert program.ask("POST", f"/queues/q/{verb}", {}, headers=key).status_code == 500
+    assert queue.paused == (verb == "pause")
+    queue.resume() if verb == "pause" else queue.pause("by hand")
+    assert program.ask("POST", f"/queues/q/{verb}", {}, headers=key).status_code == 409
+    assert queue.paused == (verb == "resume"), "what was done since stays"
+
+
 def test_a_call_whose_process_dies_before_its_commit_is_done_when_it_is_sent_again(
     stage: Stage, program: Program, at: Arm
 ) -> None:
