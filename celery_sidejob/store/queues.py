@@ -84,14 +84,14 @@ ON CONFLICT (name) DO UPDATE SET paused_at = coalesce(q.paused_at, now()), pause
 _RESUME = Statement("UPDATE {queues} SET paused_at = NULL, pause_reason = NULL WHERE name = %(name)s")
 
 
-def pause(connections: Autocommit, name: str, reason: str | None) -> None:
+def pause(executor: Transaction, name: str, reason: str | None) -> None:
     """Close the gate of a queue; for a paused queue only the reason changes."""
-    connections.run(_PAUSE, name=name, reason=reason)
+    executor.run(_PAUSE, name=name, reason=reason)
 
 
-def resume(connections: Autocommit, name: str) -> None:
+def resume(executor: Transaction, name: str) -> None:
     """Open the gate of a paused queue."""
-    connections.run(_RESUME, name=name)
+    executor.run(_RESUME, name=name)
 
 
 _UNMANAGE = Statement("DELETE FROM {queues} WHERE name = %(name)s RETURNING name")

@@ -8,11 +8,11 @@ from .statement import Reader, Statement, Transaction, first
 
 _IS_OLD = "made_at < now() - interval '1 day'"
 _FIND = Statement(f"""
-SELECT request, code, answer FROM {{web_answers}} WHERE token = %(token)s AND key = %(key)s AND NOT {_IS_OLD}""")
+SELECT request, call, code, answer FROM {{web_answers}} WHERE token = %(token)s AND key = %(key)s AND NOT {_IS_OLD}""")
 
 
 def find(executor: Reader, token: str, key: str) -> Any | None:
-    """Read the (request, code, answer) of a key of a token; the answer is None while it is not known."""
+    """Read the (request, call, code, answer) of a key of a token; the answer is None while it is not known."""
     return first(executor.run(_FIND, token=token, key=key))
 
 

@@ -29,10 +29,6 @@ LONGEST_ANSWER = 1024 * 1024
 """The most bytes of an answer that is kept."""
 
 
-class _Taken(Exception):
-    """Rolls back what a call does whose key another call has."""
-
-
 def once(runtime: Runtime, token: str, request: Request, body: bytes, do: Callable[[], Response]) -> Response:
     """Answer a call by doing it, unless a call with its key was done by the same token within a day."""
     key = _key(request)
@@ -47,24 +43,22 @@ def once(runtime: Runtime, token: str, request: Request, body: bytes, do: Callab
 
     def note(executor: Transaction) -> None:
         if web_answers.has_written(executor) and not web_answers.note(executor, token, key, request=asked, call=call):
-            raise _Taken
+            raise _taken()
 
     try:
         with runtime.connections.beside(note):
             done = do()
-    except _Taken:
-        kept = _kept(runtime, token, key, asked)
-        if kept is None:  # it was a day old just then
-            raise _unknown() from None
-        return kept
+        if done.status_code < 500:
+            keep = partial(_keep, token=token, key=key, asked=asked, call=call, done=done)
+            with suppress(StoreUnavailableError):  # it is done, and this call gets its answer
+                runtime.connections.transact("answer", keep)
+        return done
     except Refused:  # it has changed nothing, though it may have locked rows: it may be corrected, and sent again
         runtime.connections.transact("answer", partial(web_answers.forget, token=token, key=key, call=call))
-        raise
-    if done.status_code < 500:
-        keep = partial(_keep, token=token, key=key, asked=asked, call=call, done=done)
-        with suppress(StoreUnavailableError):  # it is done, and this call gets its answer
-            runtime.connections.transact("answer", keep)
-    return done
+        kept = _kept(runtime, token, key, asked)
+        if kept is None:
+            raise
+        return kept  # of a call at the same time, which has done what was left to do
 
 
 def _key(request: Request) -> str | None:
@@ -75,11 +69,18 @@ def _key(request: Request) -> str | None:
 
 
 def _keep(executor: Transaction, *, token: str, key: str, asked: str, call: str, done: Response) -> None:
-    """Keep an answer. One of 400 or more is kept only if the call has written something: else it may be corrected."""
+    """Keep an answer. One of 400 or more is kept only if the call has written something: else it may be corrected.
+
+    Raises Refused if there was nothing to do here because another call with this key, at the same time, has done it.
+    """
     if len(done.body) > LONGEST_ANSWER:
         return
-    if done.status_code < 400:  # without a note yet if nothing was written in this store
-        web_answers.note(executor, token, key, request=asked, call=call)
+    found = web_answers.find(executor, token, key)
+    if found is not None and found.call != call:
+        raise _taken()
+    # Without a note yet if nothing was written in this store.
+    if done.status_code < 400 and not web_answers.note(executor, token, key, request=asked, call=call):
+        raise _taken()
     web_answers.answer(executor, token, key, call=call, code=done.status_code, answer=bytes(done.body).decode())
 
 
@@ -90,12 +91,12 @@ def _kept(runtime: Runtime, token: str, key: str, asked: str) -> Response | None
     if row.request != asked:
         raise Refused(422, "Another call", "Another call had this Idempotency-Key: give each call a key of its own.")
     if row.answer is None:
-        raise _unknown()
+        raise _taken()
     kind = "json" if row.code < 400 else "problem+json"
     return Response(row.answer, row.code, {"idempotency-replayed": "true"}, media_type=f"application/{kind}")
 
 
-def _unknown() -> Refused:
+def _taken() -> Refused:
     told = (
         "A call with this Idempotency-Key is in progress, or was done and its answer is lost: its process has died. "
         "This call has done nothing. Ask again, or see what the first call has done."

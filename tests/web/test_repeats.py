@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from celery_sidejob import CapacityPool, InvalidValueError, Job, Port
+from celery_sidejob import CapacityPool, InvalidValueError, Job, Port, RunningJob
 from celery_sidejob.web import tokens
 from celery_sidejob.web.operations import OPERATIONS
 from celery_sidejob.web.site import Site
@@ -174,6 +174,27 @@ def test_a_queue_that_was_paused_already_is_not_paused_again_by_a_repeated_call(
     assert not queue.paused
 
 
+@pytest.mark.parametrize(("verb", "behind"), [("pause", "rank"), ("resume", "permits.let_in")])
+def test_a_queue_is_paused_and_resumed_in_one_transaction_with_the_key(
+    stage: Stage, program: Program, monkeypatch: pytest.MonkeyPatch, verb: str, behind: str
+) -> None:
+    queue, key = stage.sidejob.queue("q"), {"idempotency-key": "k"}
+    queue.configure(limit=1)
+    if verb == "resume":
+        queue.pause("by hand")
+
+    def dies(*args: Any) -> None:
+        raise RuntimeError("behind the commit")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(f"celery_sidejob.operations.gates.queues.{behind}", dies)
+        assert program.ask("POST", f"/queues/q/{verb}", {}, headers=key).status_code == 500
+    assert queue.paused == (verb == "pause")
+    queue.resume() if verb == "pause" else queue.pause("by hand")
+    assert program.ask("POST", f"/queues/q/{verb}", {}, headers=key).status_code == 409
+    assert queue.paused == (verb == "resume"), "what was done since stays"
+
+
 def test_a_call_whose_process_dies_before_its_commit_is_done_when_it_is_sent_again(
     stage: Stage, program: Program, at: Arm
 ) -> None:
@@ -236,6 +257,38 @@ def test_packets_are_taken_once_by_many_calls_at_once(stage: Stage, program: Pro
     assert {found.status_code for found in answers} <= {200, 409}
     assert {found.text for found in answers if found.status_code == 200} == {'{"values": [0]}'}
     assert len(job.input("orders")) == 7
+
+
+@pytest.mark.parametrize("path", ["/dead/retry", "/dead/{id}/retry", "/tasks/{task_id}/revoke"])
+def test_a_call_that_finds_nothing_left_to_do_gets_the_answer_of_the_one_that_did_it(
+    stage: Stage, program: Program, aside: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    def fails(job: RunningJob) -> None:
+        raise ValueError("once")
+
+    def send() -> None:
+        pass
+
+    with pytest.raises(ValueError, match="once"):
+        stage.inside(fails)
+    (entry,) = stage.sidejob.dead
+    task_id = stage.app.task(send, name="stage.send", durable=True, shared=False).delay().id
+    path = path.format(id=entry.id, task_id=task_id)
+    firsts: list[httpx.Response] = []
+
+    def call() -> httpx.Response:
+        return program.ask("POST", path, {}, headers={"idempotency-key": "k"})
+
+    def tell_late(visit: Any, what: str) -> None:
+        if not firsts:
+            monkeypatch.undo()
+            firsts.append(aside(call).result())
+
+    monkeypatch.setattr("celery_sidejob.web.verbs.tell", tell_late)
+    monkeypatch.setattr("celery_sidejob.web.operations.tell", tell_late)
+    late = call()
+    assert (late.status_code, late.json()) == (200, firsts[0].json())
+    assert "idempotency-replayed" in late.headers
 
 
 def test_two_names_that_a_url_writes_alike_are_two_calls(stage: Stage, program: Program) -> None:

@@ -11,6 +11,7 @@ from ...model.logger import logger
 from ...model.queue import QueueSettings, without_pool
 from ...store import jobs, queues
 from ...store import permits as store_permits
+from ...store.connection.connections import repeat
 from ...store.queues import ManagedQueue
 from ...store.statement import Transaction
 from ..runtime import Runtime
@@ -28,7 +29,8 @@ def pause(runtime: Runtime, name: str, reason: str | None) -> None:
     Each store has its own queues, because any store may keep durable tasks.
     """
     for there in runtime.in_each_store():
-        queues.pause(there.connections, name, reason)
+        pause = partial(queues.pause, name=name, reason=reason)
+        repeat(partial(there.connections.transact, "pause-queue", pause, single=True))
         rank(there, name)
 
 
@@ -39,7 +41,8 @@ def resume(runtime: Runtime, name: str) -> None:
     """
     for there in runtime.in_each_store():
         rank(there, name)
-        queues.resume(there.connections, name)
+        resume = partial(queues.resume, name=name)
+        repeat(partial(there.connections.transact, "resume-queue", resume, single=True))
         permits.let_in(there, name)
 
 
