@@ -10,8 +10,9 @@ from typing import Any
 from ..model import values
 from ..model.capacity import Admission
 from ..model.changes import Move, Stage
-from ..model.checks import check_texts, is_number, shown
+from ..model.checks import is_number, shown
 from ..model.errors import InvalidValueError
+from ..model.names import why_not_name
 from ..operations.gates import capacity
 from ..operations.runtime import Runtime
 from .creation import port_rows, when
@@ -27,8 +28,8 @@ def stage_of(  # noqa: PLR0913 - what a stage may change
     """
     if priority is not None and not is_number(priority, most=9):
         raise InvalidValueError(f"priority is a number from 0 to 9, higher is sooner; not {shown(priority)}.")
-    if queue is not None:
-        check_texts(queue=queue)
+    if queue is not None and (problem := why_not_name(queue)) is not None:
+        raise InvalidValueError(f"{shown(queue)} cannot be queue=: {problem}")
     if task is None and args is None and kwargs is None:
         return Stage(queue=queue, priority=priority, pool=_pool_of(runtime, row, row.task, queue or row.queue))
     limit = runtime.settings.max_value_bytes

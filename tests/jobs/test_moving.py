@@ -207,6 +207,14 @@ def test_losses_are_left_with_the_place_of_the_machines_that_caused_them(stage: 
     assert stage.run(job) == "completed"
 
 
+@pytest.mark.parametrize("queue", ["", "a\0", "x" * 256, 7])
+def test_a_queue_that_no_broker_has_is_refused(stage: Stage, queue: Any) -> None:
+    job = stage.job(queue="old")
+    with pytest.raises(InvalidValueError, match="cannot be queue="):
+        job.move(queue=queue)
+    assert job.refresh().queue == "old"
+
+
 def test_what_ends_is_not_moved(stage: Stage) -> None:
     job = stage.job()
     job.terminate()
