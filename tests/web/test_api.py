@@ -332,6 +332,15 @@ def test_the_history_names_the_token_that_has_changed_a_job(stage: Stage, progra
     ]
 
 
+def test_blanks_are_no_empty_body(program: Program) -> None:
+    """Those that Python strips are no JSON either."""
+    for content in (b" ", b"\x0b", b"\x0c", b"\n"):
+        found = program.ask("POST", "/queues/q/pause", content=content, headers={"content-type": "application/json"})
+        assert found.status_code == 400, content
+        assert program.ask("POST", "/queues/q/pause", content=content).status_code == 415, content
+    assert program.ask("POST", "/queues/q/pause", content=b"").status_code == 200
+
+
 def test_what_is_not_understood(stage: Stage, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     for content, kind, code in ((b"{", "application/json", 400), (b"{}", "text/plain", 415),
                                 (b"[" * 100_000, "application/json", 400), (b"\xff", "application/json", 400),
