@@ -105,9 +105,15 @@ class DeadSet:
         return self._of_each(self._all)
 
     def list(
-        self, *, group: str | None = None, task: str | None = None, queue: str | None = None,
-        reason: str | None = None, limit: int = 100, after: int | str = 0,
-    ) -> Sequence[DeadEntry]:  # fmt: skip
+        self,
+        *,
+        group: str | None = None,
+        task: str | None = None,
+        queue: str | None = None,
+        reason: str | None = None,
+        limit: int = 100,
+        after: int | str = 0,
+    ) -> Sequence[DeadEntry]:
         """Return up to `limit` entries that match, the oldest of each store first, after the id `after`.
 
         The entries of a failure group are returned newest first, and `after` is the id of the last entry of the page
@@ -180,10 +186,16 @@ class DeadSet:
         return self._force(entry.job_id)
 
     def retry_all(  # noqa: PLR0913 - what entries are chosen by, and who is told of them
-        self, *, group: str | None = None, task: str | None = None, queue: str | None = None,
-        reason: str | None = None, limit: int | None = None, progress: Progress | None = None,
+        self,
+        *,
+        group: str | None = None,
+        task: str | None = None,
+        queue: str | None = None,
+        reason: str | None = None,
+        limit: int | None = None,
+        progress: Progress | None = None,
         skipped: Skipped | None = None,
-    ) -> int:  # fmt: skip
+    ) -> int:
         """Try up to `limit` matching entries again, in the order in which they failed; returns how many were retried.
 
         Messages of durable tasks go a page at a time, each in one statement. An entry that was buried after the call
@@ -210,10 +222,17 @@ class DeadSet:
         return self._delete(store, number, self.get(entry_id).job_id)
 
     def purge(  # noqa: PLR0913 - what entries are chosen by, and who is asked and told of them
-        self, *, older_than: timedelta | float | None = None, keep: int | None = None, group: str | None = None,
-        task: str | None = None, queue: str | None = None, reason: str | None = None, progress: Progress | None = None,
+        self,
+        *,
+        older_than: timedelta | float | None = None,
+        keep: int | None = None,
+        group: str | None = None,
+        task: str | None = None,
+        queue: str | None = None,
+        reason: str | None = None,
+        progress: Progress | None = None,
         confirm: Callable[[int, int], object] | None = None,
-    ) -> int:  # fmt: skip
+    ) -> int:
         """Remove entries older than this (a timedelta or seconds), and all but the newest `keep`; returns how many.
 
         A job is removed with all jobs below it, and stays if one of them is not finished. With a group, task, queue or
@@ -361,12 +380,21 @@ class DeadSet:
     def _entry(self, store: Store, row: Any) -> DeadEntry:
         hide, label = self._runtime.settings.redacted, self._stores.label_of(store)
         return DeadEntry(
-            id=burials.entry_id_of(label, row.id), job_id=row.job_id, task_id=row.task_id, task=row.task,
-            queue=row.queue, group=row.failure_group, reason=row.reason, error=str(hide(row.error or "")),
-            traceback=None if row.traceback is None else str(hide(row.traceback)), died_at=row.died_at,
-            retries=row.retries, store=label,
-            loss=_loss_of(row.payload, hide), **(_of_message(row.payload, hide) if row.job_id is None else {}),
-        )  # fmt: skip
+            id=burials.entry_id_of(label, row.id),
+            job_id=row.job_id,
+            task_id=row.task_id,
+            task=row.task,
+            queue=row.queue,
+            group=row.failure_group,
+            reason=row.reason,
+            error=str(hide(row.error or "")),
+            traceback=None if row.traceback is None else str(hide(row.traceback)),
+            died_at=row.died_at,
+            retries=row.retries,
+            store=label,
+            loss=_loss_of(row.payload, hide),
+            **(_of_message(row.payload, hide) if row.job_id is None else {}),
+        )
 
 
 def which_of(

@@ -161,13 +161,24 @@ class SideJob:
     def step(self, function: Callable[Q, S], /) -> Callable[Q, S]: ...
     @overload
     def step(
-        self, /, *, name: str | None = None, retries: int = 0, backoff: float | timedelta = 1.0,
+        self,
+        /,
+        *,
+        name: str | None = None,
+        retries: int = 0,
+        backoff: float | timedelta = 1.0,
         retry_on: steps.RetryOn = Exception,
-    ) -> Callable[[Callable[Q, S]], Callable[Q, S]]: ...  # fmt: skip
+    ) -> Callable[[Callable[Q, S]], Callable[Q, S]]: ...
     def step(
-        self, function: Any = None, /, *, name: str | None = None, retries: int = 0,
-        backoff: float | timedelta = 1.0, retry_on: steps.RetryOn = Exception,
-    ) -> Any:  # fmt: skip
+        self,
+        function: Any = None,
+        /,
+        *,
+        name: str | None = None,
+        retries: int = 0,
+        backoff: float | timedelta = 1.0,
+        retry_on: steps.RetryOn = Exception,
+    ) -> Any:
         """Make a function a step if it is called in the body of a job; elsewhere it is called plainly.
 
         ``@sidejob.step`` or ``@sidejob.step(retries=5)``. The step has the function's name unless `name` gives another;
@@ -406,9 +417,19 @@ class SideJob:
         for arguments that the task does not take, before anything is changed.
         """
         given = {
-            "task": task, "args": args, "kwargs": kwargs, "every": every, "cron": cron, "timezone": timezone,
-            "start": start, "end": end, "catch_up": catch_up, "overlap": overlap, "jitter": jitter, **options,
-        }  # fmt: skip
+            "task": task,
+            "args": args,
+            "kwargs": kwargs,
+            "every": every,
+            "cron": cron,
+            "timezone": timezone,
+            "start": start,
+            "end": end,
+            "catch_up": catch_up,
+            "overlap": overlap,
+            "jitter": jitter,
+            **options,
+        }
         scheduling.declare(self.runtime, name, given)
         return Schedule(name, runtime=self.runtime)
 

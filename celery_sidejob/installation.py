@@ -69,9 +69,13 @@ def runtime_of(sidejob: Any) -> Runtime:
     check_url(settings.redis_url)
     pause_s = max(settings.lease / 2, SHORTEST_PAUSE_S)
     connections = MeasuredConnections(
-        settings.database_url, settings.schema, prepare=settings.direct_url is None, longest_pause_s=pause_s,
-        is_broker=configuration.broker_is_store(app), task_history=settings.task_history,
-    )  # fmt: skip
+        settings.database_url,
+        settings.schema,
+        prepare=settings.direct_url is None,
+        longest_pause_s=pause_s,
+        is_broker=configuration.broker_is_store(app),
+        task_history=settings.task_history,
+    )
     to_broker = BrokerConnection(app)
     audience = Audience(connections)
     signals = SignalObserver(connections.measures, keeps_statistics=settings.stats_history > 0)

@@ -85,29 +85,39 @@ def _metrics(found: Mapping[str, Any] | None) -> Iterator[Metric]:
     if found is None:
         return
     yield _gauge(
-        "sidejob_jobs", "Jobs that are not finished; failed ones rest in the dead set.", ["status"],
+        "sidejob_jobs",
+        "Jobs that are not finished; failed ones rest in the dead set.",
+        ["status"],
         {(str(status),): found["jobs"].get(status, 0) for status in (*UNFINISHED, Status.FAILED)},
-    )  # fmt: skip
+    )
     queues = _queues(found["queues"])
     for name, key, meaning in QUEUE:
         yield _gauge(name, meaning, ["queue"], {label: row[key] for label, row in queues.items()})
     for gauge in GAUGES:
         yield _gauge(gauge.metric, gauge.meaning, [], {(): gauge.of(found)})
     yield _gauge(
-        "sidejob_dead_group_entries", "The newest entries of the dead set by task, failure group and reason.",
+        "sidejob_dead_group_entries",
+        "The newest entries of the dead set by task, failure group and reason.",
         ["task", "group", "reason"],
-        _by_label({(row["task"], row["group"], row["reason"]): row["entries"] for row in found["dead"]["groups"]},
-                  lambda entries: entries, operator.add),
-    )  # fmt: skip
+        _by_label(
+            {(row["task"], row["group"], row["reason"]): row["entries"] for row in found["dead"]["groups"]},
+            lambda entries: entries,
+            operator.add,
+        ),
+    )
     lives = Counter(map(life_of, found["workers"]))
     yield _gauge(
         "sidejob_workers", "Workers that the store knows.", ["state"], {(life,): lives[life] for life in LIVES}
     )
     yield _gauge(
-        "sidejob_failover_stores", "Further stores of durable tasks.", ["state"],
-        {(state,): sum(one["answers"] is answers for one in found["stores"])
-         for state, answers in (("up", True), ("away", False))},
-    )  # fmt: skip
+        "sidejob_failover_stores",
+        "Further stores of durable tasks.",
+        ["state"],
+        {
+            (state,): sum(one["answers"] is answers for one in found["stores"])
+            for state, answers in (("up", True), ("away", False))
+        },
+    )
     for name, meaning in COUNTED.items():
         yield CounterMetricFamily(f"sidejob_{name}", meaning, value=found["counters"][name])
     for name, (label, meaning) in COUNTED_BY.items():
@@ -128,12 +138,15 @@ QUEUE = (
     ("sidejob_queue_parked", "parked", "Runs whose task no worker of the queue knows."),
     ("sidejob_queue_unpublished", "unpublished", "Runs that are due and that the broker has not been given."),
     ("sidejob_queue_oldest_due_age_seconds", "oldest_due_s", "How long the oldest due run has waited."),
-    ("sidejob_queue_oldest_unpublished_age_seconds", "oldest_unpublished_s",
-     "How long the oldest unpublished run has waited."),
+    (
+        "sidejob_queue_oldest_unpublished_age_seconds",
+        "oldest_unpublished_s",
+        "How long the oldest unpublished run has waited.",
+    ),
     ("sidejob_queue_workers", "workers", "Live workers that serve the queue."),
     ("sidejob_queue_paused", "paused", "Whether the queue is paused."),
     ("sidejob_queue_limit", "limit", "How many runs of the queue may be in progress at once."),
-)  # fmt: skip
+)
 
 
 def _by_label(
@@ -157,26 +170,36 @@ def _queues(found: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, ...], Map
 
     return _by_label(
         {(name,): row for name, row in found.items()},
-        lambda row: (row["managed"], row["workers"] > 0, row["depth"] + row["running"]), together,
-    )  # fmt: skip
+        lambda row: (row["managed"], row["workers"] > 0, row["depth"] + row["running"]),
+        together,
+    )
 
 
 def _tasks(found: Amounts) -> list[Statistics]:
     """Return the statistics of tasks in queues by label: those with most runs rank first."""
     labelled = _labelled(found, lambda tally: (tally.queue, tally.task))
     return by_task(
-        ((tally._replace(queue=queue, task=task), amount) for (queue, task), of_task in labelled.items()
-         for tally, amount in of_task), {}, None,
-    )  # fmt: skip
+        (
+            (tally._replace(queue=queue, task=task), amount)
+            for (queue, task), of_task in labelled.items()
+            for tally, amount in of_task
+        ),
+        {},
+        None,
+    )
 
 
 def _steps(found: Amounts) -> list[Statistics]:
     """Return the statistics of steps of tasks in queues by label: those that were executed most rank first."""
     labelled = _labelled(found, lambda tally: (tally.queue, tally.task, tally.step))
     return by_step(
-        ((tally._replace(queue=queue, task=task, step=step), amount)
-         for (queue, task, step), of_step in labelled.items() for tally, amount in of_step), None,
-    )  # fmt: skip
+        (
+            (tally._replace(queue=queue, task=task, step=step), amount)
+            for (queue, task, step), of_step in labelled.items()
+            for tally, amount in of_step
+        ),
+        None,
+    )
 
 
 def _labelled(found: Amounts, names: Callable[[Tally], tuple[str, ...]]) -> dict[tuple[str, ...], Amounts]:
@@ -202,9 +225,10 @@ def _of_tasks(found: Sequence[Statistics], metrics: Metrics) -> Iterator[Metric]
             bounds = [f"{bound:g}" for bound, _ in durations.histogram[:-1]]
             cumulated = accumulate(count for _, count in durations.histogram)
             family.add_metric(
-                metrics.values(one), [*zip((*bounds, "+Inf"), cumulated, strict=True)],
+                metrics.values(one),
+                [*zip((*bounds, "+Inf"), cumulated, strict=True)],
                 sum_value=durations.sum_s,
-            )  # fmt: skip
+            )
         yield family
     for name, meaning, part in metrics.happened:
         counter = CounterMetricFamily(name, meaning, labels=metrics.labels)

@@ -56,8 +56,9 @@ class PostgresWay(Way):
         schema = self._connections.schema
         payloads = [
             (name_of(schema, channel), payload)
-            for channel, text in messages for payload in parts_of(f"{self._sender}{next(self._numbers):x}", text)
-        ]  # fmt: skip
+            for channel, text in messages
+            for payload in parts_of(f"{self._sender}{next(self._numbers):x}", text)
+        ]
         if not self._connections.transact(
             "announce", lambda executor: audience.notify(executor, payloads), single=True, within_s=COMMIT_S
         ):

@@ -88,9 +88,16 @@ PARKED = (
 @yes_option
 @answering
 def run(
-    sidejob: Any, output: Output, /, job_ids: tuple[str, ...], force: bool, of_parent: bool, countdown: float | None,
-    yes: bool, **chosen: Any,
-) -> None:  # fmt: skip
+    sidejob: Any,
+    output: Output,
+    /,
+    job_ids: tuple[str, ...],
+    force: bool,
+    of_parent: bool,
+    countdown: float | None,
+    yes: bool,
+    **chosen: Any,
+) -> None:
     """Ask a job to run; the run begins after this command.
 
     Name jobs, or give filters: then the command asks all jobs that match. It first shows how many there are, and asks
@@ -107,9 +114,10 @@ def run(
     if asked is None:
         refused = _refused(job, of_parent)
         reason = (
-            f"Job {job.id} has no parent that could be asked to run." if refused is None else
-            f"Job {refused.id} was not asked to run: it is {refused.status}. Force it with --force."
-        )  # fmt: skip
+            f"Job {job.id} has no parent that could be asked to run."
+            if refused is None
+            else f"Job {refused.id} was not asked to run: it is {refused.status}. Force it with --force."
+        )
         output.answer({**_job(refused), "asked": False, "reason": reason})
         raise Failed(reason)
     when = f" in {countdown:g} s" if countdown else ""
@@ -122,16 +130,25 @@ def run(
 @job_filters
 @click.option("--recursive", is_flag=True, help="Also all jobs below it.")
 @click.option(
-    "--without-shutdown", is_flag=True, help="Do not wait for a worker: skip the task's shutdown function. "
+    "--without-shutdown",
+    is_flag=True,
+    help="Do not wait for a worker: skip the task's shutdown function. "
     "Use it if the task's code is gone, or if no worker serves its queue.",
-)  # fmt: skip
+)
 @click.option("--kill", is_flag=True, help="Kill the process of the job's run in progress first: for a run that hangs.")
 @yes_option
 @answering
 def terminate(
-    sidejob: Any, output: Output, /, job_ids: tuple[str, ...], recursive: bool, without_shutdown: bool, kill: bool,
-    yes: bool, **chosen: Any,
-) -> None:  # fmt: skip
+    sidejob: Any,
+    output: Output,
+    /,
+    job_ids: tuple[str, ...],
+    recursive: bool,
+    without_shutdown: bool,
+    kill: bool,
+    yes: bool,
+    **chosen: Any,
+) -> None:
     """Ask for a job's shutdown; a run in progress finishes first, unless you --kill it.
 
     Name jobs, or give filters: then the command asks for the shutdown of all jobs that match. It first shows how many

@@ -68,5 +68,8 @@ def _about(batch: Batch) -> dict[str, Any]:
     counts, ended_at = batch.counts, batch.ended_at
     state = "ended" if ended_at is not None else "closed" if batch.closed else "takes members"
     return {
-        "name": batch.name, "state": state, "ended_at": ended_at, "counts": {**asdict(counts), "open": counts.open},
-    }  # fmt: skip
+        "name": batch.name,
+        "state": state,
+        "ended_at": ended_at,
+        "counts": {**asdict(counts), "open": counts.open},
+    }

@@ -56,9 +56,11 @@ all_entries = click.option("--all", "everything", is_flag=True, help="All entrie
 def check_one_choice(given: Sequence[int | str], everything: bool, chosen: Mapping[str, str | None]) -> None:
     """Raise a usage error unless entries are named, chosen by filters, or all chosen."""
     check_one_way(
-        bool(given), everything, any(value is not None for value in chosen.values()),
+        bool(given),
+        everything,
+        any(value is not None for value in chosen.values()),
         say="Name entries by their ids, or choose by --group, --task, --queue or --reason, or all with --all.",
-    )  # fmt: skip
+    )
 
 
 @click.group()
@@ -115,9 +117,15 @@ def show(sidejob: Any, output: Output, entry_id: int | str) -> None:
 @yes_option
 @answering
 def retry(
-    sidejob: Any, output: Output, /, given: Sequence[int | str], everything: bool, limit: int | None, yes: bool,
+    sidejob: Any,
+    output: Output,
+    /,
+    given: Sequence[int | str],
+    everything: bool,
+    limit: int | None,
+    yes: bool,
     **chosen: str | None,
-) -> None:  # fmt: skip
+) -> None:
     """Try entries again: by id, or by group, task, queue or reason, or all, in the order in which they failed.
 
     Unless you name entries by their ids, the command first shows how many match, and asks you. To choose failed jobs by
@@ -238,9 +246,13 @@ def show_entry(output: Output, entry: DeadEntry) -> None:
 
 
 def _each(
-    sidejob: Any, output: Output, given: Sequence[int | str], act: Callable[[int | str], Any], what: str,
+    sidejob: Any,
+    output: Output,
+    given: Sequence[int | str],
+    act: Callable[[int | str], Any],
+    what: str,
     ask: Callable[[int, int], None],
-) -> None:  # fmt: skip
+) -> None:
     """Apply an action to each named entry and report their number; all of them must exist.
 
     `ask` is called first, with the number of entries and of jobs among them.
@@ -280,8 +292,15 @@ def _row(entry: DeadEntry) -> tuple[Any, ...]:
 
 def _wide_row(entry: DeadEntry) -> tuple[Any, ...]:
     return (
-        entry.id, entry.died_at, entry.reason, entry.queue, entry.task, entry.job_id, entry.task_id, entry.error,
-    )  # fmt: skip
+        entry.id,
+        entry.died_at,
+        entry.reason,
+        entry.queue,
+        entry.task,
+        entry.job_id,
+        entry.task_id,
+        entry.error,
+    )
 
 
 def _suggest(

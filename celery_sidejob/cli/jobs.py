@@ -36,9 +36,15 @@ JOB_ID = AtLeast(0)
 @click.option("--after", metavar="ID", type=JOB_ID, help="Only jobs after this id, the oldest first.")
 @answering
 def jobs(
-    sidejob: Any, output: Output, /, limit: int, oldest_first: bool, before: int | None, after: int | None,
+    sidejob: Any,
+    output: Output,
+    /,
+    limit: int,
+    oldest_first: bool,
+    before: int | None,
+    after: int | None,
     **chosen: Any,
-) -> None:  # fmt: skip
+) -> None:
     """List jobs by their ids, newest first.
 
     Beside the status the list shows why a job waits (`waiting_for`), or the error of a failed job. "Took" is how long

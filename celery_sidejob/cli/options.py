@@ -92,7 +92,9 @@ def together(*options: Callable[[Any], Any]) -> Callable[[Callable[P, R]], Calla
 
 job_filters = together(
     click.option(
-        "--status", type=click.Choice([str(one) for one in Status]), multiple=True,
+        "--status",
+        type=click.Choice([str(one) for one in Status]),
+        multiple=True,
         help="Only jobs with this status; may be repeated.",
     ),
     click.option("--task", metavar="NAME", help="Only jobs of this task."),
@@ -102,26 +104,33 @@ job_filters = together(
     click.option("--tag", metavar="TAG", help="Only jobs that have this tag."),
     click.option("--batch", metavar="NAME", help="Only jobs of this batch."),
     click.option(
-        "--since", metavar="TIME", type=Since(),
+        "--since",
+        metavar="TIME",
+        type=Since(),
         help="Only jobs made since this time (2026-11-28T10:30, in local time), or no longer ago than this (2h).",
     ),
     click.option(
-        "--older-than", metavar="DURATION", type=Seconds(),
+        "--older-than",
+        metavar="DURATION",
+        type=Seconds(),
         help="Only jobs that are older than this: seconds, or 5min, 2h, 3d.",
     ),
     click.option("--waiting-for", type=click.Choice(REASONS), help="Only jobs that do not run now for this reason."),
     click.option("--child-of", "parent", metavar="ID_OR_ALIAS", help="Only the children of this job."),
-)  # fmt: skip
+)
 """Gives a command the options that choose jobs, named like the parameters of `sidejob.jobs`."""
 
 task_filters = together(
     click.option("--task", metavar="NAME", help="Only durable tasks of this name."),
     click.option("--queue", metavar="NAME", help="Only durable tasks of this queue."),
     click.option(
-        "--status", "statuses", type=TaskStatus(STATUSES), multiple=True,
+        "--status",
+        "statuses",
+        type=TaskStatus(STATUSES),
+        multiple=True,
         help="Only durable tasks with this status; may be repeated.",
     ),
-)  # fmt: skip
+)
 """Gives a command the options that choose waiting or running durable tasks, as in `TaskViews.tasks`."""
 
 

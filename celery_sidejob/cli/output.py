@@ -82,8 +82,9 @@ class Output:
         colours: Literal["auto"] | None = "auto" if self._coloured else None
         console = _Terminal(file=sys.stdout, color_system=colours, markup=False, highlight=False, emoji=False)
         if not console.is_terminal:
-            console.width = max([80, *(console.measure(part, options=console.options.update(width=10_000)).maximum
-                                       for part in parts)])  # fmt: skip
+            console.width = max(
+                [80, *(console.measure(part, options=console.options.update(width=10_000)).maximum for part in parts)]
+            )
         for place, part in enumerate(parts):
             if place:
                 console.print()
@@ -138,9 +139,14 @@ class _Terminal(Console):
 def table(*columns: str, title: str | None = None, rows: Iterable[Iterable[Any]] = ()) -> Table:
     """Return a table; `text` renders cells that are not texts."""
     made = FittingTable(
-        *columns, title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_edge=False,
+        *columns,
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
         collapse_padding=True,
-    )  # fmt: skip
+    )
     for column in made.columns:
         column.overflow = "fold"
     for row in rows:
@@ -175,10 +181,16 @@ def text(value: Any) -> Text:
 
 def line(*parts: str | tuple[str, str] | Text) -> Text:
     """Return a text on one line; a part may have a style, as ("Job 7", "bold")."""
-    return Text.assemble(*(
-        part if isinstance(part, Text) else printable(part) if isinstance(part, str) else (printable(part[0]), part[1])
-        for part in parts
-    ))  # fmt: skip
+    return Text.assemble(
+        *(
+            part
+            if isinstance(part, Text)
+            else printable(part)
+            if isinstance(part, str)
+            else (printable(part[0]), part[1])
+            for part in parts
+        )
+    )
 
 
 def at_least(count: int, more: bool) -> str:

@@ -23,11 +23,15 @@ def queues(sidejob: Any, output: Output) -> None:
     found = [_about(queue) for queue in sidejob.queues()]
     rows = [
         (
-            each["name"], _gate(each), each["limit"] or "", each["limit_per_key"] or "", each["rate"] or "",
+            each["name"],
+            _gate(each),
+            each["limit"] or "",
+            each["limit_per_key"] or "",
+            each["rate"] or "",
             *each["counts"].values(),
         )
         for each in found
-    ]  # fmt: skip
+    ]
     shown = table_if_any(
         "Queue", "", "Limit", "Per key", "Rate", "Waiting", "Running", "Scheduled", "Blocked", "Lost", rows=rows
     )
@@ -80,9 +84,15 @@ def unmanage(sidejob: Any, output: Output, queue: str) -> None:
 
 def _about(queue: Queue) -> dict[str, Any]:
     return {
-        "name": queue.name, "paused_at": queue.paused_at, "reason": queue.pause_reason, "ordered": queue.ordered,
-        "limit": queue.limit, "limit_per_key": queue.limit_per_key, "rate": queue.rate, "counts": asdict(queue.counts),
-    }  # fmt: skip
+        "name": queue.name,
+        "paused_at": queue.paused_at,
+        "reason": queue.pause_reason,
+        "ordered": queue.ordered,
+        "limit": queue.limit,
+        "limit_per_key": queue.limit_per_key,
+        "rate": queue.rate,
+        "counts": asdict(queue.counts),
+    }
 
 
 def _gate(about: dict[str, Any]) -> str:
@@ -103,10 +113,15 @@ def workers(sidejob: Any, output: Output) -> None:
     ]
     shown = table_if_any("Worker", "Since", "Heard", "Queues", "Runs", rows=rows)
     documents = [
-        {"name": one.name, "started_at": one.started_at, "heard_at": one.heard_at, "queues": one.queues,
-         "running": _running(one)}
+        {
+            "name": one.name,
+            "started_at": one.started_at,
+            "heard_at": one.heard_at,
+            "queues": one.queues,
+            "running": _running(one),
+        }
         for one in found
-    ]  # fmt: skip
+    ]
     output.answer(documents, shown or "No worker is alive.")
 
 
@@ -116,8 +131,12 @@ def _shown(run: WorkerRun) -> Text:
 
 def _running(worker: WorkerInfo) -> list[dict[str, Any]]:
     return [
-        {"job": run.of.id if isinstance(run.of, Job) else None,
-         "task_id": None if isinstance(run.of, Job) else str(run.of.id),
-         "task": run.task, "began_at": run.began_at, "lasts_s": run.lasts_s}
+        {
+            "job": run.of.id if isinstance(run.of, Job) else None,
+            "task_id": None if isinstance(run.of, Job) else str(run.of.id),
+            "task": run.task,
+            "began_at": run.began_at,
+            "lasts_s": run.lasts_s,
+        }
         for run in worker.runs
-    ]  # fmt: skip
+    ]

@@ -50,15 +50,24 @@ def show(sidejob: Any, output: Output, name: str) -> None:
         line((f"Schedule {name}", "bold"), f"  {about['task']}  {_state(about)}"),
         facts(
             {
-                "times": _times(about), "from": about["start"], "until": about["end"], "catch up": about["catch_up"],
-                "overlap": about["overlap"], "jitter": about["jitter"] or None, "arguments": about["args"],
-                "keywords": about["kwargs"] or None, "options": about["options"] or None,
-                "declared": "in sidejob_schedules" if about["declared"] else None, "trouble": about["trouble"],
-                "made": about["count"], "last": last, "last time": about["last_time"],
+                "times": _times(about),
+                "from": about["start"],
+                "until": about["end"],
+                "catch up": about["catch_up"],
+                "overlap": about["overlap"],
+                "jitter": about["jitter"] or None,
+                "arguments": about["args"],
+                "keywords": about["kwargs"] or None,
+                "options": about["options"] or None,
+                "declared": "in sidejob_schedules" if about["declared"] else None,
+                "trouble": about["trouble"],
+                "made": about["count"],
+                "last": last,
+                "last time": about["last_time"],
                 "next": ", ".join(map(moment, about["next_times"])) or "none",
             }
         ),
-    )  # fmt: skip
+    )
 
 
 @schedules.command()

@@ -86,9 +86,16 @@ def check_choice(job_ids: Sequence[str], chosen: Mapping[str, Any]) -> None:
 
 
 def act_on_each(
-    sidejob: Any, output: Output, job_ids: Sequence[str], chosen: Mapping[str, Any], act: Act, *, verb: str, done: str,
+    sidejob: Any,
+    output: Output,
+    job_ids: Sequence[str],
+    chosen: Mapping[str, Any],
+    act: Act,
+    *,
+    verb: str,
+    done: str,
     yes: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Act on each job that is named, or count the jobs that match, ask whether to `verb` them, and act on each.
 
     Reports how many are `done`; ends with 1 if a named job is not. All named jobs must exist.

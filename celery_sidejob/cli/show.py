@@ -58,10 +58,15 @@ def show(sidejob: Any, output: Output, which: str, everything: bool, with_steps:
         details["steps"] = [asdict(step) for step in job.steps]
     head = line((f"Job {details['id']}", "bold"), f"  {details['task']}  ")
     sections = (
-        _facts(details), _state(details), _ports(details), _room(details), _children(details),
-        _steps(details.get("steps", ())), _history(details["history"], everything),
+        _facts(details),
+        _state(details),
+        _ports(details),
+        _room(details),
+        _children(details),
+        _steps(details.get("steps", ())),
+        _history(details["history"], everything),
         *_trouble(details),
-    )  # fmt: skip
+    )
     output.answer(details, head + status(details["status"]), *sections)
 
 
@@ -159,21 +164,29 @@ def _state(details: dict[str, Any]) -> RenderableType | None:
 def _ports(details: dict[str, Any]) -> RenderableType | None:
     rows = [
         (
-            direction, name, at_least(port["packets"], port["more_packets"]),
-            shortened(port["default"]) if "default" in port else None, ", ".join(port["channels"]),
+            direction,
+            name,
+            at_least(port["packets"], port["more_packets"]),
+            shortened(port["default"]) if "default" in port else None,
+            ", ".join(port["channels"]),
         )
         for direction in ("in", "out")
         for name, port in details[f"{direction}ports"].items()
-    ]  # fmt: skip
+    ]
     return table_if_any("", "Port", "Packets", "Default", "Channels", title="Ports", rows=rows)
 
 
 def _room(details: dict[str, Any]) -> RenderableType | None:
     rows = [
-        (row["waiter_id"], f"{row['direction']} {row['port']} of {row['job_id']}", row["needs"], row["packets"],
-         row["limit"])
+        (
+            row["waiter_id"],
+            f"{row['direction']} {row['port']} of {row['job_id']}",
+            row["needs"],
+            row["packets"],
+            row["limit"],
+        )
         for row in details["waiting_for_room"]
-    ]  # fmt: skip
+    ]
     return table_if_any("Job", "Waits for room on", "Needs", "Packets", "Limit", title="Waiting for room", rows=rows)
 
 
@@ -211,11 +224,16 @@ def _is_named(step: Any) -> bool:
 def _steps(steps: Sequence[dict[str, Any]]) -> RenderableType | None:
     rows = [
         (
-            label(step["name"], step["number"]), step["kind"], step["began_at"], step["tries"],
-            f"{step['took_s']:.3g} s", step["worker"], _outcome(step),
+            label(step["name"], step["number"]),
+            step["kind"],
+            step["began_at"],
+            step["tries"],
+            f"{step['took_s']:.3g} s",
+            step["worker"],
+            _outcome(step),
         )
         for step in steps
-    ]  # fmt: skip
+    ]
     return table_if_any("Step", "", "Began", "Tries", "Took", "Worker", "Value", title="Steps", rows=rows)
 
 
@@ -242,9 +260,11 @@ def _trouble(details: dict[str, Any]) -> list[RenderableType]:
     shown: list[RenderableType] = []
     if dead:
         found = {
-            "reason": dead["reason"], "since": dead["died_at"], "retries": dead["retries"] or None,
+            "reason": dead["reason"],
+            "since": dead["died_at"],
+            "retries": dead["retries"] or None,
             "error": dead["error"],
-        }  # fmt: skip
+        }
         shown += [Text(f"Entry {dead['id']} of the dead set", style="bold red"), facts(found)]
     elif error:
         shown.append(line((f"Error of the last run: {error['type']}: {error['message']}", "red")))

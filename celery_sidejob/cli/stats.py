@@ -72,21 +72,35 @@ def _show_day(sidejob: Any, output: Output, given: str) -> None:
     found, steps = StatisticsViews(sidejob.runtime).statistics_of_tasks(day)
     rows = [
         (
-            one.queue, one.task, one.runs.count, *_spread(one.runs), *_spread(one.waits), one.failures, one.retries,
-            one.losses, one.failed_now,
+            one.queue,
+            one.task,
+            one.runs.count,
+            *_spread(one.runs),
+            *_spread(one.waits),
+            one.failures,
+            one.retries,
+            one.losses,
+            one.failed_now,
         )
         for one in found
-    ]  # fmt: skip
+    ]
     shown = table_if_any(
         "Queue", "Task", "Runs", "Mean", "±", "Waited", "±", "Failed", "Retried", "Lost", "Dead now", rows=rows
     )
     of_steps = table_if_any(
-        "Queue", "Task", "Step", "Times", "Mean", "±", "Failed", "Retried",
+        "Queue",
+        "Task",
+        "Step",
+        "Times",
+        "Mean",
+        "±",
+        "Failed",
+        "Retried",
         rows=[
             (one.queue, one.task, one.step, one.runs.count, *_spread(one.runs), one.failures, one.retries)
             for one in steps
         ],
-    )  # fmt: skip
+    )
     document = {
         "day": None if day is None else day.isoformat(),
         "tasks": [one.as_document() for one in found],
@@ -126,17 +140,29 @@ def _tables(found: dict[str, Any], everything: bool) -> Iterator[RenderableType 
     )
     queues = [
         (
-            name, _about(found, f"queues.{name}", queue["depth"]), queue["running"],
+            name,
+            _about(found, f"queues.{name}", queue["depth"]),
+            queue["running"],
             *(_about(found, f"queues.{name}", queue[what]) for what in WAITING),
-            duration(queue["oldest_due_s"]), queue["workers"],
+            duration(queue["oldest_due_s"]),
+            queue["workers"],
             "paused" if queue["paused"] else "" if queue["limit"] is None else f"at most {queue['limit']}",
         )
         for name, queue in found["queues"].items()
-    ]  # fmt: skip
+    ]
     yield table_if_any(
-        "Queue", "Due", "Running", "Scheduled", "Backoff", "Parked", "Not published", "Oldest waits for", "Workers", "",
+        "Queue",
+        "Due",
+        "Running",
+        "Scheduled",
+        "Backoff",
+        "Parked",
+        "Not published",
+        "Oldest waits for",
+        "Workers",
+        "",
         rows=queues,
-    )  # fmt: skip
+    )
     workers = [(worker["ident"], worker["broker"] or "", _life(worker)) for worker in found["workers"]]
     yield table_if_any("Worker", "Broker", "", rows=workers) or Text("No worker is known.")
     stores = [(one["place"], one["name"] or "", one["error"] or "answers") for one in found["stores"]]

@@ -43,9 +43,10 @@ def tasks(sidejob: Any, output: Output, /, finished: bool, limit: int, **chosen:
         raise click.UsageError("--status chooses among tasks that wait or run: leave out --finished.")
     with output.progress("Looking through the tasks"):
         found = (
-            views.finished_tasks(limit=limit, **which) if finished
+            views.finished_tasks(limit=limit, **which)
+            if finished
             else views.tasks(limit=limit, statuses=list(chosen["statuses"]) or None, **which)
-        )  # fmt: skip
+        )
     more = "There may be more: --limit." if len(found) == limit else None
     output.answer_with_list(
         found, FINISHED if finished else COLUMNS, map(_ended if finished else _row, found), more=more
@@ -78,9 +79,15 @@ NOT_ENDED = (
 @yes_option
 @answering
 def revoke(
-    sidejob: Any, output: Output, task_ids: tuple[str, ...], task: str | None, queue: str | None,
-    statuses: tuple[str, ...], terminate: bool, yes: bool,
-) -> None:  # fmt: skip
+    sidejob: Any,
+    output: Output,
+    task_ids: tuple[str, ...],
+    task: str | None,
+    queue: str | None,
+    statuses: tuple[str, ...],
+    terminate: bool,
+    yes: bool,
+) -> None:
     """Revoke durable tasks: a waiting task does not run; a running task goes on, and does not begin again.
 
     With --terminate a running task is ended, too. The pools threads and solo cannot stop a body: with threads the task
@@ -169,9 +176,13 @@ class _Revoked(Summary):
 
 
 def _revoke_pages(
-    sidejob: Any, output: Output, pages: Iterable[list[str]], summary: _Revoked, add: Callable[[int], None],
+    sidejob: Any,
+    output: Output,
+    pages: Iterable[list[str]],
+    summary: _Revoked,
+    add: Callable[[int], None],
     terminate: bool,
-) -> None:  # fmt: skip
+) -> None:
     told = True
     for ids in pages:
         found = revocation.revoke_in_all(sidejob.runtime, ids)

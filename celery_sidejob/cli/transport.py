@@ -24,8 +24,13 @@ if TYPE_CHECKING:
     from ..transport.redis.overview import Released
 
 COLUMNS = {
-    "Id": "id", "Died": "died_at", "Queue": "queue", "Task": "task", "Task id": "task_id", "Reason": "reason",
-}  # fmt: skip
+    "Id": "id",
+    "Died": "died_at",
+    "Queue": "queue",
+    "Task": "task",
+    "Task id": "task_id",
+    "Reason": "reason",
+}
 """The columns of the list: the heading, and the attribute of a message."""
 SCHEMES = {"redis": "sidejob://", "postgres": "sidejobpg://"}
 """Our transports, by the family of their brokers."""
@@ -139,14 +144,22 @@ def delete_dead(
 
 
 def _decide(
-    app: Any, output: Output, names: tuple[str, ...], everything: bool, queue: str | None, what: str,
-    do: Callable[[DeadList[Any], DeadMessage], bool], ask: Callable[[int], None] = lambda number: None,
-) -> None:  # fmt: skip
+    app: Any,
+    output: Output,
+    names: tuple[str, ...],
+    everything: bool,
+    queue: str | None,
+    what: str,
+    do: Callable[[DeadList[Any], DeadMessage], bool],
+    ask: Callable[[int], None] = lambda number: None,
+) -> None:
     """Act on each chosen message, and report their number; `ask` is called first, with the number."""
     check_one_way(
-        bool(names), everything, queue is not None,
+        bool(names),
+        everything,
+        queue is not None,
         say="Name messages by their ids or task ids, or choose by --queue, or all with --all.",
-    )  # fmt: skip
+    )
     count = 0
     with _channel(app) as channel:
         dead = list_of(channel)
@@ -176,9 +189,14 @@ def _noting(dead: DeadList[Any], queues: set[str]) -> Iterator[DeadMessage]:
 
 def _document(dead: DeadMessage) -> dict[str, Any]:
     return {
-        "id": dead.id, "died_at": dead.at, "queue": dead.queue, "task": dead.headers.get("task"),
-        "task_id": dead.task_id, "reason": dead.reason, "message": dead.message,
-    }  # fmt: skip
+        "id": dead.id,
+        "died_at": dead.at,
+        "queue": dead.queue,
+        "task": dead.headers.get("task"),
+        "task_id": dead.task_id,
+        "reason": dead.reason,
+        "message": dead.message,
+    }
 
 
 @contextmanager

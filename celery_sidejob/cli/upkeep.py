@@ -89,9 +89,11 @@ RESTING = {
 @click.command()
 @click.option("--queue", metavar="NAME", help="Wait for this queue only.")
 @click.option(
-    "--horizon", metavar="DURATION", type=Seconds(),
+    "--horizon",
+    metavar="DURATION",
+    type=Seconds(),
     help="Wait for runs that are due within this time; by default sidejob_timer_horizon. Later runs are only counted.",
-)  # fmt: skip
+)
 @click.option("--timeout", metavar="DURATION", type=Seconds(), help="Wait no longer than this.")
 @answering
 def drain(sidejob: Any, output: Output, queue: str | None, timeout: float | None, horizon: float | None) -> None:

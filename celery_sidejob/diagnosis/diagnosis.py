@@ -21,10 +21,17 @@ OF_FIRST_STORE: tuple[Check, ...] = (
     tables.vacuum, server.horizon, server.locks,
 )  # fmt: skip
 OF_FURTHER_STORE: tuple[Check, ...] = (
-    schema.rights, work.queues, work.tasks, work.paused, workers.workers, workers.sweeping,
+    schema.rights,
+    work.queues,
+    work.tasks,
+    work.paused,
+    workers.workers,
+    workers.sweeping,
     work.dead,
-    tables.vacuum, server.horizon, server.locks,
-)  # fmt: skip
+    tables.vacuum,
+    server.horizon,
+    server.locks,
+)
 """The checks of a failover store, which has durable tasks only."""
 
 
@@ -52,9 +59,11 @@ class Diagnosis:
             yield from self._server()
         except (StoreUnavailableError, SettingsError) as failure:
             yield error(
-                "store", str(failure), meaning=server.NOTHING_RUNS,
+                "store",
+                str(failure),
+                meaning=server.NOTHING_RUNS,
                 remedy="Start Postgres, or correct sidejob_database_url.",
-            )  # fmt: skip
+            )
             return
         yield from self._schema()
         try:
@@ -75,9 +84,11 @@ class Diagnosis:
                 _ = self._runtime.name
         except (StoreUnavailableError, SettingsError, SchemaError) as failure:
             yield error(
-                whose, str(failure), meaning="Its tasks wait, and no call goes to it when the first store is away.",
+                whose,
+                str(failure),
+                meaning="Its tasks wait, and no call goes to it when the first store is away.",
                 remedy=f"Start that Postgres, or correct {settings}.",
-            )  # fmt: skip
+            )
             return
         looks = look(self._runtime, *OF_FURTHER_STORE, within_s=self._patience_s)
         try:

@@ -61,11 +61,12 @@ def schema(runtime: Runtime, owner: Mapping[str, str], *, role: str, within_s: f
         yield well("schema", f"{name!r} is at revision {revision}")
     else:
         yield warning(
-            "schema", f"{name!r} is at revision {revision}, this version's own is {head}",
+            "schema",
+            f"{name!r} is at revision {revision}, this version's own is {head}",
             meaning="It works, but newer features are missing, and the next version may refuse it.",
             remedy=f"When all workers have this version, {schema_check.REMEDY}; if the schema is the newer one, "
             "upgrade here.",
-        )  # fmt: skip
+        )
 
 
 def rights(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
@@ -75,8 +76,10 @@ def rights(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     if missing:
         role = health.server(executor).role
         yield error(
-            "rights", f"{role} lacks {first_of(missing)}",
-            meaning="Calls, claims or commits that need these rights fail.", remedy=GRANT.replace("<user>", role),
-        )  # fmt: skip
+            "rights",
+            f"{role} lacks {first_of(missing)}",
+            meaning="Calls, claims or commits that need these rights fail.",
+            remedy=GRANT.replace("<user>", role),
+        )
     else:
         yield well("rights", "all that is needed on tables and sequences")

@@ -29,14 +29,18 @@ def server(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     here = (before + time.time()) / 2
     if row.number < OLDEST_SERVER:
         yield error(
-            "store", f"Postgres {row.version}", meaning="This package needs Postgres 13 or newer.",
+            "store",
+            f"Postgres {row.version}",
+            meaning="This package needs Postgres 13 or newer.",
             remedy="Upgrade the server.",
-        )  # fmt: skip
+        )
     elif row.standby:
         yield error(
-            "store", f"Postgres {row.version} is a standby: it cannot be written to.", meaning=NOTHING_RUNS,
+            "store",
+            f"Postgres {row.version} is a standby: it cannot be written to.",
+            meaning=NOTHING_RUNS,
             remedy="Point sidejob_database_url at the primary.",
-        )  # fmt: skip
+        )
     else:
         yield well("store", f"Postgres {row.version}, as {row.role}")
     yield from _durability(row)
@@ -47,9 +51,11 @@ def _durability(row: Any) -> Iterator[Finding]:
     if row.fsync == "off" or row.synchronous_commit == "off":
         setting = "fsync" if row.fsync == "off" else "synchronous_commit"
         yield warning(
-            "durability", f"{setting} is off", remedy=f"Set {setting} to on.",
+            "durability",
+            f"{setting} is off",
+            remedy=f"Set {setting} to on.",
             meaning="A crash of the database server loses confirmed commits: jobs, packets and wakes.",
-        )  # fmt: skip
+        )
     else:
         yield well("durability", f"fsync is on, synchronous_commit is {row.synchronous_commit}")
 
@@ -59,21 +65,28 @@ def horizon(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     held = [row for row in health.horizon(executor) if row.since_s is None or row.since_s > PINNED_S[0]]
     if not held:
         yield well(
-            "horizon", "no old transaction blocks vacuum" if health.server(executor).sees_all
+            "horizon",
+            "no old transaction blocks vacuum"
+            if health.server(executor).sees_all
             else "no old transaction of this user's; others cannot be seen without the role pg_read_all_stats",
-        )  # fmt: skip
+        )
         return
-    shown = first_of((
-        f"{row.kind} {row.who}, {counted(row.xids, 'transaction', 'transactions')} old"
-        + (f", for {row.since_s:.0f} s" if row.since_s else "")
-        for row in held
-    ), separator="; ")  # fmt: skip
+    shown = first_of(
+        (
+            f"{row.kind} {row.who}, {counted(row.xids, 'transaction', 'transactions')} old"
+            + (f", for {row.since_s:.0f} s" if row.since_s else "")
+            for row in held
+        ),
+        separator="; ",
+    )
     yield graded(max(row.since_s or 0.0 for row in held), PINNED_S)(
-        "horizon", shown, meaning="Vacuum cannot remove any row that died since then. The tables of jobs and "
+        "horizon",
+        shown,
+        meaning="Vacuum cannot remove any row that died since then. The tables of jobs and "
         "messages grow, and everything becomes slower.",
         remedy="End the transaction (pg_terminate_backend), commit or roll back the prepared one, or drop the "
         "unused slot; set idle_in_transaction_session_timeout.",
-    )  # fmt: skip
+    )
 
 
 def locks(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
@@ -96,10 +109,11 @@ def difference(whose: str, skew_s: float) -> Iterator[Finding]:
     if abs(skew_s) > SKEW_S:
         side = "behind" if skew_s > 0 else "ahead of"
         yield warning(
-            "clock", f"the clock of {whose} is {abs(skew_s):.1f} s {side} the database's",
+            "clock",
+            f"the clock of {whose} is {abs(skew_s):.1f} s {side} the database's",
             meaning="Each eta= or expires= that is computed there is off by that much, and so are the times in its "
             "logs. Leases and timers are not: they use only the database's clock.",
             remedy="Let NTP or chrony set both clocks.",
-        )  # fmt: skip
+        )
     else:
         yield well("clock", f"the clock of {whose} differs from the database's by {abs(skew_s):.2f} s")

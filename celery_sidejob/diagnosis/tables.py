@@ -28,18 +28,21 @@ def retention(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     finished = estimates.finished(executor) if runtime.settings.retention is None else 0
     if finished >= FINISHED:
         yield warning(
-            "retention", f"about {finished} finished jobs are kept for ever", meaning="Nothing removes them, so "
-            "the tables, backups and every VACUUM grow with them.",
+            "retention",
+            f"about {finished} finished jobs are kept for ever",
+            meaning="Nothing removes them, so the tables, backups and every VACUUM grow with them.",
             remedy="Set sidejob_retention, or retention= of their tasks.",
-        )  # fmt: skip
+        )
     families = estimates.families(executor, least=CHILDREN)
     if families:
         shown = first_of(f"job {row.parent_id} has about {row.children}" for row in families)
         yield warning(
-            "retention", f"very many children: {shown}", meaning="Finished children are kept as long as their "
+            "retention",
+            f"very many children: {shown}",
+            meaning="Finished children are kept as long as their "
             "parent, unless their own task has a retention. A run that asks for job.children reads them all.",
             remedy="Give the children's task a retention=, or make them without a parent.",
-        )  # fmt: skip
+        )
     if finished < FINISHED and not families:
         yield well("retention", "no finished jobs pile up")
 
@@ -53,23 +56,26 @@ def references(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
         return
     at_least = "at least " if left == COUNTED else ""
     yield warning(
-        "references", f"{at_least}{counted(left, 'reference', 'references')} of jobs and durable tasks in the "
+        "references",
+        f"{at_least}{counted(left, 'reference', 'references')} of jobs and durable tasks in the "
         "queues of sidejobpg://, and no worker has that broker",
         meaning="A change of the broker has left them there, or the workers of sidejobpg:// are down. The work is "
         "in the store: db reassign has it sent to the new broker, and then these rows only take up space.",
         remedy="If the broker has changed for good: celery -A <app> sidejob db reassign, unless that was done; "
         f"then DELETE FROM {schema_check.quoted(runtime.settings.schema)}.broker_messages WHERE task_id IS NOT NULL. "
         "Otherwise start workers of sidejobpg://.",
-    )  # fmt: skip
+    )
 
 
 def vacuum(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     """Check whether vacuum keeps up."""
     if health.server(executor).autovacuum == "off":
         yield error(
-            "vacuum", "autovacuum is off", remedy="Set autovacuum = on.",
+            "vacuum",
+            "autovacuum is off",
+            remedy="Set autovacuum = on.",
             meaning="Every run leaves dead rows behind, so claims and sweeps become slower and slower.",
-        )  # fmt: skip
+        )
         return
     late = [row for row in health.tables(executor, runtime.settings.schema) if row.dead > max(DEAD_ROWS, row.live)]
     if not late:
@@ -80,11 +86,12 @@ def vacuum(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
         for row in late
     )
     yield warning(
-        "vacuum", shown,
+        "vacuum",
+        shown,
         meaning="Vacuum does not keep up, or cannot remove them (see horizon). Claims and sweeps read past them "
         "and become slower.",
         remedy="Fix the horizon first; then VACUUM the table, and give autovacuum more (cost limit, workers).",
-    )  # fmt: skip
+    )
 
 
 def rules(executor: Transaction, runtime: Runtime, *, thorough: bool) -> Iterator[Finding]:
@@ -92,10 +99,12 @@ def rules(executor: Transaction, runtime: Runtime, *, thorough: bool) -> Iterato
     broken = health.broken_rules(executor, every_job=thorough)
     for row in broken.rows:
         yield error(
-            "rules", f"{row.rule}: {row.rows}, first job {row.id}", meaning="The rows contradict each other. This "
+            "rules",
+            f"{row.rule}: {row.rows}, first job {row.id}",
+            meaning="The rows contradict each other. This "
             "must never happen: it is a bug in this package, or rows were changed by hand.",
             remedy="job.run(force=True) gets such a job going again; please report it, with the log.",
-        )  # fmt: skip
+        )
     if not broken.rows:
         which = "all messages" if broken.of_all else "all messages of a sample"
         yield well("rules", "all rows agree" if thorough else f"{which} agree with their jobs")

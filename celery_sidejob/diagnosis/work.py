@@ -58,15 +58,19 @@ def _unserved(executor: Transaction, runtime: Runtime, depth_of: Sequence[depths
     elif unannounced:
         names = first_of(row.ident for row in unannounced)
         yield warning(
-            "queues", f"no worker has said that it serves {shown}", remedy="Run doctor again in a moment.",
+            "queues",
+            f"no worker has said that it serves {shown}",
+            remedy="Run doctor again in a moment.",
             meaning=f"Worker {names} has just started, and has not said yet what it serves: perhaps these queues.",
-        )  # fmt: skip
+        )
     else:
         yield error(
-            "queues", f"nobody serves {shown}", meaning="These runs will never begin.",
+            "queues",
+            f"nobody serves {shown}",
+            meaning="These runs will never begin.",
             remedy=f"Start a worker with -Q {','.join(row.queue for row in rows)}, and keep it while something "
             f"waits there: a corrected queue or route applies to new work only. {GIVE_UP}",
-        )  # fmt: skip
+        )
 
 
 def _publishing(depth_of: Sequence[depths.Depth]) -> Iterator[Finding]:
@@ -77,11 +81,12 @@ def _publishing(depth_of: Sequence[depths.Depth]) -> Iterator[Finding]:
         return
     names = first_of(sorted(row.queue for row in rows))
     yield graded(oldest_s, UNPUBLISHED_S)(
-        "publishing", f"{counted(sum(row.unpublished for row in rows), 'message', 'messages')} of {names} due and not "
+        "publishing",
+        f"{counted(sum(row.unpublished for row in rows), 'message', 'messages')} of {names} due and not "
         f"published, the oldest for {oldest_s:.0f} s",
         meaning="The broker does not accept them, or nobody sweeps. Their runs begin later; nothing is lost.",
         remedy="See broker and sweeping below; the log of the worker that sweeps has the broker's answers.",
-    )  # fmt: skip
+    )
 
 
 def tasks(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
@@ -95,11 +100,12 @@ def tasks(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     if rows:
         shown = first_of(f"{row.task} in {row.queue} ({row.runs} due)" for row in rows)
         yield error(
-            "tasks", f"no live worker of its queue knows {shown}", meaning="These runs do not begin. They are "
-            "parked when a worker gets their message.",
+            "tasks",
+            f"no live worker of its queue knows {shown}",
+            meaning="These runs do not begin. They are parked when a worker gets their message.",
             remedy="Start a worker of that queue that imports the task, or register a renamed task under its old "
             f"name too. {GIVE_UP}",
-        )  # fmt: skip
+        )
     jobs = Counter[str]()
     for row in due:
         jobs[row.task] += row.jobs
@@ -109,21 +115,23 @@ def tasks(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     if unknown:
         shown = first_of(f"{task} ({number} due)" for task, number in jobs.most_common() if task in unknown)
         yield warning(
-            "tasks", f"no worker has ever served {shown}",
+            "tasks",
+            f"no worker has ever served {shown}",
             meaning="The task was renamed, or the workers do not import its module: a worker parks the job when it "
             "gets its message.",
             remedy="Register the task under its old name too, or import its module (imports, autodiscover_tasks).",
-        )  # fmt: skip
+        )
     declined = parked.count(executor)
     if declined:
         shown = first_of(f"{row.runs} of {row.task} in {row.queue}" for row in declined)
         yield error(
-            "tasks", f"workers have declined runs: {shown}",
+            "tasks",
+            f"workers have declined runs: {shown}",
             meaning="The workers that got their messages did not know the task, or could not read the message. They "
             f"run once a worker can. A durable task goes to the dead set after {parked.PATIENCE}; jobs wait.",
             remedy="Start a worker of that queue that imports the task, or register a renamed task under its old "
             f"name too. If the workers do know it, their log says why they cannot read the message. {GIVE_UP}",
-        )  # fmt: skip
+        )
     if not (rows or unknown or declined):
         yield well("tasks", "every task of which a run is due is known to a worker")
 
@@ -134,36 +142,43 @@ def schedules(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     troubled = [f"{row.name} (due since {row.due_at:{MOMENT}}: {row.trouble})" for row in due if row.trouble]
     if troubled:
         yield error(
-            "schedules", f"what is due cannot be made: {first_of(troubled)}",
+            "schedules",
+            f"what is due cannot be made: {first_of(troubled)}",
             meaning="It is tried again every few seconds, and made then; catch_up says how much of it.",
             remedy="Start workers that know the task, or change the schedule, or delete it: "
             "celery -A <app> sidejob schedules delete <name>.",
-        )  # fmt: skip
+        )
     late = [f"{row.name} (since {row.due_at:{MOMENT}})" for row in due if not row.trouble]
     if late:
         yield warning(
-            "schedules", f"what is due is not made yet: {first_of(late)}", remedy="See sweeping below.",
+            "schedules",
+            f"what is due is not made yet: {first_of(late)}",
+            remedy="See sweeping below.",
             meaning="Nobody sweeps, or there is more to make than a sweeper has made by now.",
-        )  # fmt: skip
+        )
     resting = schedule_rows.resting(executor, for_s=FORGOTTEN_S)
     stopped = [_paused(row) for row in resting if row.paused_s is not None]
     if stopped:
         yield warning(
-            "schedules", f"paused: {first_of(stopped)}", meaning="They make nothing until somebody resumes them.",
+            "schedules",
+            f"paused: {first_of(stopped)}",
+            meaning="They make nothing until somebody resumes them.",
             remedy="Resume what was forgotten: celery -A <app> sidejob schedules resume <name>.",
-        )  # fmt: skip
+        )
     skipping = [
         f"{row.name} is {'skipping' if row.overlap == 'skip' else 'waiting'} since {since:{MOMENT}}: "
         + (f"job {row.last_job_id} is {row.status}" if row.last_job_id else f"task {row.last_task_id} is not finished")
-        for row in resting if row.paused_s is None and (since := _held_back_since(executor, row.name))
-    ]  # fmt: skip
+        for row in resting
+        if row.paused_s is None and (since := _held_back_since(executor, row.name))
+    ]
     if skipping:
         yield warning(
-            "schedules", first_of(skipping, separator="; "),
+            "schedules",
+            first_of(skipping, separator="; "),
             meaning="With overlap='skip' or 'wait' a schedule makes nothing while what it made last is open.",
             remedy="Look why it does not end: celery -A <app> sidejob show <job or task id>. Then run, terminate or "
             "revoke it.",
-        )  # fmt: skip
+        )
     if not (due or stopped or skipping):
         yield well("schedules", "nothing that schedules have due waits")
 
@@ -190,10 +205,11 @@ def timers(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
         return
     shown = first_of(f"job {row.job_id} at {row.due_at:{MOMENT}}" for row in found)
     yield warning(
-        "timers", f"completed jobs run again: {shown}",
+        "timers",
+        f"completed jobs run again: {shown}",
         meaning="A run has set the timer, by run(countdown=) or run(eta=), and the job has completed since then.",
         remedy="If the timer was to end a wait, use suspend(timeout=...) instead. job.cancel_timer() removes it.",
-    )  # fmt: skip
+    )
 
 
 def paused(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
@@ -202,10 +218,11 @@ def paused(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     for row in found:
         why = f" ({row.pause_reason})" if row.pause_reason else ""
         yield warning(
-            "paused queues", f"{row.name} has been paused for {row.paused_s / 3600:.1f} h{why}, and something waits",
+            "paused queues",
+            f"{row.name} has been paused for {row.paused_s / 3600:.1f} h{why}, and something waits",
             meaning="Nothing of it begins until somebody resumes it.",
             remedy=f"Resume it, if it was forgotten: celery -A <app> sidejob resume {row.name}.",
-        )  # fmt: skip
+        )
     if not found:
         yield well("paused queues", "no queue was paused and forgotten")
 
@@ -216,16 +233,21 @@ def full_ports(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     if not rows:
         yield well("full ports", "no job waits for a reader that has failed or is terminated")
         return
-    shown = first_of((
-        f"job {row.waiter_id}{f' and {row.jobs - 1} more' if row.jobs > 1 else ''} for the {row.direction}put port "
-        f"{row.port} of job {row.job_id}, whose reader, job {row.reader_id}, is {row.status}" for row in rows
-    ), separator="; ")  # fmt: skip
+    shown = first_of(
+        (
+            f"job {row.waiter_id}{f' and {row.jobs - 1} more' if row.jobs > 1 else ''} for the {row.direction}put port "
+            f"{row.port} of job {row.job_id}, whose reader, job {row.reader_id}, is {row.status}"
+            for row in rows
+        ),
+        separator="; ",
+    )
     yield warning(
-        "full ports", f"jobs wait for room: {shown}",
+        "full ports",
+        f"jobs wait for room: {shown}",
         meaning="The port has a limit and is full, and its reader does not run by itself: these jobs wait for ever.",
         remedy="Have the reader run again with celery -A <app> sidejob run --force <reader id>. Or read the port in "
         "Python, raise its limit with configure_ports, or give up the job that waits, with sidejob terminate.",
-    )  # fmt: skip
+    )
 
 
 def results(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
@@ -233,11 +255,12 @@ def results(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     row = stats.results(executor)
     if row.oldest_s is not None and row.oldest_s > UNSENT_S:
         yield warning(
-            "results", f"{counted(row.unsent, 'result waits', 'results wait')} for the result backend, the oldest for "
+            "results",
+            f"{counted(row.unsent, 'result waits', 'results wait')} for the result backend, the oldest for "
             f"{row.oldest_s:.0f} s",
             meaning="Callers of result.get(), chords and errbacks still wait for them.",
             remedy="Check whether the result backend is up and accepts the workers' writes.",
-        )  # fmt: skip
+        )
     else:
         yield well("results", "the result backend has them")
 
@@ -257,12 +280,13 @@ def dead(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     shown = first_of((f"{row.entries} of {row.task} ({row.group})" for row in others or groups), most=3)
     revoked = sum(row.entries for row in groups if row.reason == REVOKED)
     yield warning(
-        "dead set", f"{total}: {shown}{f'; {revoked} revoked on purpose' if revoked else ''}",
+        "dead set",
+        f"{total}: {shown}{f'; {revoked} revoked on purpose' if revoked else ''}",
         meaning="These jobs and durable tasks failed for good, kept killing their workers or have expired. They stay "
         "until a person decides.",
         remedy="List them with celery -A <app> sidejob dead groups, fix the cause, then celery -A <app> sidejob "
         "dead retry, in Python sidejob.dead.retry(id); or leave them to sidejob_dead_retention.",
-    )  # fmt: skip
+    )
 
 
 def _of_first_store(executor: Transaction, runtime: Runtime, ask: Callable[[Transaction], T]) -> T | None:

@@ -36,24 +36,28 @@ def workers(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     if not alive:
         grave = error if any(row.depth or row.running for row in depths.read(executor)) else warning
         yield grave(
-            "workers", f"no worker is heard of; {silence}" if silent else "no worker is alive",
+            "workers",
+            f"no worker is heard of; {silence}" if silent else "no worker is alive",
             meaning="No run begins, and no lost run is rescued.",
             remedy="Start workers: celery -A <app> worker. They declare silent ones dead, whose runs begin again.",
-        )  # fmt: skip
+        )
     elif silent:
         yield warning(
-            "workers", f"{len(alive)} alive; {silence}",
+            "workers",
+            f"{len(alive)} alive; {silence}",
             meaning="They send no heartbeat, or their liveness lock is free. The sweeper declares them dead within "
             "sidejob_lease, and their runs begin elsewhere.",
             remedy="Run doctor again in a moment; if they are still silent, see sweeping. Check whether they were "
             "killed, are stopped, swap, or are cut off from the database.",
-        )  # fmt: skip
+        )
     elif suspected:
         yield warning(
-            "workers", f"suspected: {suspected}", meaning="It has been silent for a while. If that continues, it "
+            "workers",
+            f"suspected: {suspected}",
+            meaning="It has been silent for a while. If that continues, it "
             "is declared dead, and its runs begin elsewhere.",
             remedy="Check whether it is stopped, swaps, or is cut off from the database.",
-        )  # fmt: skip
+        )
     else:
         yield well("workers", f"{len(alive)} alive")
     holding = [row for row in health.dead_workers(executor) if row.runs]
@@ -62,15 +66,18 @@ def workers(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
             f"{row.ident} ({counted(row.runs, 'run', 'runs')}, dead for {row.dead_s:.0f} s)" for row in holding
         )
         yield warning(
-            "workers", f"dead and still holding: {shown}", remedy="Run doctor again in a moment, or see sweeping.",
+            "workers",
+            f"dead and still holding: {shown}",
+            remedy="Run doctor again in a moment, or see sweeping.",
             meaning="Their runs are being taken back one after the other, or nobody sweeps.",
-        )  # fmt: skip
+        )
     for row in served.stood(executor, within_s=STOOD_WITHIN_S):
         yield warning(
-            "event loop", f"the event loop of {row.ident} has stood still, {row.ago_s:.0f} s ago: {row.stood}",
+            "event loop",
+            f"the event loop of {row.ident} has stood still, {row.ago_s:.0f} s ago: {row.stood}",
             meaning="All bodies of this worker waited meanwhile. Only the latest place is shown; the log has all.",
             remedy="Await what takes long there, run it by asyncio.to_thread(), or make it an ordinary task.",
-        )  # fmt: skip
+        )
     for row in served.skewed(executor, server.SKEW_S):
         yield from server.difference(f"worker {row.ident}", row.skew_s)
 
@@ -81,26 +88,31 @@ def sweeping(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     lag_s = max(0.0, row.lag_s or 0.0)
     if row.ident is not None and row.expired_s > UNSWEPT_S:
         yield graded(max(lag_s, row.expired_s), SWEEP_LAG_S)(
-            "sweeping", f"nobody sweeps: {row.ident} was the last, and its lease ended {row.expired_s:.0f} s ago",
-            meaning=LATE, remedy="Start a worker with sidejob_worker_services, which sweeps at once; until then "
+            "sweeping",
+            f"nobody sweeps: {row.ident} was the last, and its lease ended {row.expired_s:.0f} s ago",
+            meaning=LATE,
+            remedy="Start a worker with sidejob_worker_services, which sweeps at once; until then "
             "celery -A <app> sidejob poll sweeps once each time.",
-        )  # fmt: skip
+        )
     elif lag_s <= SWEEP_LAG_S[0]:
         yield well("sweeping", f"{row.ident} keeps up" if row.ident else "nothing is overdue")
     elif row.ident is not None and row.expired_s <= 0 and (row.timers_lag_s or 0.0) <= SWEEP_LAG_S[0]:
         # Timers depend only on the store; messages cannot be judged while the broker accepts none.
         yield warning(
-            "sweeping", f"{row.ident} sweeps, and messages have been due for {lag_s:.0f} s",
+            "sweeping",
+            f"{row.ident} sweeps, and messages have been due for {lag_s:.0f} s",
             meaning="The broker does not accept them, or there are very many. They go out later; nothing is lost. "
             "Timers are on time, and lost runs are rescued.",
             remedy="See broker below, and the log of that worker; sweeping itself is fine.",
-        )  # fmt: skip
+        )
     else:
         yield graded(lag_s, SWEEP_LAG_S)(
-            "sweeping", f"the oldest item of the sweeper has been due for {lag_s:.0f} s", meaning=LATE,
+            "sweeping",
+            f"the oldest item of the sweeper has been due for {lag_s:.0f} s",
+            meaning=LATE,
             remedy="Run at least one worker with sidejob_worker_services, or beat with a worker for the poll's "
             "queue. If there is one, its log says why it fails.",
-        )  # fmt: skip
+        )
 
 
 PAST = "Set sidejob_direct_url to the server itself, bypassing the proxy."
@@ -125,14 +137,18 @@ def liveness(runtime: Runtime, *, within_s: float | None) -> Iterator[Finding]:
         return
     if proxied:
         yield warning(
-            "liveness", f"{setting} goes through a pooling proxy, which may not keep a session's locks",
-            meaning=slow, remedy=PAST,
-        )  # fmt: skip
+            "liveness",
+            f"{setting} goes through a pooling proxy, which may not keep a session's locks",
+            meaning=slow,
+            remedy=PAST,
+        )
         if runtime.results.in_store:
             yield warning(
-                "results", f"{setting} goes through a pooling proxy, which passes no notifications on",
-                meaning="Callers that wait for a result look for it, up to half a second late.", remedy=PAST,
-            )  # fmt: skip
+                "results",
+                f"{setting} goes through a pooling proxy, which passes no notifications on",
+                meaning="Callers that wait for a result look for it, up to half a second late.",
+                remedy=PAST,
+            )
         return
     yield from look(runtime, partial(_locks, slow=slow), within_s=within_s)
 
@@ -142,8 +158,10 @@ def _locks(executor: Transaction, runtime: Runtime, *, slow: str) -> Iterator[Fi
     unlocked = [row.ident for row in known if row.dead_at is None and row.silent_s is None and not row.locked]
     if unlocked:
         yield warning(
-            "liveness", f"no liveness lock: {first_of(unlocked)}", meaning=slow,
+            "liveness",
+            f"no liveness lock: {first_of(unlocked)}",
+            meaning=slow,
             remedy="Set sidejob_direct_url for those workers; their log says why they have no lock.",
-        )  # fmt: skip
+        )
     else:
         yield well("liveness", "locks work, and all workers that are not silent hold theirs")

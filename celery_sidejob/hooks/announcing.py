@@ -61,10 +61,19 @@ class AnnouncingObserver:
             case StepEnded():
                 name = channel.job(event.job_id)
                 if runtime.tasks.publishes_status(event.task) and announcer.may_be_heard(name):
-                    announcer.announce(name, json.dumps({
-                        "step": event.name, "number": event.number, "kind": event.kind, "outcome": event.outcome,
-                        "tries": event.tries, "seconds": round(event.seconds, 6),
-                    }))  # fmt: skip
+                    announcer.announce(
+                        name,
+                        json.dumps(
+                            {
+                                "step": event.name,
+                                "number": event.number,
+                                "kind": event.kind,
+                                "outcome": event.outcome,
+                                "tries": event.tries,
+                                "seconds": round(event.seconds, 6),
+                            }
+                        ),
+                    )
             case JobDeleted():
                 announcer.announce(channel.job(event.job_id), json.dumps({"deleted": True}))
             case RunFailed():

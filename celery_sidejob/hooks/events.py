@@ -53,14 +53,22 @@ def announce_sent(app: Celery, bell: Doorbell, producer: Any) -> None:
         app.amqp._event_dispatcher.publish(
             "task-sent",
             {
-                "uuid": bell.task_id, "root_id": options.get("root_id") or bell.task_id,
-                "parent_id": options.get("parent_id"), "name": bell.task, "args": shown_args(bell.job_id),
-                "kwargs": "{}", "retries": 0, "eta": None, "expires": None, "queue": bell.queue, "exchange": "",
+                "uuid": bell.task_id,
+                "root_id": options.get("root_id") or bell.task_id,
+                "parent_id": options.get("parent_id"),
+                "name": bell.task,
+                "args": shown_args(bell.job_id),
+                "kwargs": "{}",
+                "retries": 0,
+                "eta": None,
+                "expires": None,
+                "queue": bell.queue,
+                "exchange": "",
                 "routing_key": bell.queue,
             },
             producer,
             retry=False,
-        )  # fmt: skip
+        )
     except Exception as error:  # it is only an event, and the broker has the message
         logger.debug("task-sent of %s was not sent: %s", bell.task_id, error)
 

@@ -59,21 +59,19 @@ SIGNALS: dict[type[events.Event], Signal] = {
 
 TEXTS: dict[type[events.Event], str] = {
     events.JobBuried: "Job %(job_id)d (%(task)s) was entered in the dead set: %(reason)s",
-    events.JobParked:
-        "Job %(job_id)d is parked: no worker of queue %(queue)s knows its task %(task)s. Nothing is lost: it waits in "
-        "the store, and goes on when a worker starts that imports the task. Start one, or terminate the job",
-    events.TaskParked:
-        "Task %(task_id)s is parked: no worker of queue %(queue)s knows the task %(task)s. Nothing is lost: it "
-        "waits in the store, and goes on when a worker starts that imports the task. Start one; after a day it goes to "
-        "the dead set",
+    events.JobParked: "Job %(job_id)d is parked: no worker of queue %(queue)s knows its task %(task)s. Nothing is "
+    "lost: it waits in the store, and goes on when a worker starts that imports the task. Start one, or terminate the "
+    "job",
+    events.TaskParked: "Task %(task_id)s is parked: no worker of queue %(queue)s knows the task %(task)s. Nothing is "
+    "lost: it waits in the store, and goes on when a worker starts that imports the task. Start one; after a day it "
+    "goes to the dead set",
     events.RunLost: "Run %(run_no)d of job %(job_id)d (%(task)s) was lost with its worker: %(why)s",
     events.RunReturned: "Run %(run_no)d of job %(job_id)d (%(task)s) comes back from a worker that is gone",
     events.TaskBuried: "Task %(task_id)s (%(task)s) was entered in the dead set: %(reason)s",
     events.TaskLost: "Task %(task_id)s (%(task)s) was lost with its worker: %(why)s",
     events.TaskReturned: "Task %(task_id)s (%(task)s) comes back from a worker that is gone, and runs again",
-    events.TaskEndedWell:
-        "Task %(task_id)s (%(task)s) was called lost while its worker was silent; it has ended well",
-}  # fmt: skip
+    events.TaskEndedWell: "Task %(task_id)s (%(task)s) was called lost while its worker was silent; it has ended well",
+}
 """The log lines of events; an event's fields are also attributes of the record."""
 
 
@@ -119,9 +117,13 @@ def _log(event: events.JobEvent | events.TaskEvent) -> None:
     if isinstance(event, events.JobMoved) and status_changes.isEnabledFor(logging.INFO):
         facts = {name: value for name, value in asdict(event).items() if value is not None or name == "before"}
         status_changes.info(
-            "Job %d (%s): %s -> %s", event.job_id, event.task, event.before or "new", event.after,
+            "Job %d (%s): %s -> %s",
+            event.job_id,
+            event.task,
+            event.before or "new",
+            event.after,
             extra={**facts, "after": str(event.after)},
-        )  # fmt: skip
+        )
     text = TEXTS.get(type(event))
     if text is not None:
         facts = asdict(event)

@@ -29,17 +29,19 @@ def findings(app: Celery) -> Iterator[Finding]:
     idle = [name for name in ordinary if name not in durable and _means_to_be(app, name)]
     if idle:
         yield warning(
-            "durable tasks", f"not durable, though on_lost or max_losses is given: {first_of(idle)}",
+            "durable tasks",
+            f"not durable, though on_lost or max_losses is given: {first_of(idle)}",
             meaning="These options are for durable tasks. Messages of these may be lost, as of any Celery task.",
             remedy="Add durable=True or a pattern to sidejob_durable_tasks, or say durable=False where that is meant.",
-        )  # fmt: skip
+        )
     late = [name for name in ordinary if getattr(app.tasks[name], "locks_late", None) is not None]
     if late:
         yield warning(
-            "durable tasks", f"locks_late is given, and has no effect any more: {first_of(late)}",
+            "durable tasks",
+            f"locks_late is given, and has no effect any more: {first_of(late)}",
             meaning="It is not needed: a worker holds the rows of tasks that may be repeated when it fetches them.",
             remedy="Leave it out.",
-        )  # fmt: skip
+        )
 
 
 def warn(app: Celery) -> None:

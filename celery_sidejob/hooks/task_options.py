@@ -103,9 +103,11 @@ def given(cls: type[Task], project: type[Task]) -> dict[str, Any]:
     theirs = set(project.__mro__)
     return {
         name: value
-        for above in reversed(cls.__mro__) if above not in theirs
-        for name, value in vars(above).items() if not name.startswith("_") and not hasattr(value, "__get__")
-    }  # fmt: skip
+        for above in reversed(cls.__mro__)
+        if above not in theirs
+        for name, value in vars(above).items()
+        if not name.startswith("_") and not hasattr(value, "__get__")
+    }
 
 
 @cache  # every option of every task is checked when its app is complete, and most have the same names

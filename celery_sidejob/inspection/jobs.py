@@ -188,12 +188,22 @@ class JobViews:
             why, took = waiting.reasons(executor, self._runtime, ids), history.lasted(executor, ids)
             return [
                 {
-                    "id": row.id, "status": row.status, "task": row.task, "queue": row.queue, "parent": row.parent_id,
-                    "created_at": row.created_at, "ran_at": row.ran_at, "retries": row.retries, "losses": row.losses,
-                    "error": _error(row.error, hide), "waiting_for": why.get(row.id, []), "lasted_s": took.get(row.id),
+                    "id": row.id,
+                    "status": row.status,
+                    "task": row.task,
+                    "queue": row.queue,
+                    "parent": row.parent_id,
+                    "created_at": row.created_at,
+                    "ran_at": row.ran_at,
+                    "retries": row.retries,
+                    "losses": row.losses,
+                    "error": _error(row.error, hide),
+                    "waiting_for": why.get(row.id, []),
+                    "lasted_s": took.get(row.id),
                 }
-                for row in map(rows.get, ids) if row is not None
-            ]  # fmt: skip
+                for row in map(rows.get, ids)
+                if row is not None
+            ]
 
         return self._runtime.connections.transact("inspect", work)
 
@@ -301,9 +311,10 @@ def _ports(executor: Transaction, job_id: int, hide: Callable[[Any], Any]) -> Ma
     for row in ports.of_jobs(executor, [job_id]):
         count = waiting.get(row.id, 0)
         port = {
-            "packets": min(count, packets.COUNTED), "more_packets": count > packets.COUNTED,
+            "packets": min(count, packets.COUNTED),
+            "more_packets": count > packets.COUNTED,
             "channels": list(row.channels),
-        }  # fmt: skip
+        }
         if row.packet_limit is not None:
             port["limit"] = row.packet_limit
         if row.default_value is not None:  # null is a valid default
@@ -315,6 +326,13 @@ def _ports(executor: Transaction, job_id: int, hide: Callable[[Any], Any]) -> Ma
 def _node(row: Any, told: dict[str, Any] | None) -> Node:
     children = min(row.children, trees.COUNTED)
     return Node(
-        row.id, row.parent_id, row.name, row.task, row.status, row.depth, children,
-        more_children=row.children > children, progress=told,
-    )  # fmt: skip
+        row.id,
+        row.parent_id,
+        row.name,
+        row.task,
+        row.status,
+        row.depth,
+        children,
+        more_children=row.children > children,
+        progress=told,
+    )

@@ -58,25 +58,35 @@ class QueueViews:
         """Return the first capacity pools by their names: limit, used slots, and what came, went and was refused."""
         return [
             {
-                "name": row.name, "limit": row.capacity, "used": row.used, "covers": row.covers, "shards": row.shards,
-                "in": row.admitted, "out": row.freed, "refused": row.refused,
-                "in_60s": row.admitted - row.admitted_before, "out_60s": row.freed - row.freed_before,
+                "name": row.name,
+                "limit": row.capacity,
+                "used": row.used,
+                "covers": row.covers,
+                "shards": row.shards,
+                "in": row.admitted,
+                "out": row.freed,
+                "refused": row.refused,
+                "in_60s": row.admitted - row.admitted_before,
+                "out_60s": row.freed - row.freed_before,
                 "refused_60s": row.refused - row.refused_before,
             }
             for row in capacity.page(self._runtime.connections, limit=limit)
-        ]  # fmt: skip
+        ]
 
     def gates(self) -> list[dict[str, Any]]:
         """Return the settings of each managed queue, and its pause."""
         return [
             {
-                "name": name, "paused_at": found.paused_at, "reason": found.pause_reason,
-                "ordered": found.settings.ordered, "limit": found.settings.limit,
+                "name": name,
+                "paused_at": found.paused_at,
+                "reason": found.pause_reason,
+                "ordered": found.settings.ordered,
+                "limit": found.settings.limit,
                 "limit_per_key": found.settings.limit_per_key,
                 "rate": None if found.settings.rate is None else rate_in_text(found.settings.rate),
             }
             for name, found in sorted(queues.read(self._runtime.connections).items())
-        ]  # fmt: skip
+        ]
 
     def knows_queue(self, queue: str) -> bool:
         """Tell whether a queue exists: a worker serves it, or a row in a store belongs to it.

@@ -57,17 +57,24 @@ class Gauge:
 
 GAUGES = (
     Gauge("sidejob_timers", "Timers, due or in the future.", ("timers", "waiting"), "Timers"),
-    Gauge("sidejob_timer_oldest_due_age_seconds", "How long the oldest due timer has been due.",
-          ("timers", "oldest_due_s")),
-    Gauge("sidejob_results_unsent", "Results that the backend does not have yet.", ("results", "unsent"),
-          "Results not sent"),
-    Gauge("sidejob_result_oldest_unsent_age_seconds", "How long the oldest of them has waited.",
-          ("results", "oldest_s")),
+    Gauge(
+        "sidejob_timer_oldest_due_age_seconds",
+        "How long the oldest due timer has been due.",
+        ("timers", "oldest_due_s"),
+    ),
+    Gauge(
+        "sidejob_results_unsent",
+        "Results that the backend does not have yet.",
+        ("results", "unsent"),
+        "Results not sent",
+    ),
+    Gauge(
+        "sidejob_result_oldest_unsent_age_seconds", "How long the oldest of them has waited.", ("results", "oldest_s")
+    ),
     Gauge("sidejob_dead_entries", "Entries of the dead set.", ("dead", "entries")),
     Gauge("sidejob_dead_list_messages", "Messages in the dead list of sidejob:// or sidejobpg://.", ("dead_list",)),
-    Gauge("sidejob_sweep_lag_seconds", "For how long the oldest item of the sweeper has been due.",
-          ("sweep", "lag_s")),
-)  # fmt: skip
+    Gauge("sidejob_sweep_lag_seconds", "For how long the oldest item of the sweeper has been due.", ("sweep", "lag_s")),
+)
 """The statistics that consist of one number."""
 
 

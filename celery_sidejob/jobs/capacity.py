@@ -61,9 +61,17 @@ class CapacityPool:
     # -- calling -------------------------------------------------------------------------------------------------
 
     def apply_async(
-        self, /, task: Any, args: Any = None, kwargs: Mapping[str, Any] | None = None, *, on_full: str = "refuse",
-        weight: int = 1, bounded: bool = True, **options: Any,
-    ) -> Any:  # fmt: skip
+        self,
+        /,
+        task: Any,
+        args: Any = None,
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        on_full: str = "refuse",
+        weight: int = 1,
+        bounded: bool = True,
+        **options: Any,
+    ) -> Any:
         """Call a sidejob task or a durable task (or its name, or a signature), which takes `weight` slots of this pool.
 
         Returns Celery's result. If the pool is full, nothing is written: raises Overloaded, or with
@@ -86,9 +94,15 @@ class CapacityPool:
             raise
 
     def call(
-        self, /, task: Any, args: Any = None, kwargs: Mapping[str, Any] | None = None, *, timeout: float | None = None,
+        self,
+        /,
+        task: Any,
+        args: Any = None,
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
         **options: Any,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Call a task as `apply_async` does, and wait for its result, at most `timeout` seconds: then TimeoutError.
 
         A work that has not begun by then no longer runs, and frees its slots. Raises IllegalMoveError inside a task:
@@ -136,11 +150,15 @@ class CapacityPool:
         runtime = self._runtime
         return [
             SlotHolder(
-                row.task_id, None if row.job_id is None else Job(row.job_id, runtime=runtime), row.task, row.queue,
-                row.weight, row.running,
+                row.task_id,
+                None if row.job_id is None else Job(row.job_id, runtime=runtime),
+                row.task,
+                row.queue,
+                row.weight,
+                row.running,
             )
             for row in rows.holders(runtime.connections, self.name)
-        ]  # fmt: skip
+        ]
 
     def stats(self) -> dict[str, Any]:
         """Return `limit`, `used`, and how many works came `in`, went `out` and were `refused`.

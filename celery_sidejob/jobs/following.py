@@ -69,11 +69,14 @@ def works_of(runtime: Runtime, calls: Iterable[Following]) -> list[Works]:
     """Make calls ready to be written."""
     return [
         ready(
-            runtime, call.task, values.decode(call.args), values.decode(call.kwargs),
+            runtime,
+            call.task,
+            values.decode(call.args),
+            values.decode(call.kwargs),
             [{**values.decode(call.options), "task_id": str(uuid4())}],
         )
         for call in calls
-    ]  # fmt: skip
+    ]
 
 
 def ready(

@@ -861,8 +861,15 @@ def fork(runtime: Runtime, source: Job, before: str | None, changed: Mapping[str
             known = ", ".join(sorted(label(*each) for each in there)) or "none"
             raise StepNameError(f"Job {source.id} has not finished a step {before!r}; it has finished: {known}.")
     row = source._forget()._read()
-    like = {"task": row.task, "args": values.decode(row.args), "kwargs": values.decode(row.kwargs), "queue": row.queue,
-            "priority": row.priority, "state": source.state, "created_by": f"fork:{source.id}"}  # fmt: skip
+    like = {
+        "task": row.task,
+        "args": values.decode(row.args),
+        "kwargs": values.decode(row.kwargs),
+        "queue": row.queue,
+        "priority": row.priority,
+        "state": source.state,
+        "created_by": f"fork:{source.id}",
+    }
     new = draft_single(runtime, _with_parent({**like, **changed}), None)
     new = replace(new, id=jobs.next_ids(runtime.connections, 1)[0])
     changes: list[Change] = [new, CopySteps(new.id, source.id, place)]

@@ -133,9 +133,12 @@ def _may_ask(transaction: Any) -> bool:
 
 
 def note(
-    runtime: Runtime, uses: Sequence[tuple[Kind, PortKey]], texts: Sequence[str], context: Context,
+    runtime: Runtime,
+    uses: Sequence[tuple[Kind, PortKey]],
+    texts: Sequence[str],
+    context: Context,
     transaction: Any = None,
-) -> None:  # fmt: skip
+) -> None:
     """Note values that were read from ports or written to ports, in the block's entry or in an entry of their own."""
     around = _group.get() if transaction is None else None
     group = Group() if around is None else around

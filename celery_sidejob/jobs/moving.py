@@ -19,9 +19,15 @@ from .creation import port_rows, when
 
 
 def stage_of(  # noqa: PLR0913 - what a stage may change
-    runtime: Runtime, row: Any, task: Any, args: Any, kwargs: Mapping[str, Any] | None, *, queue: str | None,
+    runtime: Runtime,
+    row: Any,
+    task: Any,
+    args: Any,
+    kwargs: Mapping[str, Any] | None,
+    *,
+    queue: str | None,
     priority: int | None,
-) -> Stage:  # fmt: skip
+) -> Stage:
     """Check and encode the next stage of the job in `row`; a value of None keeps the present one.
 
     With another task and no queue, the job moves to that task's own queue.
@@ -37,8 +43,10 @@ def stage_of(  # noqa: PLR0913 - what a stage may change
         row.task if task is None else task,
         values.decode(row.args) if args is None else args,
         values.decode(row.kwargs) if kwargs is None else kwargs,
-        queue=queue, priority=priority, options={},
-    )  # fmt: skip
+        queue=queue,
+        priority=priority,
+        options={},
+    )
     is_other = task is not None
     there = call.queue if is_other else queue
     return Stage(

@@ -95,9 +95,13 @@ class Queue:
     # -- settings ------------------------------------------------------------------------------------------------
 
     def configure(
-        self, *, ordered: bool = UNCHANGED, limit: int | None = UNCHANGED, limit_per_key: int | None = UNCHANGED,
+        self,
+        *,
+        ordered: bool = UNCHANGED,
+        limit: int | None = UNCHANGED,
+        limit_per_key: int | None = UNCHANGED,
         rate: str | float | None = UNCHANGED,
-    ) -> Queue:  # fmt: skip
+    ) -> Queue:
         """Change settings at once, for all workers; a setting that is not given stays, and None removes a limit.
 
         `ordered`: jobs are served exactly by priority, then by due time. (Every other setting makes the queue do this

@@ -164,14 +164,30 @@ class RunningJob(Job):
     def step(self, name: str, /, *, transaction: Any, was: Was = None) -> StepInTransaction: ...
     @overload
     def step(
-        self, name: str, function: Callable[..., R], /, *args: Any, retries: int = 0,
+        self,
+        name: str,
+        function: Callable[..., R],
+        /,
+        *args: Any,
+        retries: int = 0,
         backoff: float | timedelta = 1.0,
-        retry_on: RetryOn = Exception, was: Was = None, **kwargs: Any,
-    ) -> R: ...  # fmt: skip
+        retry_on: RetryOn = Exception,
+        was: Was = None,
+        **kwargs: Any,
+    ) -> R: ...
     def step(  # noqa: PLR0913 - what is called, and how often
-        self, name: str, function: Any = None, /, *args: Any, retries: int = 0, backoff: float | timedelta = 1.0,
-        retry_on: RetryOn = Exception, was: Was = None, transaction: Any = None, **kwargs: Any,
-    ) -> Any:  # fmt: skip
+        self,
+        name: str,
+        function: Any = None,
+        /,
+        *args: Any,
+        retries: int = 0,
+        backoff: float | timedelta = 1.0,
+        retry_on: RetryOn = Exception,
+        was: Was = None,
+        transaction: Any = None,
+        **kwargs: Any,
+    ) -> Any:
         """Call the function once, whatever happens to the runs of this job, and return its value, a JSON value.
 
         The value is kept in the same commit as what the function does through this package. If the job has it already,

@@ -405,11 +405,14 @@ class _Called:
         job_id, step = self.unit.hold.job_id, self.place.label
         told = "; ".join(f"job {child}: {_error(ends.get(child))}" for child in failed[:10])
         more = f"; and {len(failed) - 10} more" if len(failed) > 10 else ""
-        error = ChildFailedError(
-            f"{len(failed)} of the children that step {step!r} of job {job_id} has called failed: {told}{more}", failed
-        ) if self.place.kind == "calls" else ChildFailedError(
-            f"The child that step {step!r} of job {job_id} has called failed: {told}", failed
-        )  # fmt: skip
+        error = (
+            ChildFailedError(
+                f"{len(failed)} of the children that step {step!r} of job {job_id} has called failed: {told}{more}",
+                failed,
+            )
+            if self.place.kind == "calls"
+            else ChildFailedError(f"The child that step {step!r} of job {job_id} has called failed: {told}", failed)
+        )
         with self.steps.begun():
             self.steps.fail(self.place, error=failure_of(error), took_s=self.steps.waited_s(self.place))
         raise error
@@ -475,13 +478,20 @@ def step_list(connections: Any, job_id: int, hide: Callable[[Any], Any]) -> list
     """Return the stored steps of a job, in the order in which they began."""
     return [
         Step(
-            row.name, row.number, row.kind, row.done,
+            row.name,
+            row.number,
+            row.kind,
+            row.done,
             hide(values.decode(row.value)) if row.value is not None and row.done and row.kind != "since" else None,
             None if row.error is None else _shown_error(row.error, hide),
-            row.tries, row.began_at, row.took_s, row.worker, row.due_at,
+            row.tries,
+            row.began_at,
+            row.took_s,
+            row.worker,
+            row.due_at,
         )
         for row in rows.read(connections, job_id)
-    ]  # fmt: skip
+    ]
 
 
 def _shown_error(text: str, hide: Callable[[Any], Any]) -> dict[str, Any]:

@@ -150,9 +150,15 @@ class Message:
     def of_row(cls, row: Any) -> Message:
         """Make the message from a row that is published again."""
         return cls(
-            row.task_id, row.task, row.queue, row.publication, bytes(row.body), row.generation,
-            expires_at=row.expires_at, again=True,
-        )  # fmt: skip
+            row.task_id,
+            row.task,
+            row.queue,
+            row.publication,
+            bytes(row.body),
+            row.generation,
+            expires_at=row.expires_at,
+            again=True,
+        )
 
 
 DELAYED = "w"

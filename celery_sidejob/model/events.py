@@ -250,6 +250,15 @@ class TaskFinished:
 Event = JobEvent | TaskEvent | Swept | Measured | TaskFinished
 
 COUNTED: tuple[type[JobEvent | TaskEvent], ...] = (
-    RunLost, RunRescued, LeaseLost, TaskLost, TaskEndedWell, JobBuried, TaskBuried, JobParked, TaskParked, JobMoved,
-)  # fmt: skip
+    RunLost,
+    RunRescued,
+    LeaseLost,
+    TaskLost,
+    TaskEndedWell,
+    JobBuried,
+    TaskBuried,
+    JobParked,
+    TaskParked,
+    JobMoved,
+)
 """The events with a total, in the order in which people see them."""

@@ -68,9 +68,14 @@ SENTENCES = {
 
 
 FORMS: Mapping[str, type | tuple[type, ...]] = {
-    "worker": str, "process": int, "exit_code": int, "signal": str, "out_of_memory": bool, "silent_s": (int, float),
+    "worker": str,
+    "process": int,
+    "exit_code": int,
+    "signal": str,
+    "out_of_memory": bool,
+    "silent_s": (int, float),
     "cause": str,
-}  # fmt: skip
+}
 """The other facts of a loss, and their types; a fact of another type comes from another version."""
 
 
@@ -100,9 +105,12 @@ class Loss:
             return cls(LossKind.EXITED, worker, process, exit_code=status)
         killed = -status == signal.SIGKILL  # the only signal that the kernel sends for want of memory
         return cls(
-            LossKind.KILLED, worker, process, signal=signal_name(-status),
+            LossKind.KILLED,
+            worker,
+            process,
+            signal=signal_name(-status),
             out_of_memory=out_of_memory if killed else None,
-        )  # fmt: skip
+        )
 
     @classmethod
     def of_body(cls, worker: str | None, error: BaseException) -> Loss:

@@ -120,9 +120,11 @@ class Measures:
         return time.monotonic() - self._added_at
 
     def _add(
-        self, values: Mapping[Total, float], tallies: Mapping[Tally, Amount] = NOTHING,
+        self,
+        values: Mapping[Total, float],
+        tallies: Mapping[Tally, Amount] = NOTHING,
         finished: Sequence[TaskFinished] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._reset_after_fork()
         with self._lock:
             for key, amount in values.items():

@@ -17,10 +17,14 @@ _PLAIN = (FunctionType, MethodType, BuiltinFunctionType, partial, type)
 
 _KINDS: tuple[tuple[Callable[[Any], bool], Callable[[Any], bool], str, str], ...] = (
     (inspect.iscoroutinefunction, inspect.iscoroutine, "an async def", "run that inside of it with asyncio.run(...)"),
-    (inspect.isasyncgenfunction, inspect.isasyncgen, "an asynchronous generator",
-     "run that inside of it with asyncio.run(...)"),
+    (
+        inspect.isasyncgenfunction,
+        inspect.isasyncgen,
+        "an asynchronous generator",
+        "run that inside of it with asyncio.run(...)",
+    ),
     (inspect.isgeneratorfunction, inspect.isgenerator, "a generator", "have it go through its values itself"),
-)  # fmt: skip
+)
 
 
 def check(function: Any, what: str, *, may_await: bool = False) -> None:

@@ -155,18 +155,25 @@ class Window:
         timing = self.timing
         every = None if timing.every is None else timing.every // TICK
         return {
-            "every": every, "anchor": _text(timing.anchor), "cron": timing.cron, "timezone": timing.timezone,
-            "after": _text(self.after), "until": _text(self.until),
+            "every": every,
+            "anchor": _text(timing.anchor),
+            "cron": timing.cron,
+            "timezone": timing.timezone,
+            "after": _text(self.after),
+            "until": _text(self.until),
             **({"ahead": timing.ahead // TICK} if timing.ahead else {}),
-        }  # fmt: skip
+        }
 
     @classmethod
     def of_json(cls, found: dict[str, Any]) -> Window:
         """Return the window from such JSON values."""
         timing = Timing(
-            every=None if found["every"] is None else found["every"] * TICK, anchor=_time(found["anchor"]),
-            cron=found["cron"], timezone=found["timezone"], ahead=found.get("ahead", 0) * TICK,
-        )  # fmt: skip
+            every=None if found["every"] is None else found["every"] * TICK,
+            anchor=_time(found["anchor"]),
+            cron=found["cron"],
+            timezone=found["timezone"],
+            ahead=found.get("ahead", 0) * TICK,
+        )
         after = _time(found["after"])
         assert after is not None
         return cls(timing, after, _time(found["until"]))
@@ -224,8 +231,9 @@ class Plan:
         """Return the plan without the times up to a moment, which were made or passed over."""
         left = [
             replace(window, after=max(window.after, moment))
-            for window in self.windows if window.until is None or window.until > moment
-        ]  # fmt: skip
+            for window in self.windows
+            if window.until is None or window.until > moment
+        ]
         while left and left[0].until is not None and next(left[0].times(left[0].after), None) is None:
             del left[0]
         return replace(self, windows=tuple(left))
@@ -234,8 +242,9 @@ class Plan:
         """Return the plan without the times after now: only the due times remain."""
         cut = [
             replace(window, until=now if window.until is None else min(window.until, now))
-            for window in self.windows if window.after < now
-        ]  # fmt: skip
+            for window in self.windows
+            if window.after < now
+        ]
         return replace(self, windows=tuple(window for window in cut if next(window.times(window.after), None)))
 
     def then(self, window: Window) -> Plan:

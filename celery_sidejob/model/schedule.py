@@ -82,12 +82,19 @@ class Spec:
     def as_json(self) -> dict[str, Any]:
         """Return JSON values, to be compared with those of another declaration."""
         return {
-            "task": self.task, "args": self.args, "kwargs": self.kwargs, "options": self.options,
-            "every_s": self.every_s, "cron": self.cron, "timezone": self.timezone,
+            "task": self.task,
+            "args": self.args,
+            "kwargs": self.kwargs,
+            "options": self.options,
+            "every_s": self.every_s,
+            "cron": self.cron,
+            "timezone": self.timezone,
             "start": None if self.start_at is None else self.start_at.isoformat(),
             "end": None if self.end_at is None else self.end_at.isoformat(),
-            "catch_up": self.catch_up, "overlap": self.overlap, "jitter_s": self.jitter_s,
-        }  # fmt: skip
+            "catch_up": self.catch_up,
+            "overlap": self.overlap,
+            "jitter_s": self.jitter_s,
+        }
 
 
 def parse(name: Any, given: Mapping[str, Any], *, timezone: str | None, limit: int | None = None) -> Spec:
@@ -153,9 +160,12 @@ def _opened(given: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(kwargs, Mapping):
         return given
     return {
-        **(task.get("options") or {}), **given, "task": task.get("task"), "args": (*args, *(task.get("args") or ())),
+        **(task.get("options") or {}),
+        **given,
+        "task": task.get("task"),
+        "args": (*args, *(task.get("args") or ())),
         "kwargs": {**(task.get("kwargs") or {}), **kwargs},
-    }  # fmt: skip
+    }
 
 
 def _check_spelling(where: str, options: Mapping[Any, Any]) -> None:

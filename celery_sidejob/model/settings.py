@@ -103,16 +103,22 @@ def _urls_from(text: str) -> list[str]:
 
 _STORE_URL = Kind(
     f"a URL that begins with postgresql:// or postgresql+psycopg:// ({store_url.ESCAPED})",
-    _is_store_url, store_url.spelled_out, secret=True,
-)  # fmt: skip
+    _is_store_url,
+    store_url.spelled_out,
+    secret=True,
+)
 _STORE_URLS = Kind(
     f"a list of URLs that begin with postgresql:// ({store_url.ESCAPED})",
-    _is_list_of(_is_store_url), lambda urls: tuple(map(store_url.spelled_out, urls)), _urls_from, secret=True,
-)  # fmt: skip
+    _is_list_of(_is_store_url),
+    lambda urls: tuple(map(store_url.spelled_out, urls)),
+    _urls_from,
+    secret=True,
+)
 _REDIS_URL = Kind(
     f"a URL, such as redis://localhost:6379/0 ({store_url.ESCAPED})",
-    lambda url: _is_text(r"[\w+]+://.*")(url) and store_url.are_clear_for_broker(url), secret=True,
-)  # fmt: skip
+    lambda url: _is_text(r"[\w+]+://.*")(url) and store_url.are_clear_for_broker(url),
+    secret=True,
+)
 _SCHEMA = Kind(
     "a plain identifier: lower-case letters, digits and underscores, no digit first, at most 63 characters, not pg_…",
     _is_text("(?!pg_)[a-z_][a-z0-9_]{0,62}"),
@@ -132,8 +138,9 @@ _COUNT = Kind("a whole number, at least 1", lambda value: is_number(value, least
 _NUMBER = Kind("a whole number from 0 to 10,000", lambda value: is_number(value, most=10_000), from_text=int)
 _BOOLEAN = Kind(
     "True or False (in the environment 1, true, yes, on, 0, false, no, off)",
-    lambda value: isinstance(value, bool), from_text=lambda text: _BOOLEANS.get(text.strip().lower()),
-)  # fmt: skip
+    lambda value: isinstance(value, bool),
+    from_text=lambda text: _BOOLEANS.get(text.strip().lower()),
+)
 _QUEUES = Kind(
     'a mapping of queues to settings, such as {"mail": {"limit": 5}}, set in the configuration: ordered, limit, '
     "limit_per_key, rate, pool",
@@ -149,10 +156,14 @@ _SCHEDULES = Kind(
 _USER = re.compile("(read|operate):scrypt:[0-9a-f]{32}:[0-9a-f]{64}")
 _WEB_USERS = Kind(
     "a mapping of names to what `celery -A <app> sidejob web user NAME` prints, in the environment NAME=…,NAME=…",
-    lambda users: isinstance(users, Mapping)
-    and all(_is_text()(name) and isinstance(entry, str) and _USER.fullmatch(entry) for name, entry in users.items()),
-    dict, lambda text: dict(user.partition("=")[::2] for user in _list_from(text)), secret=True,
-)  # fmt: skip
+    lambda users: (
+        isinstance(users, Mapping)
+        and all(_is_text()(name) and isinstance(entry, str) and _USER.fullmatch(entry) for name, entry in users.items())
+    ),
+    dict,
+    lambda text: dict(user.partition("=")[::2] for user in _list_from(text)),
+    secret=True,
+)
 _SECRET = Kind("a text of at least 32 characters", _is_text(".{32,}"), secret=True)
 _STORE_DOWN = Kind('"error" or "publish"', lambda value: value in ("error", "publish"))
 _CALLABLE = Kind("a callable, set in the configuration (the environment cannot hold one)", callable)
@@ -204,9 +215,10 @@ class Settings:
         10, _COUNT, "how many bodies that are no `async def` run at once in a worker with the pool `asyncio`"
     )
     on_store_down: str = _setting(
-        "error", _STORE_DOWN,
+        "error",
+        _STORE_DOWN,
         "what a call of a durable task does if no store answers: `error` raises, `publish` sends it without a row",
-    )  # fmt: skip
+    )
     timer_horizon: float = _setting(
         60.0, _SECONDS, "durable tasks whose eta is further away than this wait in the store"
     )
@@ -214,9 +226,10 @@ class Settings:
         None, _or_none(_RETENTION), "how long finished jobs are kept, and how many; None is all for ever"
     )
     dead_retention: Retention | None = _setting(  # noqa: RUF009 - as above
-        Retention(timedelta(days=180)), _or_none(_RETENTION_BY_TASK),
+        Retention(timedelta(days=180)),
+        _or_none(_RETENTION_BY_TASK),
         "how long entries of the dead set are kept, and how many; None is all for ever",
-    )  # fmt: skip
+    )
     history: int = _setting(
         100, _NUMBER, "how many runs, and how many own entries, the history of a job keeps; 0 keeps no history"
     )
@@ -234,9 +247,10 @@ class Settings:
         None, _or_none(_QUEUES), "the settings of managed queues, applied when they differ from the last declaration"
     )
     schedules: dict[str, dict[str, Any]] | None = _setting(  # noqa: RUF009 - as above
-        None, _or_none(_SCHEDULES),
+        None,
+        _or_none(_SCHEDULES),
         "schedules, applied when they differ from the last declaration; one that is not declared any more is deleted",
-    )  # fmt: skip
+    )
     max_value_bytes: int = _setting(
         1_000_000, _COUNT, "the size limit of a packet, a state value and the arguments of a job, as JSON text"
     )
@@ -249,9 +263,10 @@ class Settings:
         None, _or_none(_CALLABLE), "applied to arguments, state and tracebacks wherever they are shown or logged"
     )
     web_users: dict[str, str] | None = _setting(  # noqa: RUF009 - as above
-        None, _or_none(_WEB_USERS),
+        None,
+        _or_none(_WEB_USERS),
         "who may log in on the web page: names, with role and password as `sidejob web user` prints them",
-    )  # fmt: skip
+    )
     web_secret: str | None = _setting(
         None, _or_none(_SECRET), "signs the sessions of the web page; None is a new secret in each process"
     )

@@ -151,9 +151,14 @@ class Statistics:
 
 
 def statistics_of(
-    amounts: Iterable[tuple[Tally, Amount]], *, queue: str | None, task: str | None, day: date | None = None,
-    failed_now: int = 0, step: str | None = None,
-) -> Statistics:  # fmt: skip
+    amounts: Iterable[tuple[Tally, Amount]],
+    *,
+    queue: str | None,
+    task: str | None,
+    day: date | None = None,
+    failed_now: int = 0,
+    step: str | None = None,
+) -> Statistics:
     """Return the sum of tallies, of any queues and tasks, as statistics."""
     found: dict[Measure, dict[int, Amount]] = {measure: {} for measure in Measure}
     for tally, amount in amounts:
@@ -161,7 +166,9 @@ def statistics_of(
         buckets[tally.bucket] = buckets.get(tally.bucket, Amount()).plus(amount)
     numbers = {measure: sum(amount.number for amount in buckets.values()) for measure, buckets in found.items()}
     return Statistics(
-        queue, task, day,
+        queue,
+        task,
+        day,
         waits=durations_of(found[Measure.WAIT]),
         runs=durations_of(found[Measure.RUN]),
         failures=numbers[Measure.FAILURE],
@@ -169,7 +176,7 @@ def statistics_of(
         losses=numbers[Measure.LOSS],
         failed_now=failed_now,
         step=step,
-    )  # fmt: skip
+    )
 
 
 def durations_of(amounts: Mapping[int, Amount]) -> Durations:

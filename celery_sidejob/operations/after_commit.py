@@ -114,9 +114,12 @@ def follow(runtime: Runtime, after_commit: AfterCommit) -> None:
         if after_commit.log_kept or after_commit.announcements:
             announce(runtime, after_commit)
         dispatch(
-            runtime, after_commit.doorbells, after_commit.continuations, armed_now=True,
+            runtime,
+            after_commit.doorbells,
+            after_commit.continuations,
+            armed_now=True,
             marks_later=runtime.connections.may_write_behind,
-        )  # fmt: skip
+        )
         for rider in after_commit.riders:
             rider.committed()
         if after_commit.outcomes:
@@ -140,9 +143,14 @@ def announce(runtime: Runtime, after_commit: AfterCommit) -> None:
 
 
 def dispatch(
-    runtime: Runtime, doorbells: Iterable[Doorbell], continuations: Iterable[Continuation] = (), *,
-    refused: Refused | None = None, marks_later: bool = False, armed_now: bool = False,
-) -> int:  # fmt: skip
+    runtime: Runtime,
+    doorbells: Iterable[Doorbell],
+    continuations: Iterable[Continuation] = (),
+    *,
+    refused: Refused | None = None,
+    marks_later: bool = False,
+    armed_now: bool = False,
+) -> int:
     """Publish messages, mark those that the broker has, and return their number.
 
     Messages that no queue takes are added to `refused`. If the process dies before the mark, the sweeper publishes once
@@ -180,9 +188,11 @@ def mark(
 
     def write(keys: Sequence[tuple[Any, int]]) -> None:
         runtime.connections.transact(
-            "mark", lambda executor: mark_published(executor, kind, keys, again=again), single=True,
+            "mark",
+            lambda executor: mark_published(executor, kind, keys, again=again),
+            single=True,
             within_s=runtime.wait_s,
-        )  # fmt: skip
+        )
 
     if not published:
         return

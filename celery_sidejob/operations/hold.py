@@ -57,9 +57,14 @@ class Hold:
 
 
 def repeat_until_known(  # noqa: PLR0912 - an arm for each answer, and for none
-    runtime: Runtime, hold: Hold, name: str, work: Callable[[Transaction], T], *, ends: bool = False,
+    runtime: Runtime,
+    hold: Hold,
+    name: str,
+    work: Callable[[Transaction], T],
+    *,
+    ends: bool = False,
     single: bool = False,
-) -> T | None:  # fmt: skip
+) -> T | None:
     """Repeat a fenced transaction until it is known to be applied; None if it was applied, but its answer was lost.
 
     With `single` the transaction is one statement.

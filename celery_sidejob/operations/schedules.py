@@ -44,9 +44,14 @@ def make(runtime: Runtime, row: Row, plan: Plan, works: ScheduledWorks, *, wait:
             return None
         written = write(runtime, executor, works)
         schedules.go_on(
-            executor, plan, paused=row.paused_at is not None, made=works.count, last_at=works.last_at,
-            last_job_id=written.last_id or None, last_task_id=works.task_id,
-        )  # fmt: skip
+            executor,
+            plan,
+            paused=row.paused_at is not None,
+            made=works.count,
+            last_at=works.last_at,
+            last_job_id=written.last_id or None,
+            last_task_id=works.task_id,
+        )
         return written
 
     written = runtime.connections.transact("schedule", work)

@@ -49,10 +49,16 @@ def reasons(executor: Transaction, runtime: LocalRuntime, job_ids: Iterable[int]
 
 def _reasons(row: Any, *, is_served: bool) -> list[str]:
     holds = (
-        row.waits_for_jobs, row.waits_for_timer, row.waits_for_retry, row.waits_for_pause, row.waits_for_limit,
-        row.waits_for_rate, row.waits_for_pool, row.waits_for_room,
+        row.waits_for_jobs,
+        row.waits_for_timer,
+        row.waits_for_retry,
+        row.waits_for_pause,
+        row.waits_for_limit,
+        row.waits_for_rate,
+        row.waits_for_pool,
+        row.waits_for_room,
         row.is_parked or (row.is_due and not is_served),
-    )  # fmt: skip
+    )
     return [reason for reason, each in zip(REASONS, holds, strict=True) if each]
 
 

@@ -147,9 +147,13 @@ class TaskPool(thread.TaskPool):
         delivery.limit(seconds)
 
     def _over(
-        self, delivery: Delivery, future: Future[Any], timers: list[asyncio.TimerHandle], tell: Any,
+        self,
+        delivery: Delivery,
+        future: Future[Any],
+        timers: list[asyncio.TimerHandle],
+        tell: Any,
         task: asyncio.Task[Any],
-    ) -> None:  # fmt: skip
+    ) -> None:
         for timer in timers:
             timer.cancel()
         del self._running[delivery.number]

@@ -62,8 +62,10 @@ class Watch:
         self.stood = time.monotonic(), place
         logger.warning(
             "The event loop of this worker has stood still for %.1f s: %s. All its bodies wait meanwhile. Await what "
-            "takes long there, or run it by asyncio.to_thread().", still_s, place,
-        )  # fmt: skip
+            "takes long there, or run it by asyncio.to_thread().",
+            still_s,
+            place,
+        )
 
 
 def _own_code(innermost: FrameType) -> FrameType:

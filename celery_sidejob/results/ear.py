@@ -12,6 +12,7 @@ import select
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from math import inf
 from time import monotonic, sleep
 
@@ -199,9 +200,7 @@ class Ear:
 
     def _hand_over(self, executor: OwnExecutor, keys: Sequence[str]) -> None:
         for page in results.pages(keys):
-            found = executor.in_transaction(
-                "read", lambda executor, page=page: results.read(executor, page), single=True  # type: ignore[misc]
-            )  # fmt: skip
+            found = executor.in_transaction("read", partial(results.read, keys=page), single=True)
             for wait in list(self._waits):
                 wait.hand_over(found)
 

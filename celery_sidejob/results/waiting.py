@@ -31,9 +31,13 @@ class ResultConsumer(BaseResultConsumer):  # type: ignore[misc]
         self.drainer = Drainer(self)  # whatever the environment: nothing is to be drained in between
 
     def _wait_for_pending(
-        self, result: Any, timeout: float | None = None, on_interval: Callable[[], Any] | None = None,
-        on_message: Callable[[Any], Any] | None = None, **_: Any,
-    ) -> Iterator[None]:  # fmt: skip
+        self,
+        result: Any,
+        timeout: float | None = None,
+        on_interval: Callable[[], Any] | None = None,
+        on_message: Callable[[Any], Any] | None = None,
+        **_: Any,
+    ) -> Iterator[None]:
         """Yield each time that results may have been resolved, until this one is; TimeoutError after `timeout`."""
         yield from each(self.waiting(result, timeout, on_interval, on_message))
 

@@ -75,9 +75,12 @@ class Loop:
                 pause_s = min(0.2 * 2**failures, LONGEST_PAUSE_S)
                 if failures in (1, 10) or failures % 100 == 0:
                     logger.warning(
-                        "%s failed (%d times in a row): %s", self._service.name, failures, error,
+                        "%s failed (%d times in a row): %s",
+                        self._service.name,
+                        failures,
+                        error,
                         exc_info=not isinstance(error, StoreUnavailableError),
-                    )  # fmt: skip
+                    )
             self._stopped.wait(pause_s)
         self._service.close()
 

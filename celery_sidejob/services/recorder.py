@@ -37,9 +37,11 @@ class Recorder:
     name = "recorder"
 
     def __init__(
-        self, connections: MeasuredConnections, served: Callable[[], Served | None] = lambda: None,
+        self,
+        connections: MeasuredConnections,
+        served: Callable[[], Served | None] = lambda: None,
         stood: Callable[[], Stood | None] = lambda: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._connections = connections
         self._served = served
         self._stood = stood

@@ -33,9 +33,14 @@ FROM made, unnest(%(numbers)s::smallint[], %(parts)s::int[]) AS t(shard, slots) 
 def declare(executor: Transaction, name: str, *, limit: int, covers: str, parts: Sequence[int]) -> None:
     """Make a pool with the slots of each shard, unless it exists; the next statement sees it, whoever has made it."""
     executor.run(
-        _DECLARE, name=name, limit=limit, covers=covers, shards=len(parts), numbers=list(range(len(parts))),
+        _DECLARE,
+        name=name,
+        limit=limit,
+        covers=covers,
+        shards=len(parts),
+        numbers=list(range(len(parts))),
         parts=list(parts),
-    )  # fmt: skip
+    )
 
 
 _ROOM = "(NOT %(refuses)s OR c.used + %(weight)s <= c.capacity)"
@@ -88,9 +93,12 @@ WHERE c.pool = %(name)s AND c.shard = t.shard""")
 def take(executor: Transaction, name: str, taken: Mapping[int, tuple[int, int]]) -> None:
     """Take slots in locked shards: {shard: (slots, works)}."""
     executor.run(
-        _TAKE, name=name, shards=list(taken), slots=[slots for slots, _ in taken.values()],
+        _TAKE,
+        name=name,
+        shards=list(taken),
+        slots=[slots for slots, _ in taken.values()],
         works=[works for _, works in taken.values()],
-    )  # fmt: skip
+    )
 
 
 _COLUMNS = f"""

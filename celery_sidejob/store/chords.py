@@ -78,9 +78,15 @@ def count(executor: Transaction, part: Part, result: Kept | None) -> tuple[Owed 
     for the result.
     """
     row = executor.run(
-        _COUNT_AND_KEEP, chord=part.chord, task_id=part.task_id, place=part.place,
-        part=part.body, call=part.call, lives_s=part.expires_s, **given(result),
-    )[0]  # fmt: skip
+        _COUNT_AND_KEEP,
+        chord=part.chord,
+        task_id=part.task_id,
+        place=part.place,
+        part=part.body,
+        call=part.call,
+        lives_s=part.expires_s,
+        **given(result),
+    )[0]
     return (Owed(part.chord, row.call, row.send_at, row.again) if row.claimed else None), bool(row.listened)
 
 

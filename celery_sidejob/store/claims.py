@@ -155,9 +155,17 @@ class Try(IntEnum):
 
 
 def claim(
-    executor: Transaction, job_id: int, *, task: str, for_run: int, worker_id: int, most: int, how: Try,
-    passes: bool = False, schema: str | None = None,
-) -> Sequence[Any]:  # fmt: skip
+    executor: Transaction,
+    job_id: int,
+    *,
+    task: str,
+    for_run: int,
+    worker_id: int,
+    most: int,
+    how: Try,
+    passes: bool = False,
+    schema: str | None = None,
+) -> Sequence[Any]:
     """Begin run `for_run` of the job for this worker; returns the job, then the children of the same snapshot.
 
     No children if there are more than `most` (`has_many_children`), and none for a shutdown. Returns nothing if the
@@ -173,10 +181,17 @@ def claim(
     process's id is recorded for the worker's parent, which rescues the run if this process dies.
     """
     return executor.run(
-        _CLAIM_AGAIN if how == Try.AGAIN else _CLAIM, id=job_id, task=task, for_run=for_run, worker_id=worker_id,
-        pid=os.getpid(), most=most, leaves=how == Try.LEAVING, passes=passes,
+        _CLAIM_AGAIN if how == Try.AGAIN else _CLAIM,
+        id=job_id,
+        task=task,
+        for_run=for_run,
+        worker_id=worker_id,
+        pid=os.getpid(),
+        most=most,
+        leaves=how == Try.LEAVING,
+        passes=passes,
         schema=schema,
-    )  # fmt: skip
+    )
 
 
 class Owed(NamedTuple):
@@ -199,9 +214,16 @@ def claim_page(
     """
     ids, for_runs, tasks = ([*column] for column in zip(*sorted(owed), strict=True))
     return executor.run(
-        _CLAIM_PAGE, ids=ids, for_runs=for_runs, tasks=tasks, worker_id=worker_id, pid=None, max_losses=max_losses,
-        most=most, schema=schema,
-    )  # fmt: skip
+        _CLAIM_PAGE,
+        ids=ids,
+        for_runs=for_runs,
+        tasks=tasks,
+        worker_id=worker_id,
+        pid=None,
+        max_losses=max_losses,
+        most=most,
+        schema=schema,
+    )
 
 
 _READ_CLAIMED = Statement(f"""
@@ -227,18 +249,21 @@ SELECT (SELECT count(*) FROM consumed) AS consumed,
 
 
 def fence(
-    executor: Transaction, job_id: int, *, run_no: int, unit_no: int, worker_id: int,
+    executor: Transaction,
+    job_id: int,
+    *,
+    run_no: int,
+    unit_no: int,
+    worker_id: int,
     read: Sequence[tuple[int, int]] = (),
-) -> Any | None:  # fmt: skip
+) -> Any | None:
     """Pass if the run is still the job's current one and this unit was not applied yet; the job is locked.
 
     Removes the packets that the unit has `read`. Returns how many of them were still the run's to remove (`consumed`),
     and the ports with a limit of which they were. None if the fence is closed: then the transaction must be rolled
     back.
     """
-    return first(executor.run(
-        _FENCE, id=job_id, run_no=run_no, unit_no=unit_no, worker_id=worker_id, **those(read)
-    ))  # fmt: skip
+    return first(executor.run(_FENCE, id=job_id, run_no=run_no, unit_no=unit_no, worker_id=worker_id, **those(read)))
 
 
 Past = dict[str, Any]
@@ -395,10 +420,19 @@ _GIVE_UP = _end_of_run(
 
 
 def release(
-    executor: Transaction, job_id: int, *, run_no: int, worker_id: int, own: bool, loss: bool,
-    undone: bool = False, outcome: str | None = None, error: str | None = None, unwanted: bool = False,
+    executor: Transaction,
+    job_id: int,
+    *,
+    run_no: int,
+    worker_id: int,
+    own: bool,
+    loss: bool,
+    undone: bool = False,
+    outcome: str | None = None,
+    error: str | None = None,
+    unwanted: bool = False,
     past: Past = NO_PAST,
-) -> Any | None:  # fmt: skip
+) -> Any | None:
     """Take a run from its worker, a dead one or the worker's `own`. The job is queued again, or terminating.
 
     The inputs are unchanged, because only whole units of the run were committed. The run begins again, so it gives its

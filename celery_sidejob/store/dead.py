@@ -25,18 +25,35 @@ FROM {jobs} j WHERE j.id = %(job_id)s RETURNING id""")
 
 
 def bury(
-    executor: Transaction, job_id: int, *, task_id: str | None, reason: str, error: str, traceback: str | None,
-    retries: int, wake_pending: bool, given_group: str | None = None, loss: str | None = None,
-) -> int:  # fmt: skip
+    executor: Transaction,
+    job_id: int,
+    *,
+    task_id: str | None,
+    reason: str,
+    error: str,
+    traceback: str | None,
+    retries: int,
+    wake_pending: bool,
+    given_group: str | None = None,
+    loss: str | None = None,
+) -> int:
     """Enter a job in the dead set; an older entry of the same job is replaced.
 
     Its failure group is `given_group`, or else the class that `error` begins with. `loss`: why its last run was lost,
     as JSON text.
     """
     found = executor.run(
-        _BURY, job_id=job_id, task_id=task_id, reason=reason, error=error, traceback=traceback, retries=retries,
-        wake_pending=wake_pending, given_group=given_group, loss=loss,
-    )  # fmt: skip
+        _BURY,
+        job_id=job_id,
+        task_id=task_id,
+        reason=reason,
+        error=error,
+        traceback=traceback,
+        retries=retries,
+        wake_pending=wake_pending,
+        given_group=given_group,
+        loss=loss,
+    )
     return int(found[0].id)
 
 

@@ -51,9 +51,11 @@ def add(executor: Transaction, edges: Iterable[tuple[int, int, str]]) -> None:
     """Write new edges: (job, the job that it depends on, the effect of that job's failure)."""
     given = list(edges)
     executor.run(
-        _ADD, jobs=[edge[0] for edge in given], depend_on=[edge[1] for edge in given],
+        _ADD,
+        jobs=[edge[0] for edge in given],
+        depend_on=[edge[1] for edge in given],
         on_failure=[edge[2] for edge in given],
-    )  # fmt: skip
+    )
 
 
 _BLOCK = Statement(f"""

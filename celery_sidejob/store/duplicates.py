@@ -31,9 +31,12 @@ def note(executor: Transaction, copies: Iterable[Copy], *, tried: Sequence[str] 
     """Note that the copies here are the ones that count; `tried` are the stores that may have other copies."""
     pairs = list(copies)
     executor.run(
-        _NOTE, task_ids=[task_id for task_id, _ in pairs], calls=[call for _, call in pairs], tried=list(tried),
+        _NOTE,
+        task_ids=[task_id for task_id, _ in pairs],
+        calls=[call for _, call in pairs],
+        tried=list(tried),
         kept_s=kept_s,
-    )  # fmt: skip
+    )
 
 
 _TRIED = Statement("""

@@ -31,8 +31,10 @@ class Database:
     def is_same_as(self, other: Database) -> bool:
         """Whether both are the same database, as far as both could be asked."""
         pairs: Sequence[tuple[Any, Any]] = (
-            (self.oid, other.oid), (self.identity, other.identity), (self.cluster, other.cluster),
-        )  # fmt: skip
+            (self.oid, other.oid),
+            (self.identity, other.identity),
+            (self.cluster, other.cluster),
+        )
         return all(one == two for one, two in pairs if one is not None and two is not None)
 
 

@@ -40,9 +40,15 @@ def next_ids(executor: Autocommit | Transaction, count: int) -> list[int]:
 
 _NAMES = ", ".join(column.name for column in COLUMNS)
 _GIVEN = {
-    "id": "bigint", **{column.name: "text" if column.is_json else column.sql for column in COLUMNS}, "task_id": "text",
-    "options": "text", "unique_key": "text", "due_at": "timestamptz", "wait_s": "double precision", "slot": "smallint",
-}  # fmt: skip
+    "id": "bigint",
+    **{column.name: "text" if column.is_json else column.sql for column in COLUMNS},
+    "task_id": "text",
+    "options": "text",
+    "unique_key": "text",
+    "due_at": "timestamptz",
+    "wait_s": "double precision",
+    "slot": "smallint",
+}
 """The given columns of a new job, and their types."""
 _NOTHING: dict[str, Any] = dict.fromkeys(_GIVEN)
 _VALUES = ", ".join(f"{column.name}::json" if column.is_json else column.name for column in COLUMNS)

@@ -73,9 +73,14 @@ WHERE {_PORT} ORDER BY p.id""",
 
 
 def read_ahead(
-    executor: Reader, port: PortKey, *, limit: int | None, seen: Sequence[int] = (), job_id: int | None = None,
+    executor: Reader,
+    port: PortKey,
+    *,
+    limit: int | None,
+    seen: Sequence[int] = (),
+    job_id: int | None = None,
     run_no: int | None = None,
-) -> list[Any]:  # fmt: skip
+) -> list[Any]:
     """Read the next packets of a port without removing or locking them, including those taken for the asking run.
 
     With `limit=None` that is all of them. Packets read before are excluded by id, not by position: a lower id may be
@@ -127,9 +132,15 @@ SELECT taken.*, {_passed_over("taken")} FROM taken""")
 
 
 def take(
-    executor: Transaction, port: PortKey, *, job_id: int, run_no: int, limit: int | None, again: bool = False,
+    executor: Transaction,
+    port: PortKey,
+    *,
+    job_id: int,
+    run_no: int,
+    limit: int | None,
+    again: bool = False,
     seen: Sequence[int] = (),
-) -> list[Any]:  # fmt: skip
+) -> list[Any]:
     """Take free packets of a port for a run, oldest first, except those that another open transaction is reading.
 
     With `limit=None` all of them are taken. `again`: the answer to an earlier take of this run was lost, so packets
@@ -260,9 +271,13 @@ FROM {{ports}} o WHERE {_PORT}""")
 
 
 def count(
-    executor: Reader, port: PortKey, *, seen: Sequence[int] = (), job_id: int | None = None,
+    executor: Reader,
+    port: PortKey,
+    *,
+    seen: Sequence[int] = (),
+    job_id: int | None = None,
     run_no: int | None = None,
-) -> int:  # fmt: skip
+) -> int:
     """Count the packets that wait on a port, with those taken for the run that asks; 0 if there is no such port."""
     found = executor.run(_COUNT, **_named(port), seen=list(seen), job_id=job_id, run_no=run_no)
     return int(found[0].packets) if found else 0

@@ -79,9 +79,10 @@ WHERE {_OWED[kind]}
 RETURNING extract(epoch FROM m.next_check_at - now())::double precision AS wait_s,
   {given_up} AS given_up""")
     for kind, given_up in {
-        JOBS: "false", TASKS: f"m.declined_at < now() - make_interval(secs => {PATIENCE_S})",
+        JOBS: "false",
+        TASKS: f"m.declined_at < now() - make_interval(secs => {PATIENCE_S})",
     }.items()
-}  # fmt: skip
+}
 
 
 def send_again(executor: Transaction, kind: Kind, key: tuple[Any, int], *, task: str, longest_s: float) -> Any | None:

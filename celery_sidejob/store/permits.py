@@ -233,9 +233,17 @@ _CLAIM_OF_KEYS = claiming(BEGINS, _BEGUN, before=_BEST_OF_KEYS + _BEFORE, then=_
 
 
 def claim(
-    executor: Transaction, queue: str, *, job_id: int, task: str, tasks: Collection[str], worker_id: int, most: int,
-    schema: str | None, locked: Any = None,
-) -> Sequence[Any]:  # fmt: skip
+    executor: Transaction,
+    queue: str,
+    *,
+    job_id: int,
+    task: str,
+    tasks: Collection[str],
+    worker_id: int,
+    most: int,
+    schema: str | None,
+    locked: Any = None,
+) -> Sequence[Any]:
     """Begin the best run that is owed in a managed queue; the result is as that of `claims.claim`.
 
     The delivery names a job and its `task`; it may run a job of any of `tasks`, which have the same time limits.
@@ -248,9 +256,16 @@ def claim(
     """
     statement = _CLAIM if locked is None else _CLAIM_OF_KEYS if locked.has_keys else _CLAIM_IN_LOCKED
     return executor.run(
-        statement, queue=queue, id=job_id, task=task, tasks=list(tasks), worker_id=worker_id, pid=os.getpid(),
-        most=most, schema=schema,
-    )  # fmt: skip
+        statement,
+        queue=queue,
+        id=job_id,
+        task=task,
+        tasks=list(tasks),
+        worker_id=worker_id,
+        pid=os.getpid(),
+        most=most,
+        schema=schema,
+    )
 
 
 _COLUMNS = "q.name, q.run_limit IS NOT NULL AS has_limit, q.key_limit IS NOT NULL AS has_keys"
@@ -306,19 +321,34 @@ SELECT pool, queue, waited_s FROM begun"""
 
 
 def begin(
-    executor: Transaction, key: Key, content: Content, *, queue: str, worker_id: int, pid: int, on_lost: str,
+    executor: Transaction,
+    key: Key,
+    content: Content,
+    *,
+    queue: str,
+    worker_id: int,
+    pid: int,
+    on_lost: str,
     max_losses: int,
-) -> Any | None:  # fmt: skip
+) -> Any | None:
     """Lock the row of a durable task for a run, as `holds.begin` does, if the gate of its queue is open.
 
     The transaction has locked the queue. A token of the rate is spent even if the content turns out to be forged.
     """
     return first(
         executor.run(
-            _BEGIN, task_id=key[0], generation=key[1], task=content.task, digest=content.digest, queue=queue,
-            worker_id=worker_id, pid=pid, on_lost=on_lost, max_losses=max_losses,
+            _BEGIN,
+            task_id=key[0],
+            generation=key[1],
+            task=content.task,
+            digest=content.digest,
+            queue=queue,
+            worker_id=worker_id,
+            pid=pid,
+            on_lost=on_lost,
+            max_losses=max_losses,
         )
-    )  # fmt: skip
+    )
 
 
 # -- at the gate -----------------------------------------------------------------------------------------------------

@@ -16,9 +16,15 @@ ON CONFLICT (job_id) DO UPDATE SET run_no = excluded.run_no, told_at = now(), do
 
 
 def set_(
-    executor: Transaction, job_id: int, *, run_no: int, worker_id: int, done: float | None, total: float | None,
+    executor: Transaction,
+    job_id: int,
+    *,
+    run_no: int,
+    worker_id: int,
+    done: float | None,
+    total: float | None,
     note: str | None,
-) -> None:  # fmt: skip
+) -> None:
     """Store a run's progress, unless the run is no longer the job's current run."""
     executor.run(_SET, job_id=job_id, run_no=run_no, worker_id=worker_id, done=done, total=total, note=note)
 

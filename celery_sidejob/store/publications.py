@@ -162,9 +162,15 @@ def deliver(executor: Transaction, channel: str, page: Page) -> dict[int, bool] 
     once for each. Does nothing and returns None if an open transaction is about to remove one of the ports.
     """
     found = executor.run(
-        _DELIVER, channel=channel, levels=ancestors(channel), id=page.id, newest=page.newest,
-        job_ids=list(page.job_ids), up_to=max(page.job_ids, default=0), is_last=page.is_last,
-    )[0]  # fmt: skip
+        _DELIVER,
+        channel=channel,
+        levels=ancestors(channel),
+        id=page.id,
+        newest=page.newest,
+        job_ids=list(page.job_ids),
+        up_to=max(page.job_ids, default=0),
+        is_last=page.is_last,
+    )[0]
     to_wake = set(found.to_wake or ())
     return {job_id: job_id in to_wake for job_id in found.job_ids or ()} if found.are_all else None
 

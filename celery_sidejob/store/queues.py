@@ -72,10 +72,15 @@ def set_(executor: Transaction, name: str, settings: QueueSettings, *, declared:
     """Change the settings of a locked queue; another rate begins with a full bucket."""
     rate = settings.rate
     executor.run(
-        _SET, name=name, ordered=settings.ordered, limit=settings.limit, key_limit=settings.limit_per_key,
-        interval_s=None if rate is None else rate.interval_s, burst=None if rate is None else rate.burst,
+        _SET,
+        name=name,
+        ordered=settings.ordered,
+        limit=settings.limit,
+        key_limit=settings.limit_per_key,
+        interval_s=None if rate is None else rate.interval_s,
+        burst=None if rate is None else rate.burst,
         declared=None if declared is None else json.dumps(declared),
-    )  # fmt: skip
+    )
 
 
 _PAUSE = Statement("""

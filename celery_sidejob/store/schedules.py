@@ -52,10 +52,19 @@ class Row:
 
 def _of_row(row: Any) -> Row:
     spec = Spec(
-        task=row.task, args=row.args, kwargs=row.kwargs, options=row.options, every_s=row.every_s, cron=row.cron,
-        timezone=row.timezone, start_at=row.start_at, end_at=row.end_at, catch_up=row.catch_up, overlap=row.overlap,
+        task=row.task,
+        args=row.args,
+        kwargs=row.kwargs,
+        options=row.options,
+        every_s=row.every_s,
+        cron=row.cron,
+        timezone=row.timezone,
+        start_at=row.start_at,
+        end_at=row.end_at,
+        catch_up=row.catch_up,
+        overlap=row.overlap,
         jitter_s=row.jitter_s,
-    )  # fmt: skip
+    )
     windows = tuple(Window.of_json(window) for window in json.loads(row.plan))
     return Row(
         name=row.name, spec=spec, plan=Plan(row.name, windows, row.jitter_s),
@@ -143,20 +152,32 @@ def change(executor: Transaction, plan: Plan, spec: Spec, *, paused: bool, ancho
 
 def _values(plan: Plan, spec: Spec, *, paused: bool, anchor_at: datetime, declared: Any) -> dict[str, Any]:
     return {
-        "task": spec.task, "args": spec.args, "kwargs": spec.kwargs, "options": spec.options, "every_s": spec.every_s,
-        "cron": spec.cron, "timezone": spec.timezone, "start_at": spec.start_at, "end_at": spec.end_at,
-        "catch_up": spec.catch_up, "overlap": spec.overlap, "jitter_s": spec.jitter_s,
-        "declared": None if declared is None else json.dumps(declared), "anchor_at": anchor_at,
+        "task": spec.task,
+        "args": spec.args,
+        "kwargs": spec.kwargs,
+        "options": spec.options,
+        "every_s": spec.every_s,
+        "cron": spec.cron,
+        "timezone": spec.timezone,
+        "start_at": spec.start_at,
+        "end_at": spec.end_at,
+        "catch_up": spec.catch_up,
+        "overlap": spec.overlap,
+        "jitter_s": spec.jitter_s,
+        "declared": None if declared is None else json.dumps(declared),
+        "anchor_at": anchor_at,
         **_to_come(plan, paused=paused),
-    }  # fmt: skip
+    }
 
 
 def _to_come(plan: Plan, *, paused: bool) -> dict[str, Any]:
     next_at = plan.next
     return {
-        "name": plan.name, "plan": json.dumps(plan.as_json()), "next_at": next_at,
+        "name": plan.name,
+        "plan": json.dumps(plan.as_json()),
+        "next_at": next_at,
         "due_at": None if next_at is None or paused else plan.made_at(next_at),
-    }  # fmt: skip
+    }
 
 
 _GO_ON = Statement("""
@@ -168,14 +189,24 @@ WHERE name = %(name)s""")
 
 
 def go_on(
-    executor: Transaction, plan: Plan, *, paused: bool, made: int = 0, last_at: datetime | None = None,
-    last_job_id: int | None = None, last_task_id: str | None = None,
-) -> None:  # fmt: skip
+    executor: Transaction,
+    plan: Plan,
+    *,
+    paused: bool,
+    made: int = 0,
+    last_at: datetime | None = None,
+    last_job_id: int | None = None,
+    last_task_id: str | None = None,
+) -> None:
     """Note the last work of a locked schedule, and the times still to come."""
     executor.run(
-        _GO_ON, **_to_come(plan, paused=paused), made=made, last_at=last_at, last_job_id=last_job_id,
+        _GO_ON,
+        **_to_come(plan, paused=paused),
+        made=made,
+        last_at=last_at,
+        last_job_id=last_job_id,
         last_task_id=last_task_id,
-    )  # fmt: skip
+    )
 
 
 _PAUSE = Statement("""

@@ -151,6 +151,9 @@ def unserved(executor: Reader, rows: Sequence[Any], silent: Collection[int]) -> 
     that are `silent` (`workers.silent`) do not count. Queues without a live worker are skipped.
     """
     return executor.run(
-        _UNSERVED, tasks=[row.task for row in rows], queues=[row.queue for row in rows],
-        runs=[row.runs for row in rows], silent=list(silent),
-    )  # fmt: skip
+        _UNSERVED,
+        tasks=[row.task for row in rows],
+        queues=[row.queue for row in rows],
+        runs=[row.runs for row in rows],
+        silent=list(silent),
+    )

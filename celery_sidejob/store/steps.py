@@ -157,9 +157,15 @@ def apply(executor: Transaction, change: StepChange, *, keep: int) -> None:
             executor.run(_LEAVE_TURNS, job_id=job_id)
         case FinishSteps():
             executor.run(
-                _FINISH, job_id=change.job_id, run_no=change.run_no, worker_id=change.worker_id,
-                of_body=change.of_body, reads=list(change.reads), most=MOST_TOLD, keep=keep,
-            )  # fmt: skip
+                _FINISH,
+                job_id=change.job_id,
+                run_no=change.run_no,
+                worker_id=change.worker_id,
+                of_body=change.of_body,
+                reads=list(change.reads),
+                most=MOST_TOLD,
+                keep=keep,
+            )
         case BeginAnew(job_id, force):
             executor.run(_BEGIN_ANEW, job_id=job_id, force=force)
         case CopySteps(job_id, source, before):

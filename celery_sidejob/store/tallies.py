@@ -84,9 +84,13 @@ GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5""")
 
 
 def read(
-    executor: Reader, *, queue: str | None = None, task: str | None = None, day: date | None = None,
+    executor: Reader,
+    *,
+    queue: str | None = None,
+    task: str | None = None,
+    day: date | None = None,
     step: str | None = "",
-) -> Iterator[tuple[Tally, Amount]]:  # fmt: skip
+) -> Iterator[tuple[Tally, Amount]]:
     """Read the tallies of a day, of `EVER`, or (None) of all kept days, for all queues and tasks or for one.
 
     By default they are those of runs; with `step` those of a step, and with None those of runs and of all steps.

@@ -29,11 +29,16 @@ def add(executor: Transaction, ended: Sequence[TaskFinished], *, keep: int) -> N
     """Add tasks that have ended, and forget the oldest beyond `keep`."""
     now = time.monotonic()
     executor.run(
-        _ADD, task_ids=[each.task_id for each in ended], tasks=[each.task for each in ended],
-        queues=[each.queue for each in ended], hows=[str(each.how) for each in ended],
-        ages=[now - each.at for each in ended], lasted=[each.lasted_s for each in ended],
-        number=len(ended), keep=keep,
-    )  # fmt: skip
+        _ADD,
+        task_ids=[each.task_id for each in ended],
+        tasks=[each.task for each in ended],
+        queues=[each.queue for each in ended],
+        hows=[str(each.how) for each in ended],
+        ages=[now - each.at for each in ended],
+        lasted=[each.lasted_s for each in ended],
+        number=len(ended),
+        keep=keep,
+    )
 
 
 _READ = Statement("""

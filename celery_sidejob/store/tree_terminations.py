@@ -102,9 +102,13 @@ def find(executor: Reader, places: Sequence[Any], *, most: int) -> Sequence[Any]
     A job whose row has `itself` has no parent here.
     """
     return executor.run(
-        _FIND, ids=[place.job_id for place in places], roots=[place.root for place in places],
-        itself=[place.itself for place in places], after=[place.after for place in places], most=most,
-    )  # fmt: skip
+        _FIND,
+        ids=[place.job_id for place in places],
+        roots=[place.root for place in places],
+        itself=[place.itself for place in places],
+        after=[place.after for place in places],
+        most=most,
+    )
 
 
 _GO_ON = Statement("""
@@ -129,9 +133,13 @@ RETURNING job_id""")
 
 
 def go_on(
-    executor: Transaction, seen: Mapping[int, int], *, first: Mapping[int, str], last: Mapping[int, str],
+    executor: Transaction,
+    seen: Mapping[int, int],
+    *,
+    first: Mapping[int, str],
+    last: Mapping[int, str],
     places: Sequence[int],
-) -> set[int]:  # fmt: skip
+) -> set[int]:
     """Record the work that remains after a page, and return the jobs with a row.
 
     `seen` are the jobs that were locked and the jobs of the rows `places` from which the page has begun, with their
@@ -140,9 +148,13 @@ def go_on(
     `split`, which waits for it, sees the new row.
     """
     found = executor.run(
-        _GO_ON, ids=list(seen), roots=list(seen.values()), first=[first.get(job_id, "") for job_id in seen],
-        last=[last.get(job_id, "") for job_id in seen], places=list(places),
-    )  # fmt: skip
+        _GO_ON,
+        ids=list(seen),
+        roots=list(seen.values()),
+        first=[first.get(job_id, "") for job_id in seen],
+        last=[last.get(job_id, "") for job_id in seen],
+        places=list(places),
+    )
     return {row.job_id for row in found}
 
 

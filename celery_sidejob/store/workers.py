@@ -245,9 +245,11 @@ def list_all(executor: Reader, settings: Settings) -> Sequence[Any]:
     silent after half a lease without a beat, as for the sweeper, or if its lock is free and a beat is missed.
     """
     return executor.run(
-        _LIST, silence_s=settings.lease / 2, missed_s=settings.heartbeat_interval + settings.lock_grace,
+        _LIST,
+        silence_s=settings.lease / 2,
+        missed_s=settings.heartbeat_interval + settings.lock_grace,
         schema=settings.schema,
-    )  # fmt: skip
+    )
 
 
 _PRESENT = Statement("""

@@ -38,9 +38,14 @@ class Waiting:
 
 
 def assert_enqueued(
-    task: Any, args: Iterable[Any] | None = None, kwargs: Mapping[str, Any] | None = None, *, queue: str | None = None,
-    transaction: Any = None, sidejob: Any = None,
-) -> Job | Waiting:  # fmt: skip
+    task: Any,
+    args: Iterable[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    queue: str | None = None,
+    transaction: Any = None,
+    sidejob: Any = None,
+) -> Job | Waiting:
     """Return the first queued job or unfinished durable task that matches; AssertionError if there is none.
 
     `task` is a task or its name. A parameter that is not given is not compared. Work that is not due yet counts too.
@@ -54,9 +59,14 @@ def assert_enqueued(
 
 
 def refute_enqueued(
-    task: Any, args: Iterable[Any] | None = None, kwargs: Mapping[str, Any] | None = None, *, queue: str | None = None,
-    transaction: Any = None, sidejob: Any = None,
-) -> None:  # fmt: skip
+    task: Any,
+    args: Iterable[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    queue: str | None = None,
+    transaction: Any = None,
+    sidejob: Any = None,
+) -> None:
     """Raise AssertionError if `assert_enqueued` would find a job or task."""
     _, found = _enqueued(task, args, kwargs, queue, transaction, sidejob)
     if found:
@@ -117,9 +127,13 @@ def assert_packets(port: Port, values: Iterable[Any]) -> None:
 
 
 def _enqueued(
-    task: Any, args: Iterable[Any] | None, kwargs: Mapping[str, Any] | None, queue: str | None, transaction: Any,
+    task: Any,
+    args: Iterable[Any] | None,
+    kwargs: Mapping[str, Any] | None,
+    queue: str | None,
+    transaction: Any,
     sidejob: Any,
-) -> tuple[list[Job | Waiting], list[Job | Waiting]]:  # fmt: skip
+) -> tuple[list[Job | Waiting], list[Job | Waiting]]:
     """Return all enqueued work, and the work that matches."""
     owner = sidejob_of(sidejob or task)
     name = getattr(task, "name", task)
@@ -130,10 +144,13 @@ def _enqueued(
     there = jobs + [_waiting(owner.app, row) for row in undone(reader, MOST)]
     wanted = None if args is None else list(args)
     found = [
-        one for one in there
-        if one.task == name and queue in (None, one.queue)
-        and (wanted is None or list(one.args) == wanted) and (kwargs is None or one.kwargs == kwargs)
-    ]  # fmt: skip
+        one
+        for one in there
+        if one.task == name
+        and queue in (None, one.queue)
+        and (wanted is None or list(one.args) == wanted)
+        and (kwargs is None or one.kwargs == kwargs)
+    ]
     return there, found
 
 

@@ -88,9 +88,11 @@ def sidejob_settings() -> Mapping[str, Any]:
 
 @pytest.fixture(scope="session")
 def sidejob_configuration(
-    request: pytest.FixtureRequest, sidejob_database_url: str, sidejob_broker_url: str,
+    request: pytest.FixtureRequest,
+    sidejob_database_url: str,
+    sidejob_broker_url: str,
     sidejob_settings: Mapping[str, Any],
-) -> Mapping[str, Any]:  # fmt: skip
+) -> Mapping[str, Any]:
     """All changes to the app's configuration, in this process and in the workers of tests."""
     from .servers import configuration
 

@@ -23,9 +23,14 @@ def start_process(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, log
     """Start a process in its own session, whose output goes to a file."""
     with log_path.open("wb") as sink:
         return subprocess.Popen(
-            argv, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT,
+            argv,
+            env=env,
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
             start_new_session=True,
-        )  # fmt: skip
+        )
 
 
 class Process:
@@ -35,9 +40,15 @@ class Process:
     """
 
     def __init__(
-        self, argv: Sequence[str], *, name: str, env: Mapping[str, str], cwd: Path, log_path: Path,
+        self,
+        argv: Sequence[str],
+        *,
+        name: str,
+        env: Mapping[str, str],
+        cwd: Path,
+        log_path: Path,
         start: Start = start_process,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.name = name
         self.argv = list(argv)
         self.log_path = log_path

@@ -199,10 +199,15 @@ def configuration(app: Celery, database_url: str, broker: str, part: RedisPart |
     """Return the changes by which the app uses the servers of the tests."""
     schema = own_schema(app.sidejob.settings.schema, database_url)
     changes: dict[str, Any] = {
-        **QUICK, "sidejob_database_url": database_url, "sidejob_direct_url": None, "sidejob_failover_urls": [],
+        **QUICK,
+        "sidejob_database_url": database_url,
+        "sidejob_direct_url": None,
+        "sidejob_failover_urls": [],
         "sidejob_schema": schema,
-        "broker_url": broker, "broker_read_url": None, "broker_write_url": None,
-    }  # fmt: skip
+        "broker_url": broker,
+        "broker_read_url": None,
+        "broker_write_url": None,
+    }
     backend = app.conf.result_backend
     if "schema" in app.conf.broker_transport_options:
         changes["broker_transport_options"] = {**app.conf.broker_transport_options, "schema": schema}

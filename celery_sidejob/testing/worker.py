@@ -36,10 +36,17 @@ class Worker:
     """
 
     def __init__(  # noqa: PLR0913 - each is an option of `celery worker`, or says where it runs
-        self, app: str, *, configuration: Mapping[str, Any] | None = None, pool: str = "prefork", concurrency: int = 1,
-        queues: str | Sequence[str] | None = None, extra: Sequence[str] = (), env: Mapping[str, str] | None = None,
+        self,
+        app: str,
+        *,
+        configuration: Mapping[str, Any] | None = None,
+        pool: str = "prefork",
+        concurrency: int = 1,
+        queues: str | Sequence[str] | None = None,
+        extra: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
         directory: Path | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.name = f"worker{next(_numbers)}-{secrets.token_hex(2)}@test"
         """Its name in remote control."""
         self._argv = [
@@ -52,9 +59,13 @@ class Worker:
         self._directory = directory
         self._temporary: Path | None = None
         self._env = {
-            **os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": _python_path(), APP: app,
-            CONFIGURATION: json.dumps(dict(configuration or {})), DJANGO: json.dumps(databases.names()),
-        }  # fmt: skip
+            **os.environ,
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONPATH": _python_path(),
+            APP: app,
+            CONFIGURATION: json.dumps(dict(configuration or {})),
+            DJANGO: json.dumps(databases.names()),
+        }
         self._given = dict(env or {})
         self._lives: list[Process] = []
 
@@ -79,9 +90,12 @@ class Worker:
         with uninterrupted():
             crash = crashes.present()
             env = {
-                **self._env, "TMPDIR": str(self._scratch()), **self._given,
-                **(crash.variables(self, home) if crash else {}), READY: str(ready),
-            }  # fmt: skip
+                **self._env,
+                "TMPDIR": str(self._scratch()),
+                **self._given,
+                **(crash.variables(self, home) if crash else {}),
+                READY: str(ready),
+            }
             life = Process(self._argv, name=self.name, env=env, cwd=Path.cwd(), log_path=log)
             _janitor().watch_process(life.pid, signal.SIGKILL)
         self._lives.append(life)

@@ -92,5 +92,9 @@ def log_dropped(dropped: Iterable[Dropped], *, limit: int | None, days: float | 
         logger.error(
             "A message of queue %r (task %s) was dropped from the dead list, where it was since %s: the list "
             "keeps the newest %s messages, for %s days",
-            queue, task_id, at, limit, days,
-        )  # fmt: skip
+            queue,
+            task_id,
+            at,
+            limit,
+            days,
+        )

@@ -10,8 +10,11 @@ import kombu
 from ..model.checks import MOST_S, SLIP, Form, is_number, is_seconds, nearest
 
 DEFAULTS: Mapping[str, Any] = {
-    "loop_timeout": 30.0, "delivery_limit": 20, "dead_list_limit": 10_000, "dead_list_days": 90,
-}  # fmt: skip
+    "loop_timeout": 30.0,
+    "delivery_limit": 20,
+    "dead_list_limit": 10_000,
+    "dead_list_days": 90,
+}
 """The defaults of both transports for options that are not given."""
 
 SHARED: Mapping[str, Form] = {
@@ -26,7 +29,7 @@ SHARED: Mapping[str, Form] = {
         f"a number of days above 0, {MOST_S}, or None",
         lambda value: value is None or (is_seconds(value) and value > 0),
     ),
-}  # fmt: skip
+}
 """The options that both transports have, each with its values."""
 
 

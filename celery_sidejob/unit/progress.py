@@ -43,9 +43,14 @@ class Told:
 
         def work(executor: Transaction) -> None:
             progress.set_(
-                executor, self.hold.job_id, run_no=self.hold.run_no, worker_id=self.hold.worker_id, done=done,
-                total=total, note=note,
-            )  # fmt: skip
+                executor,
+                self.hold.job_id,
+                run_no=self.hold.run_no,
+                worker_id=self.hold.worker_id,
+                done=done,
+                total=total,
+                note=note,
+            )
 
         try:
             self.runtime.connections.transact("progress", work, single=True)

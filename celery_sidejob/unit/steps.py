@@ -216,9 +216,15 @@ class Steps:
         turn, name, number = place.key
         hold = self._hold
         return KeepStep(
-            job_id=hold.job_id, turn=turn, name=name, number=number, kind=place.kind, run_no=hold.run_no,
-            worker_id=hold.worker_id, **kept,
-        )  # fmt: skip
+            job_id=hold.job_id,
+            turn=turn,
+            name=name,
+            number=number,
+            kind=place.kind,
+            run_no=hold.run_no,
+            worker_id=hold.worker_id,
+            **kept,
+        )
 
     def keep(self, place: Place, **kept: Any) -> None:
         """Commit the unit of the step with its record.

@@ -210,16 +210,19 @@ def openapi(operations: tuple[Operation, ...], version: str) -> dict[str, Any]:
             "schemas": {
                 **components,
                 "Problem": {
-                    "type": "object", "required": ["type", "title", "status", "detail"],
+                    "type": "object",
+                    "required": ["type", "title", "status", "detail"],
                     "properties": {
-                        "type": {"type": "string"}, "title": {"type": "string"}, "status": {"type": "integer"},
+                        "type": {"type": "string"},
+                        "title": {"type": "string"},
+                        "status": {"type": "integer"},
                         "detail": {"type": "string"},
                     },
                 },
             },
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
-    }  # fmt: skip
+    }
 
 
 def _described(operation: Operation, components: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
@@ -237,8 +240,10 @@ def _described(operation: Operation, components: dict[str, Any], answer: dict[st
     if operation.takes_key:
         parameters.append({"name": "Idempotency-Key", "in": "header", "required": False, "schema": {"type": "string"}})
     found: dict[str, Any] = {
-        "operationId": operation.name, "summary": (operation.do.__doc__ or "").strip().split("\n")[0],
-        "x-scope": operation.scope, "parameters": parameters,
+        "operationId": operation.name,
+        "summary": (operation.do.__doc__ or "").strip().split("\n")[0],
+        "x-scope": operation.scope,
+        "parameters": parameters,
         "responses": {
             str(operation.status): {"description": "Done.", "content": {"application/json": {"schema": answer}}},
             "default": {
@@ -246,7 +251,7 @@ def _described(operation: Operation, components: dict[str, Any], answer: dict[st
                 "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}},
             },
         },
-    }  # fmt: skip
+    }
     if operation.body is not Nothing:
         reference = {"$ref": f"#/components/schemas/{operation.body.__name__}"}
         found["requestBody"] = {"required": True, "content": {"application/json": {"schema": reference}}}

@@ -58,9 +58,19 @@ def ask(kind: Kind, visit: Visit) -> Shown:
     verb, chosen = _verb(kind, visit.asked.get("verb", "")), _chosen(kind, visit.asked)
     total, is_more, before = _count(kind, visit, chosen)
     return visit.show(
-        "bulk.html", kind=kind, name=visit.asked["verb"], verb=verb, chosen=chosen, total=total, is_more=is_more,
-        done=0, skipped=0, before=before, why=None, state="ask",
-    )  # fmt: skip
+        "bulk.html",
+        kind=kind,
+        name=visit.asked["verb"],
+        verb=verb,
+        chosen=chosen,
+        total=total,
+        is_more=is_more,
+        done=0,
+        skipped=0,
+        before=before,
+        why=None,
+        state="ask",
+    )
 
 
 def _count(kind: Kind, visit: Visit, chosen: Mapping[str, str]) -> tuple[int, bool, str]:
@@ -104,9 +114,19 @@ def act(kind: Kind, visit: Visit) -> Shown:
             break
     is_over = goes_on is None or (done + skipped >= total and not is_more)
     return visit.show(
-        "bulk.html", kind=kind, name=name, verb=verb, chosen=chosen, total=max(total, done + skipped), is_more=is_more,
-        done=done, skipped=skipped, before=goes_on, why=why, state="over" if is_over else "go on",
-    )  # fmt: skip
+        "bulk.html",
+        kind=kind,
+        name=name,
+        verb=verb,
+        chosen=chosen,
+        total=max(total, done + skipped),
+        is_more=is_more,
+        done=done,
+        skipped=skipped,
+        before=goes_on,
+        why=why,
+        state="over" if is_over else "go on",
+    )
 
 
 def _one(verb: Verb, visit: Visit, item: Any) -> str | None:
@@ -158,7 +178,9 @@ def _delete(visit: Visit, job: Job) -> str | None:
 
 
 JOBS = Kind(
-    "/jobs", ("job", "jobs"), FILTERS,
+    "/jobs",
+    ("job", "jobs"),
+    FILTERS,
     {
         "run": Verb("Ask to run", "Each runs once more, as soon as it may. Failed jobs stay as they are.", _run),
         "force": Verb("Force to run", "Each runs once more, also if it has failed or was terminated.", _force),
@@ -166,7 +188,7 @@ JOBS = Kind(
         "delete": Verb("Delete for good", "Only what is terminated goes, with all below it.", _delete),
     },
     _jobs,
-)  # fmt: skip
+)
 
 
 # -- the dead set ----------------------------------------------------------------------------------------------------
@@ -189,13 +211,15 @@ def _delete_entry(visit: Visit, entry: DeadEntry) -> str | None:
 
 
 DEAD = Kind(
-    "/dead", ("entry", "entries"), DEAD_FILTERS,
+    "/dead",
+    ("entry", "entries"),
+    DEAD_FILTERS,
     {
         "retry": Verb("Retry", "Each is tried again, and leaves the dead set.", _retry),
         "delete": Verb("Delete for good", "Each entry goes with its job and all jobs below it.", _delete_entry),
     },
     _entries,
-)  # fmt: skip
+)
 
 
 def _of(kind: Kind, page: Callable[[Kind, Visit], Shown]) -> Callable[[Visit], Shown]:

@@ -66,12 +66,20 @@ def _django_user(request: Request) -> tuple[str, str] | None:
 def _scope(request: Any, rest: str, user: tuple[str, str]) -> dict[str, Any]:
     root = request.path[: len(request.path) - len(rest)].rstrip("/") if rest else request.path.rstrip("/")
     return {
-        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": request.method,
-        "scheme": request.scheme, "path": f"{root}/{rest}", "raw_path": None, "root_path": root,
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": request.method,
+        "scheme": request.scheme,
+        "path": f"{root}/{rest}",
+        "raw_path": None,
+        "root_path": root,
         "query_string": request.META.get("QUERY_STRING", "").encode("latin-1"),
         "headers": [(name.lower().encode(), value.encode("latin-1")) for name, value in request.headers.items()],
-        "client": (request.META.get("REMOTE_ADDR", ""), 0), "server": None, USER: user,
-    }  # fmt: skip
+        "client": (request.META.get("REMOTE_ADDR", ""), 0),
+        "server": None,
+        USER: user,
+    }
 
 
 async def _answer(

@@ -233,22 +233,30 @@ def version(call: Call) -> Any:
 def list_jobs(call: Call) -> Any:
     """List jobs: one page, and the cursor of the next."""
     asked = call.query
-    filters = {name: value for name, value in msgspec.structs.asdict(asked).items()
-               if value is not None and name not in ("order", "cursor", "limit")}  # fmt: skip
+    filters = {
+        name: value
+        for name, value in msgspec.structs.asdict(asked).items()
+        if value is not None and name not in ("order", "cursor", "limit")
+    }
     newest = asked.order == "newest"
     page = matching_jobs(
-        call.sidejob, filters, limit=asked.limit, newest_first=newest,
+        call.sidejob,
+        filters,
+        limit=asked.limit,
+        newest_first=newest,
         **{"before" if newest else "after": asked.cursor},
-    )  # fmt: skip
+    )
     return _page(JobViews(call.sidejob.runtime).brief(page.jobs), page.next)
 
 
 def make_job(call: Call) -> Any:
     """Make a job."""
     body = call.body
-    options = {name: value for name, value in msgspec.structs.asdict(body).items()
-               if value not in (None, []) and name not in ("task", "args", "kwargs", "context", "on_duplicate",
-                                                           "on_failure")}  # fmt: skip
+    options = {
+        name: value
+        for name, value in msgspec.structs.asdict(body).items()
+        if value not in (None, []) and name not in ("task", "args", "kwargs", "context", "on_duplicate", "on_failure")
+    }
     if body.unique is not None:
         options["on_duplicate"] = body.on_duplicate
     if body.depends_on:
@@ -522,17 +530,24 @@ def list_workers(call: Call) -> Any:
     return {
         "items": [
             {
-                "name": one.name, "started_at": one.started_at, "heard_at": one.heard_at, "queues": one.queues,
+                "name": one.name,
+                "started_at": one.started_at,
+                "heard_at": one.heard_at,
+                "queues": one.queues,
                 "runs": [
-                    {"job": run.of.id if isinstance(run.of, Job) else None,
-                     "task_id": None if isinstance(run.of, Job) else str(run.of.id),
-                     "task": run.task, "began_at": run.began_at, "lasts_s": run.lasts_s}
+                    {
+                        "job": run.of.id if isinstance(run.of, Job) else None,
+                        "task_id": None if isinstance(run.of, Job) else str(run.of.id),
+                        "task": run.task,
+                        "began_at": run.began_at,
+                        "lasts_s": run.lasts_s,
+                    }
                     for run in one.runs
                 ],
             }
             for one in call.sidejob.workers()
         ]
-    }  # fmt: skip
+    }
 
 
 def get_stats(call: Call) -> Any:

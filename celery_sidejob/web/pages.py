@@ -58,11 +58,15 @@ def overview(visit: Visit) -> Shown:
     due = [queue["oldest_due_s"] for queue in queues if queue["oldest_due_s"] is not None]
     lately = views.lately()
     return visit.show(
-        "overview.html", stats=stats, groups=stats["dead"]["groups"][:GROUPS],
-        waiting=sum(queue["depth"] for queue in queues), running=sum(queue["running"] for queue in queues),
-        oldest_s=max(due, default=None), workers=[worker for worker in stats["workers"] if life_of(worker) == "alive"],
+        "overview.html",
+        stats=stats,
+        groups=stats["dead"]["groups"][:GROUPS],
+        waiting=sum(queue["depth"] for queue in queues),
+        running=sum(queue["running"] for queue in queues),
+        oldest_s=max(due, default=None),
+        workers=[worker for worker in stats["workers"] if life_of(worker) == "alive"],
         charts=(hour_chart(lately), day_chart(lately), month_chart(views.days())),
-    )  # fmt: skip
+    )
 
 
 # -- jobs ------------------------------------------------------------------------------------------------------------
@@ -103,10 +107,17 @@ def jobs(visit: Visit) -> Shown:
     elif ends["after"] is not None:
         older = shown[-1].id if shown else ends["after"] + 1
     return visit.show(
-        "jobs.html", jobs=JobViews(visit.sidejob.runtime).brief(shown), chosen=chosen, filters=FILTERS,
-        statuses_to_choose=[*Status], reasons_to_choose=REASONS, newer=newer, older=older, looked_to=page.looked_to,
+        "jobs.html",
+        jobs=JobViews(visit.sidejob.runtime).brief(shown),
+        chosen=chosen,
+        filters=FILTERS,
+        statuses_to_choose=[*Status],
+        reasons_to_choose=REASONS,
+        newer=newer,
+        older=older,
+        looked_to=page.looked_to,
         goes_on="Older" if newest_first else "Newer",
-    )  # fmt: skip
+    )
 
 
 def matching_jobs(sidejob: Any, chosen: Mapping[str, str], *, limit: int, **options: Any) -> JobPage:
@@ -158,10 +169,16 @@ def job(visit: Visit) -> Shown:
     details = JobViews(visit.sidejob.runtime).details(found)
     steps = found.steps
     return visit.show(
-        "job.html", job=details, steps=steps[:STEPS], steps_count=len(steps), drawn=over_time(steps_of(steps[:STEPS])),
-        timeline=over_time(runs_of(details["history"])), history=details["history"][::-1],
-        schedule=found.schedule, is_askable=found.status in ASKABLE,
-    )  # fmt: skip
+        "job.html",
+        job=details,
+        steps=steps[:STEPS],
+        steps_count=len(steps),
+        drawn=over_time(steps_of(steps[:STEPS])),
+        timeline=over_time(runs_of(details["history"])),
+        history=details["history"][::-1],
+        schedule=found.schedule,
+        is_askable=found.status in ASKABLE,
+    )
 
 
 def tree(visit: Visit) -> Shown:
@@ -186,9 +203,14 @@ def packets(visit: Visit) -> Shown:
     views = JobViews(visit.sidejob.runtime)
     count, is_more = views.count_packets(port)
     return visit.show(
-        "packets.html", job=found, direction=port.direction, name=port.name,
-        packets=views.packets(port, PACKETS), count=count, is_more=is_more,
-    )  # fmt: skip
+        "packets.html",
+        job=found,
+        direction=port.direction,
+        name=port.name,
+        packets=views.packets(port, PACKETS),
+        count=count,
+        is_more=is_more,
+    )
 
 
 def port_of(visit: Visit, job: Job) -> Port:
@@ -257,9 +279,14 @@ def dead(visit: Visit) -> Shown:
     page = DeadViews(visit.sidejob.runtime).page(**chosen, before=visit.asked.get("before", 0), limit=PAGE)
     groups, are_more = DeadViews(visit.sidejob.runtime).newest_groups()
     return visit.show(
-        "dead.html", entries=page.entries, older=page.next, groups=groups, are_more=are_more, chosen=chosen,
+        "dead.html",
+        entries=page.entries,
+        older=page.next,
+        groups=groups,
+        are_more=are_more,
+        chosen=chosen,
         deaths=DEATHS,
-    )  # fmt: skip
+    )
 
 
 def dead_entry(visit: Visit) -> Shown:

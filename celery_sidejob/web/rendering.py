@@ -23,9 +23,13 @@ LONGEST_VALUE = 20_000
 def environment() -> Environment:
     """Return the environment of all templates."""
     made = Environment(
-        loader=PackageLoader("celery_sidejob.web"), autoescape=True, undefined=StrictUndefined, finalize=_harmless,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
+        loader=PackageLoader("celery_sidejob.web"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_harmless,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     made.filters.update(
         ago=ago, at=at, moment=moment, duration=duration, lasting=lasting, number=number, value=value, path=path,
         query=query, exact=exact, line=line, short=short, tail=tail, percent=percent,

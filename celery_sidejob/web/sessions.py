@@ -35,9 +35,14 @@ class Sessions:
         """Set the cookie of a new session. `Secure` always: browsers accept that from loopback without TLS too."""
         kept = {"name": user.name, "mark": self._users.mark_of(user.name), "key": secrets.token_hex(8)}
         response.set_cookie(
-            COOKIE, self._signer.dumps(kept), max_age=LASTS_S, path=_path(request), secure=True, httponly=True,
+            COOKIE,
+            self._signer.dumps(kept),
+            max_age=LASTS_S,
+            path=_path(request),
+            secure=True,
+            httponly=True,
             samesite="lax",
-        )  # fmt: skip
+        )
 
     def end(self, request: Request, response: Response) -> None:
         """Remove the cookie."""

@@ -199,11 +199,17 @@ class Site:
         """Return a page made from a template; `live_at` is the path by which it is told of changes."""
         token = "" if user is None else self.sessions.token_of(request, user)
         text = self._templates.get_template(template).render(
-            root=request.scope.get("root_path", ""), user=user, token=token, here=request.url.path,
-            may_operate=user is not None and user.role >= Role.OPERATE, may_log_out=self._auth is None,
-            app_name=self.name, live_at=live_at, said=SAID.get(request.query_params.get("said", "")),
+            root=request.scope.get("root_path", ""),
+            user=user,
+            token=token,
+            here=request.url.path,
+            may_operate=user is not None and user.role >= Role.OPERATE,
+            may_log_out=self._auth is None,
+            app_name=self.name,
+            live_at=live_at,
+            said=SAID.get(request.query_params.get("said", "")),
             **context,
-        )  # fmt: skip
+        )
         return HTMLResponse(text, status_code=status)
 
     @property
@@ -285,9 +291,13 @@ class Site:
         waits_s = ceil(self.users.admit(name, address))
         if waits_s:
             shown = self.show(
-                request, "login.html", user=None, status=429, target=target,
+                request,
+                "login.html",
+                user=None,
+                status=429,
+                target=target,
                 told=f"Too many logins have failed. Try again in {waits_s} seconds.",
-            )  # fmt: skip
+            )
             shown.headers["retry-after"] = str(waits_s)
             return shown
         user = await run_in_threadpool(self.users.log_in, name, form.get("password", ""), address)

@@ -29,10 +29,12 @@ def findings(app: Celery) -> Iterator[Finding]:
             client.close()
     except Exception as failure:  # whatever a transport or redis-py raises
         yield warning(
-            "announcements", f"{shown}: {type(failure).__name__}: {failure}", meaning="Nobody hears announcements, and "
+            "announcements",
+            f"{shown}: {type(failure).__name__}: {failure}",
+            meaning="Nobody hears announcements, and "
             "subscribe() fails. Jobs, packets and publications are not concerned.",
             remedy="Start that Redis, or correct sidejob_redis_url.",
-        )  # fmt: skip
+        )
     else:
         yield well("announcements", f"{shown} answers")
 

@@ -45,16 +45,20 @@ def findings(app: Celery) -> Iterator[Finding]:
                     yield from _by_another_way(app, transport.link)
         except SchemaError as failure:
             yield error(
-                "broker", f"{shown}: {failure}", meaning="It answers, and messages can neither be sent nor fetched "
+                "broker",
+                f"{shown}: {failure}",
+                meaning="It answers, and messages can neither be sent nor fetched "
                 "there. What is asked is kept in the store, if that has its schema.",
                 remedy="See what the message says." if isinstance(failure, LacksRights) else UPGRADE,
-            )  # fmt: skip
+            )
         except Exception as failure:  # whatever a transport raises
             yield error(
-                "broker", f"{shown}: {type(failure).__name__}: {failure}", meaning="No run begins but those that are "
+                "broker",
+                f"{shown}: {type(failure).__name__}: {failure}",
+                meaning="No run begins but those that are "
                 "under way go on. Nothing is lost: what is asked is kept in the store and goes out later.",
                 remedy="Start the broker, or correct broker_url.",
-            )  # fmt: skip
+            )
 
 
 def _by_another_way(app: Celery, link: Link) -> Iterator[Finding]:
@@ -72,13 +76,14 @@ def _by_another_way(app: Celery, link: Link) -> Iterator[Finding]:
         return
     if link.run("read", health.database) == store:
         yield warning(
-            "broker", "broker_url leads to the store's own database and schema, by another host or port than "
+            "broker",
+            "broker_url leads to the store's own database and schema, by another host or port than "
             "sidejob_database_url and sidejob_direct_url",
             meaning="This app takes its broker for a database of its own. Workers with these URLs leave the jobs and "
             "durable tasks to others that clients with equal URLs send: where all workers are so, they never run.",
             remedy="Set broker_url to sidejobpg:// alone, which means the store, in all clients and workers. If the "
             "store's URL leads through a proxy, set sidejob_direct_url as well.",
-        )  # fmt: skip
+        )
 
 
 def _redis(channel: Any) -> Iterator[Finding]:
@@ -95,20 +100,24 @@ def _queues(app: Celery, connection: Any) -> Iterator[Finding]:
     number = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     if number < OLDEST_RABBITMQ:
         yield warning(
-            "rabbitmq", f"its version is {version or 'not known'}", meaning="Nobody has tried this version.",
+            "rabbitmq",
+            f"its version is {version or 'not known'}",
+            meaning="Nobody has tried this version.",
             remedy=f"Use RabbitMQ {'.'.join(map(str, OLDEST_RABBITMQ))} or newer.",
-        )  # fmt: skip
+        )
     refused = [
-        name for name, queue in app.amqp.queues.items()
+        name
+        for name, queue in app.amqp.queues.items()
         if (queue.queue_arguments or {}).get("x-queue-type") == "quorum"
         and (queue.max_priority or "x-max-priority" in queue.queue_arguments)
-    ]  # fmt: skip
+    ]
     if refused:
         yield error(
-            "rabbitmq", f"queues with a priority and of the type quorum: {first_of(sorted(refused))}",
+            "rabbitmq",
+            f"queues with a priority and of the type quorum: {first_of(sorted(refused))}",
             meaning="RabbitMQ refuses x-max-priority on quorum queues: these are not declared, and their jobs wait.",
             remedy="Leave x-max-priority (task_queue_max_priority) out, or make the queue a classic one.",
-        )  # fmt: skip
+        )
     else:
         yield well("rabbitmq", f"its version is {version}")
 
@@ -120,10 +129,12 @@ def _transport(scheme: str, found: Any) -> Finding:
     if not found.dead:
         return well("transport", what)
     return warning(
-        "transport", what, meaning="Those in the dead list came back after they had begun, as often as delivery_limit "
+        "transport",
+        what,
+        meaning="Those in the dead list came back after they had begun, as often as delivery_limit "
         "says, or they are no messages. Nobody runs them. Those of durable tasks are in the dead set instead.",
         remedy="See celery -A <app> sidejob transport dead list; then retry or delete them.",
-    )  # fmt: skip
+    )
 
 
 def _memory(info: dict[str, Any]) -> Iterator[Finding]:
@@ -131,14 +142,18 @@ def _memory(info: dict[str, Any]) -> Iterator[Finding]:
     if policy is not None and policy != "noeviction":
         grave = error if policy.startswith("allkeys") and limit else warning
         yield grave(
-            "eviction", f"maxmemory-policy is {policy}", meaning="A full Redis throws keys away, queues with all their "
+            "eviction",
+            f"maxmemory-policy is {policy}",
+            meaning="A full Redis throws keys away, queues with all their "
             "messages too. Messages of jobs are sent again after sidejob_lost_after; those of other tasks are gone.",
             remedy="CONFIG SET maxmemory-policy noeviction, and in its configuration file; use another Redis as cache.",
-        )  # fmt: skip
+        )
     elif limit and used > FULL * limit:
         yield warning(
-            "eviction", f"{used / limit:.0%} of maxmemory is used", meaning="When it is full, Redis refuses messages: "
-            "they wait in the store.", remedy="Give it more memory; look which queue nobody serves.",
-        )  # fmt: skip
+            "eviction",
+            f"{used / limit:.0%} of maxmemory is used",
+            meaning="When it is full, Redis refuses messages: they wait in the store.",
+            remedy="Give it more memory; look which queue nobody serves.",
+        )
     else:
         yield well("eviction", f"maxmemory-policy is {policy or 'not known'}")

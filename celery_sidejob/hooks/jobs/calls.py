@@ -313,8 +313,11 @@ class CeleryTasks:
         """Return the error of a call that a full capacity pool refuses."""
         return Overloaded(
             f"Capacity pool {pool!r} is full ({used} of {limit} slots are taken): try again in {retry_after:g} s.",
-            pool=pool, limit=limit, used=used, retry_after=retry_after,
-        )  # fmt: skip
+            pool=pool,
+            limit=limit,
+            used=used,
+            retry_after=retry_after,
+        )
 
     def _why_no_job(self, name: str) -> str:
         composed = name.removeprefix("celery.")

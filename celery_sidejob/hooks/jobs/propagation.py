@@ -26,9 +26,15 @@ def propagated(
     if not signals.before_task_publish.receivers:
         return given
     message = {
-        "lang": "py", "task": task, "id": task_id, "retries": 0, "root_id": options.get("root_id") or task_id,
-        "parent_id": options.get("parent_id"), "group": options.get("group_id"), **given,
-    }  # fmt: skip
+        "lang": "py",
+        "task": task,
+        "id": task_id,
+        "retries": 0,
+        "root_id": options.get("root_id") or task_id,
+        "parent_id": options.get("parent_id"),
+        "group": options.get("group_id"),
+        **given,
+    }
     headers = dict(message)
     body: tuple[Any, ...] = (tuple(args), dict(kwargs), {})
     about = {"body": body, "exchange": "", "routing_key": queue, "headers": headers}

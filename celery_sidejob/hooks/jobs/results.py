@@ -165,9 +165,12 @@ class CeleryResults:
         request = Context({"id": continuation.task_id, "task": continuation.task, "errbacks": errbacks})
         try:
             backend.mark_as_failure(
-                continuation.task_id, InvalidValueError(error.partition(": ")[2]), None, request,
+                continuation.task_id,
+                InvalidValueError(error.partition(": ")[2]),
+                None,
+                request,
                 not isinstance(backend, DisabledBackend),
-            )  # fmt: skip
+            )
         except Exception as problem:
             logger.warning("The end of %s could not be stored: %s", continuation.task_id, problem)
 

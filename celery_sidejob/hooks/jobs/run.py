@@ -80,10 +80,19 @@ def run_delivery(task: TaskBody, runtime: Runtime, request: Context) -> Any:
     claimed: run_pages.Claimed | None = request.get(HELD)
     for ours in OF_THE_PARENT:  # a body may pass its headers on to the tasks that it calls
         (request.headers or {}).pop(ours, None)
-    hold = run_pages.begin(runtime, claimed) if claimed is not None else runs.claim(
-        runtime, header["job"], task=request.task, for_run=header["for_run"], worker_id=worker_id,
-        queue=runtime.tasks.delivered_from(request.delivery_info or {}), tasks=partial(like, task, request),
-    )  # fmt: skip
+    hold = (
+        run_pages.begin(runtime, claimed)
+        if claimed is not None
+        else runs.claim(
+            runtime,
+            header["job"],
+            task=request.task,
+            for_run=header["for_run"],
+            worker_id=worker_id,
+            queue=runtime.tasks.delivered_from(request.delivery_info or {}),
+            tasks=partial(like, task, request),
+        )
+    )
     if hold is None:
         _tell_if_forged(runtime, header["job"], request.task)
         raise Ignore(f"job {header['job']}: stale delivery for run {header['for_run']}")
@@ -98,9 +107,12 @@ def _tell_if_forged(runtime: Runtime, job_id: int, task: str) -> None:
         row = claims.outcome(runtime.connections, job_id)
     if row is not None and row.task != task:
         logger.error(
-            "A message for job %d is rejected: it names the task %s, and the job's is %s", job_id, task, row.task,
+            "A message for job %d is rejected: it names the task %s, and the job's is %s",
+            job_id,
+            task,
+            row.task,
             extra={"job_id": job_id, "task": row.task},
-        )  # fmt: skip
+        )
 
 
 def adopt_delivery(task: TaskBody, runtime: Runtime, request: Context, args: Any, kwargs: Any) -> Any:
@@ -122,11 +134,18 @@ def adopt_delivery(task: TaskBody, runtime: Runtime, request: Context, args: Any
 def _adopt(task: TaskBody, runtime: Runtime, request: Context, args: Any, kwargs: Any) -> None:
     if find_by_task_id(runtime, request.id) is None:
         options = {
-            "link": request.callbacks, "link_error": request.errbacks, "chain": request.chain, "chord": request.chord,
-            "group_id": request.group, "group_index": request.group_index, "root_id": request.root_id,
-            "parent_id": request.parent_id, "reply_to": request.reply_to, "shadow": request.shadow,
+            "link": request.callbacks,
+            "link_error": request.errbacks,
+            "chain": request.chain,
+            "chord": request.chord,
+            "group_id": request.group,
+            "group_index": request.group_index,
+            "root_id": request.root_id,
+            "parent_id": request.parent_id,
+            "reply_to": request.reply_to,
+            "shadow": request.shadow,
             "ignore_result": request.ignore_result or None,
-        }  # fmt: skip
+        }
         options["time_limit"], options["soft_time_limit"] = request.timelimit or (None, None)
         given = {key: value for key, value in options.items() if value is not None}
         queue = runtime.tasks.delivered_from(request.delivery_info or {})
@@ -192,10 +211,17 @@ def _inside(task: TaskBody, unit: OpenUnit, job: RunningJob, row: Any, request: 
     shown = Context(dict(request.__dict__))
     options = json.loads(row.options) if row.options else {}
     shown.update(
-        id=row.task_id or request.id, args=job.args, kwargs=job.kwargs, retries=row.retries,
-        group=options.get("group_id"), chord=options.get("chord"), chain=options.get("chain"),
-        callbacks=options.get("link"), errbacks=options.get("link_error"), called_directly=False,
-    )  # fmt: skip
+        id=row.task_id or request.id,
+        args=job.args,
+        kwargs=job.kwargs,
+        retries=row.retries,
+        group=options.get("group_id"),
+        chord=options.get("chord"),
+        chain=options.get("chain"),
+        callbacks=options.get("link"),
+        errbacks=options.get("link_error"),
+        called_directly=False,
+    )
     job.request = shown
     task.push_request(**shown.__dict__)
     try:
@@ -214,9 +240,10 @@ def _run(task: TaskBody, runtime: Runtime, unit: OpenUnit, job: RunningJob, row:
     if own_process.is_revoked(task.app, row.task_id):
         return _fail(unit, RevokedError(f"The asking {row.task_id} was revoked before it ran."))
     if row.failed_by is not None:
-        return _fail(unit, DependencyFailedError(
-            f"Job {row.failed_by}, on which this one depended, has failed or was terminated."
-        ))  # fmt: skip
+        return _fail(
+            unit,
+            DependencyFailedError(f"Job {row.failed_by}, on which this one depended, has failed or was terminated."),
+        )
     if row.came_late:
         _terminate_too(runtime, unit.hold)
     if row.is_too_soon:

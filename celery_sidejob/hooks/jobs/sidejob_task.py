@@ -151,9 +151,16 @@ class SideJobTask(TaskBody):
         return adopt_delivery(self, self._runtime, request, args, kwargs)
 
     def retry(  # noqa: PLR0913 - Celery's own signature
-        self, args: Any = None, kwargs: Any = None, exc: BaseException | None = None, throw: bool = True,
-        eta: Any = None, countdown: float | None = None, max_retries: int | None = None, **options: Any,
-    ) -> Any:  # fmt: skip
+        self,
+        args: Any = None,
+        kwargs: Any = None,
+        exc: BaseException | None = None,
+        throw: bool = True,
+        eta: Any = None,
+        countdown: float | None = None,
+        max_retries: int | None = None,
+        **options: Any,
+    ) -> Any:
         """Discard this run and try it again later; Celery's `retry`, as a backoff of the job's message in the store."""
         if args is not None or kwargs is not None:
             raise IllegalMoveError(

@@ -39,12 +39,16 @@ def delivered(app: Celery, bell: Doorbell) -> dict[str, Any]:
     headers, properties, body = _made(app, bell)
     content_type, content_encoding, data = dumps(body, serializer="json")
     return {
-        "body": data, "content-type": content_type, "content-encoding": content_encoding, "headers": headers,
+        "body": data,
+        "content-type": content_type,
+        "content-encoding": content_encoding,
+        "headers": headers,
         "properties": {
-            **properties, "delivery_mode": app.conf.task_default_delivery_mode,
+            **properties,
+            "delivery_mode": app.conf.task_default_delivery_mode,
             "delivery_info": {"exchange": "", "routing_key": bell.queue, "priority": bell.priority or 0},
         },
-    }  # fmt: skip
+    }
 
 
 def _made(app: Celery, bell: Doorbell) -> tuple[dict[str, Any], dict[str, Any], Any]:

@@ -80,15 +80,20 @@ def delivered(message: Message) -> dict[str, Any]:
     """Return a due message as kombu's virtual transports deliver it; raises the errors of `publish`."""
     about, headers, properties = _around(message)
     return {
-        "body": message.body, "content-type": about["content_type"], "content-encoding": about["content_encoding"],
+        "body": message.body,
+        "content-type": about["content_type"],
+        "content-encoding": about["content_encoding"],
         "headers": headers,
         "properties": {
-            **properties, "delivery_mode": about["delivery_mode"],
+            **properties,
+            "delivery_mode": about["delivery_mode"],
             "delivery_info": {
-                "exchange": "", "routing_key": message.queue, "priority": properties.get("priority") or 0,
+                "exchange": "",
+                "routing_key": message.queue,
+                "priority": properties.get("priority") or 0,
             },
         },
-    }  # fmt: skip
+    }
 
 
 def _around(message: Message) -> tuple[Mapping[str, Any], dict[str, Any], dict[str, Any]]:
@@ -163,10 +168,15 @@ def received(app: Celery, task: str, message: Any, converted: tuple[Mapping[str,
         content_type, content_encoding, body = dumps(converted[1], serializer=serializer)
     properties = {key: value for key, value in message.properties.items() if key in PROPERTIES}
     kept = {
-        "content_type": content_type, "content_encoding": content_encoding, "headers": headers,
-        "properties": properties, "exchange": about.get("exchange") or "", "routing_key": about.get("routing_key"),
-        "delivery_mode": None, "declare": [],
-    }  # fmt: skip
+        "content_type": content_type,
+        "content_encoding": content_encoding,
+        "headers": headers,
+        "properties": properties,
+        "exchange": about.get("exchange") or "",
+        "routing_key": about.get("routing_key"),
+        "delivery_mode": None,
+        "declare": [],
+    }
     return Message(
         task_id=headers["id"],
         task=task,

@@ -42,7 +42,13 @@ def _delivered(app: Celery, row: Any) -> dict[str, Any] | None:
     if row.kept is None:
         return None
     message = Message(
-        row.task_id, row.task, row.queue, row.publication, bytes(row.kept), row.generation, expires_at=row.expires_at,
+        row.task_id,
+        row.task,
+        row.queue,
+        row.publication,
+        bytes(row.kept),
+        row.generation,
+        expires_at=row.expires_at,
         again=row.again or row.returns > 0,
-    )  # fmt: skip
+    )
     return kept_message.delivered(message)

@@ -68,9 +68,13 @@ def count_by(backend: Any, *, count: Callable[..., Any]) -> None:
 
 
 def count(
-    backend: RedisBackend, request: Any, *args: Any, tell: Callable[..., Any], forget: Callable[..., Any],
+    backend: RedisBackend,
+    request: Any,
+    *args: Any,
+    tell: Callable[..., Any],
+    forget: Callable[..., Any],
     **options: Any,
-) -> Any:  # fmt: skip
+) -> Any:
     """Count a part as the backend does; but `tell` reports a chord's failure, and `forget` forgets the chord.
 
     Both get the replaced method before the arguments. If `tell` raises, nothing is forgotten.

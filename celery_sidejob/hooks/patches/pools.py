@@ -55,9 +55,14 @@ def _note(unfinished: set[Any], before: Callable[..., Any], *args: Any, **option
 
 
 def _send_or_forget(
-    processes: Any, before: Callable[..., Any], target: Callable[..., Any], *args: Any,
-    callback: Callable[[Any], Any], error_callback: Callable[[Any], Any], **options: Any,
-) -> Any:  # fmt: skip
+    processes: Any,
+    before: Callable[..., Any],
+    target: Callable[..., Any],
+    *args: Any,
+    callback: Callable[[Any], Any],
+    error_callback: Callable[[Any], Any],
+    **options: Any,
+) -> Any:
     failed = partial(_tell, error_callback)
     try:
         return before(
@@ -71,9 +76,14 @@ def _send_or_forget(
 
 
 def _run_or_report(
-    passed: tuple[type[BaseException], ...], before: Callable[..., Any], target: Callable[..., Any], *args: Any,
-    callback: Callable[[Any], Any], error_callback: Callable[[Any], Any], **options: Any,
-) -> Any:  # fmt: skip
+    passed: tuple[type[BaseException], ...],
+    before: Callable[..., Any],
+    target: Callable[..., Any],
+    *args: Any,
+    callback: Callable[[Any], Any],
+    error_callback: Callable[[Any], Any],
+    **options: Any,
+) -> Any:
     trace = _traced(callback, target)
 
     def run(*args: Any, **kwargs: Any) -> Any:

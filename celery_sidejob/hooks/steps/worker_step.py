@@ -120,9 +120,13 @@ class SideJobStep(bootsteps.StartStopStep):
                 scheduling.apply_declared(runtime, self._sidejob.settings.schedules or {})
 
         return Heartbeat(
-            runtime, processes if pool_kind.has_processes(worker.pool) else None, file, check=check,
-            is_busy=lambda: bool(active_requests), board=board.read,
-        )  # fmt: skip
+            runtime,
+            processes if pool_kind.has_processes(worker.pool) else None,
+            file,
+            check=check,
+            is_busy=lambda: bool(active_requests),
+            board=board.read,
+        )
 
     def _register(self) -> None:
         """Register this worker in all stores; in a silent store its heartbeat does so later, if another store answers.

@@ -57,9 +57,15 @@ def send_task(app: Celery, send: Callable[..., Any], name: str, *args: Any, **op
 
 
 def _send_again(
-    app: Celery, model: composing.Composed, args: Any, kwargs: Any, *, result_cls: Any, task_id: str | None = None,
+    app: Celery,
+    model: composing.Composed,
+    args: Any,
+    kwargs: Any,
+    *,
+    result_cls: Any,
+    task_id: str | None = None,
     **_: Any,
-) -> Any:  # fmt: skip
+) -> Any:
     """Send a durable task with a message that is copied from one of Celery's; return its result."""
     if task_id:
         check_id(model.task.name, task_id)

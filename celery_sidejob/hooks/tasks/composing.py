@@ -36,10 +36,20 @@ from .present_call import PLAIN, Made, Noted, Together, calling, present_call
 
 OPTIONS = frozenset(
     {
-        "task_type", "ignore_result", "serializer", "compression", "queue", "exchange", "routing_key", "priority",
-        "delivery_mode", "time_limit", "soft_time_limit", "shadow",
+        "task_type",
+        "ignore_result",
+        "serializer",
+        "compression",
+        "queue",
+        "exchange",
+        "routing_key",
+        "priority",
+        "delivery_mode",
+        "time_limit",
+        "soft_time_limit",
+        "shadow",
     }
-)  # fmt: skip
+)
 """Options of a single call whose message others may copy: it has no time, and nothing follows it."""
 OF_ONE_CALL = frozenset({"task_id", "result_cls"})
 """Options that differ from call to call."""
@@ -66,10 +76,14 @@ def may_compose(app: Celery, send: Any, options: Mapping[str, Any]) -> bool:
     """Tell whether other messages may copy the message of a task's call: it has no time and no follow-up."""
     asked = _asked(options)
     return (
-        present_call() is PLAIN and "task_type" in asked and asked.keys() <= OPTIONS
-        and send == Celery.send_task.__get__(app) and _are_alone(app) and _are_celerys(app)
+        present_call() is PLAIN
+        and "task_type" in asked
+        and asked.keys() <= OPTIONS
+        and send == Celery.send_task.__get__(app)
+        and _are_alone(app)
+        and _are_celerys(app)
         and not isinstance(app.backend, RPCBackend)
-    )  # fmt: skip
+    )
 
 
 def remember(app: Celery, name: str, options: Mapping[str, Any], made: Made, args: Any, kwargs: Any) -> None:
@@ -150,7 +164,7 @@ class Composed:
     @classmethod
     def after(
         cls, app: Celery, task: Any, options: Mapping[str, Any], made: Made, args: Any, kwargs: Any
-    ) -> Composed | None:  # fmt: skip
+    ) -> Composed | None:
         """Return a message as a model for others; None if others with its task and options may differ in more."""
         if not _is_common(task, options, made):
             return None
@@ -160,9 +174,7 @@ class Composed:
     @property
     def is_valid(self) -> bool:
         """Whether this process made it (not one that forked it), and the facts beside the calls are unchanged."""
-        return self._made_for == (
-            os.getpid(), getattr(self.task, "capacity", None), self._app.conf.task_default_queue
-        )  # fmt: skip
+        return self._made_for == (os.getpid(), getattr(self.task, "capacity", None), self._app.conf.task_default_queue)
 
     def fits(self, options: Mapping[str, Any]) -> bool:
         """Tell whether the message of a call differs only in its id and arguments."""
@@ -179,13 +191,21 @@ class Composed:
         inner = {name: _inner(text) for name, text in {**texts, **own}.items()}
         model = self._made.message
         return Message(
-            task_id, model.task, model.queue, self._publication % inner, self._body(args, kwargs), eta=model.eta,
-            expires_at=model.expires_at, priority=model.priority, admission=model.admission,
+            task_id,
+            model.task,
+            model.queue,
+            self._publication % inner,
+            self._body(args, kwargs),
+            eta=model.eta,
+            expires_at=model.expires_at,
+            priority=model.priority,
+            admission=model.admission,
             about={
-                **self._about, "headers": {**self._about["headers"], **texts, "root_id": task_id},
+                **self._about,
+                "headers": {**self._about["headers"], **texts, "root_id": task_id},
                 "properties": {**self._about["properties"], **own},
             },
-        )  # fmt: skip
+        )
 
     def result(self, make: Callable[[str], Any], task_id: str) -> Any:
         """Return the result of a call, as Celery makes it."""
@@ -252,21 +272,26 @@ def _are_alone(app: Celery) -> bool:
 def _are_celerys(app: Celery) -> bool:
     """Tell whether an app's messages are made by Celery's own methods, for all calls alike."""
     return (
-        type(app.amqp) is KeepingAMQP and routes_by_name(app) and app.sidejob.settings.on_store_down != "publish"
-        and _is_celerys(AMQP, "as_task_v2") and _is_celerys(type(app), "send_task")
-    )  # fmt: skip
+        type(app.amqp) is KeepingAMQP
+        and routes_by_name(app)
+        and app.sidejob.settings.on_store_down != "publish"
+        and _is_celerys(AMQP, "as_task_v2")
+        and _is_celerys(type(app), "send_task")
+    )
 
 
 def _is_common(task: Any, options: Mapping[str, Any], made: Made) -> bool:
     """Tell whether others may copy this message: its task is called in Celery's own way, and follows no other."""
     about = made.message.about or {}
     return (
-        made.message.call is None and made.message.unique_key is None and not about["deaths"]
+        made.message.call is None
+        and made.message.unique_key is None
+        and not about["deaths"]
         and about["headers"]["root_id"] == about["headers"]["id"]
         and options.keys().isdisjoint(("argsrepr", "kwargsrepr", "reply_to"))
         and getattr(task, "_dump_pydantic_arguments", None) is None
         and all(_is_celerys(type(task), name) for name in ("apply_async", "shadow_name", "_get_exec_options"))
-    )  # fmt: skip
+    )
 
 
 def _is_celerys(owner: type, name: str) -> bool:

@@ -36,16 +36,20 @@ def _end(sender: Any = None, retval: Any = None, state: str | None = None, **_: 
         _told.add(sender.name)
         logger.warning(
             "%s is durable for who called it, and not in this worker: it runs without a lock. Say durable=True where "
-            "the task is made, or name it in sidejob_durable_tasks here too.", sender.name,
-        )  # fmt: skip
+            "the task is made, or name it in sidejob_durable_tasks here too.",
+            sender.name,
+        )
     runtime, address, content = runtime_for(app, f"{sender.name} is durable"), Address.of(header), content_of(request)
     try:
         for there in runtime.of_row(address.store):
             if state == states.FAILURE:
                 death = Death(
-                    "failed", error_text(retval), bodies.traceback_of(retval), request.retries or 0,
+                    "failed",
+                    error_text(retval),
+                    bodies.traceback_of(retval),
+                    request.retries or 0,
                     bodies.group_of(retval),
-                )  # fmt: skip
+                )
                 ended = burials.fail(there, key, death, by="sweeper", worker_id=None, content=content)
             else:
                 ended = burials.forget(there, key, content)

@@ -171,9 +171,15 @@ def _bury(run: Run, request: Context, error: BaseException, trace: str | None = 
     trace = trace or bodies.traceback_of(error)
     death = Death("failed", error_text(error), trace, request.retries or 0, bodies.group_of(error))
     failed = burials.fail(
-        run.runtime, run.key, death, by="run", worker_id=run.worker_id, patient=not run.has_waited,
-        unknown=run.end_is_unknown, riders=run.riders,
-    )  # fmt: skip
+        run.runtime,
+        run.key,
+        death,
+        by="run",
+        worker_id=run.worker_id,
+        patient=not run.has_waited,
+        unknown=run.end_is_unknown,
+        riders=run.riders,
+    )
     if failed:
         measuring.task_ended(run, RunEnd.FAILED)
 

@@ -27,11 +27,19 @@ def run_kept(app: Celery, worker: Heartbeat, message: Message) -> Outcome | None
     headers, properties = given["headers"], given["properties"]
     args, kwargs, embed = body_of(app, given)
     request: dict[str, Any] = {
-        **headers, **embed, "args": args, "kwargs": kwargs, "is_eager": False, "called_directly": False,
-        "delivery_info": properties["delivery_info"], "correlation_id": properties.get("correlation_id"),
-        "reply_to": properties.get("reply_to"), "hostname": socket.gethostname(),
-        WORKER: [(0, worker.worker_id)], DIGEST: Digest(message.content.digest),
-    }  # fmt: skip
+        **headers,
+        **embed,
+        "args": args,
+        "kwargs": kwargs,
+        "is_eager": False,
+        "called_directly": False,
+        "delivery_info": properties["delivery_info"],
+        "correlation_id": properties.get("correlation_id"),
+        "reply_to": properties.get("reply_to"),
+        "hostname": socket.gethostname(),
+        WORKER: [(0, worker.worker_id)],
+        DIGEST: Digest(message.content.digest),
+    }
     key = (message.task_id, message.generation)
     delivery = worker.tasks.runs.received(key)  # otherwise the worker gives back a run longer than its lease
     try:

@@ -148,20 +148,33 @@ class KeepingProducer:
         if bound is not None:
             queue, declare = bound, [bound]
         about = {
-            "content_type": content_type, "content_encoding": content_encoding, "headers": headers,
-            "properties": properties, "exchange": exchange, "routing_key": routing_key, "delivery_mode": delivery_mode,
+            "content_type": content_type,
+            "content_encoding": content_encoding,
+            "headers": headers,
+            "properties": properties,
+            "exchange": exchange,
+            "routing_key": routing_key,
+            "delivery_mode": delivery_mode,
             "declare": declare,
-        }  # fmt: skip
+        }
         check_names(self._task, queue=str(queue), routing_key=routing_key or None, exchange=exchange or None)
         self._runtime.publisher.check_sendable(f"The call of {self._task}", headers, properties)
         admission = present.admission or admission_to(self._app, str(queue), follows=present.follows)
         if admission is not None:
             capacity.prepare(self._runtime, [admission])
         message = Message(
-            task_id, self._task, str(queue), publication_of(about, deaths, call), data, eta=time_of(headers.get("eta")),
-            expires_at=time_of(headers.get("expires")), priority=own_priority(about), about={**about, "deaths": deaths},
-            call=call, admission=admission,
-        )  # fmt: skip
+            task_id,
+            self._task,
+            str(queue),
+            publication_of(about, deaths, call),
+            data,
+            eta=time_of(headers.get("eta")),
+            expires_at=time_of(headers.get("expires")),
+            priority=own_priority(about),
+            about={**about, "deaths": deaths},
+            call=call,
+            admission=admission,
+        )
         if present.noted is not None:
             present.noted.made = Made(message, body, serializer, compression)
         return message

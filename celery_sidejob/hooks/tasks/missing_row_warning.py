@@ -45,8 +45,10 @@ def warn(task: str, request: Context, stores: Sequence[Runtime]) -> None:
     logger.warning(
         "%s[%s] has no row in schema %r, so it is not run: a copy of one that has ended, or its client has another "
         "sidejob_schema or sidejob_database_url. This is logged once for each task.",
-        task, request.id, stores[0].settings.schema,
-    )  # fmt: skip
+        task,
+        request.id,
+        stores[0].settings.schema,
+    )
 
 
 def is_first(request: Mapping[str, Any]) -> bool:

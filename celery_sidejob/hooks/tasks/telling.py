@@ -39,11 +39,14 @@ UNREADABLE = (DecodeError, ContentDisallowed)
 def install(backend: Any) -> None:
     """Report durable tasks to a backend in this way; a second call has no effect."""
     result_backend.tell_by(
-        backend, store_result=partial(_store, backend), mark_as_done=partial(_done, backend),
+        backend,
+        store_result=partial(_store, backend),
+        mark_as_done=partial(_done, backend),
         mark_as_failure=partial(_failed, backend),
-        mark_as_retry=_retried, chord_error_from_stack=partial(chords.fail_unlocked, backend),
+        mark_as_retry=_retried,
+        chord_error_from_stack=partial(chords.fail_unlocked, backend),
         _call_task_errbacks=partial(_call_errbacks, backend),
-    )  # fmt: skip
+    )
     backend.tells_of_durable_tasks = True
 
 
@@ -71,9 +74,14 @@ def _store(
 
 
 def _done(
-    backend: Any, mark: Callable[..., Any], task_id: str, result: Any, request: Context | None = None, *args: Any,
+    backend: Any,
+    mark: Callable[..., Any],
+    task_id: str,
+    result: Any,
+    request: Context | None = None,
+    *args: Any,
     **options: Any,
-) -> None:  # fmt: skip
+) -> None:
     """Report a success; the end of the run reports what remains."""
     run = _run_of(request)
     if run is None or request is None:
@@ -135,9 +143,15 @@ class _Success:
 
 
 def _failed(
-    backend: Any, mark: Callable[..., Any], task_id: str, exc: BaseException, traceback: str | None = None,
-    request: Context | None = None, *args: Any, **options: Any,
-) -> None:  # fmt: skip
+    backend: Any,
+    mark: Callable[..., Any],
+    task_id: str,
+    exc: BaseException,
+    traceback: str | None = None,
+    request: Context | None = None,
+    *args: Any,
+    **options: Any,
+) -> None:
     """Report a failure, for up to a lease; but no failure that a hook or Celery raised after the outcome's report."""
     run = _run_of(request)
     if run is None:

@@ -144,8 +144,9 @@ class Appetite:
         lost = list(state.reserved_requests)
         logger.error(
             "The pool of this worker is idle, while %d messages count as running in it, and take its places. They are "
-            "forgotten; those that are not acknowledged go back to the broker. Please report this.", len(lost),
-        )  # fmt: skip
+            "forgotten; those that are not acknowledged go back to the broker. Please report this.",
+            len(lost),
+        )
         for request in lost:
             state.task_ready(request)
             request.reject(requeue=True)

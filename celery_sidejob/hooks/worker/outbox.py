@@ -39,10 +39,12 @@ class WorkerOutbox:
         self._app = app
         most = app.sidejob.settings.max_losses
         self._may_repeat = {
-            name: losses for name, task in app.tasks.items()
-            if is_durable(app, name) and lost_policy(task) == REQUEUE
+            name: losses
+            for name, task in app.tasks.items()
+            if is_durable(app, name)
+            and lost_policy(task) == REQUEUE
             and (losses := getattr(task, "max_losses", None) or most) > 1  # else its first loss is to count
-        }  # fmt: skip
+        }
         self._asked, self._asked_at = NOBODY, 0.0
 
     def asks(self) -> Holder:

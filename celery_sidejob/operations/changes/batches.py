@@ -42,9 +42,10 @@ def join(executor: Transaction, change: JoinBatch) -> None:
     if not batches.join(executor, change.batch_id, job_ids=change.job_ids, task_ids=change.task_ids):
         name = batches.name_of(executor, change.batch_id)
         raise BatchClosedError(
-            "The batch was deleted: nothing is added to it. Open another one." if name is None else
-            f"Batch {name!r} is closed: nothing is added to it. Open one of another name."
-        )  # fmt: skip
+            "The batch was deleted: nothing is added to it. Open another one."
+            if name is None
+            else f"Batch {name!r} is closed: nothing is added to it. Open one of another name."
+        )
 
 
 def join_tasks(executor: Transaction, task_ids: Iterable[str]) -> None:

@@ -100,9 +100,13 @@ Expired = Callable[[Reader, Sequence[int]], set[int]]
 
 
 def delete_finished(
-    runtime: Runtime, job_ids: Sequence[int], statuses: Set[str], *, most: int | None = None,
+    runtime: Runtime,
+    job_ids: Sequence[int],
+    statuses: Set[str],
+    *,
+    most: int | None = None,
     expired: Expired | None = None,
-) -> int | None:  # fmt: skip
+) -> int | None:
     """Delete jobs that rest in `statuses`, with all jobs below them, in one transaction; returns their number.
 
     A failed job is deleted too if it is `expired`.

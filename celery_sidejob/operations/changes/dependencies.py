@@ -156,9 +156,11 @@ def look(runtime: Runtime, job_ids: Iterable[int]) -> None:
             look_at(runtime, job_id)
         except FAILURES as error:
             logger.warning(
-                "The sweeper looks whether job %d still waits for others: %s", job_id, error,
+                "The sweeper looks whether job %d still waits for others: %s",
+                job_id,
+                error,
                 exc_info=not isinstance(error, StoreUnavailableError),
-            )  # fmt: skip
+            )
             return
 
 

@@ -24,9 +24,14 @@ class Family:
     """The jobs that a transaction makes, and the jobs whose parents or aliases it changes. `own`: the run's own job."""
 
     def __init__(
-        self, runtime: LocalRuntime, executor: Transaction, lock_set: LockSet, after_commit: AfterCommit, *,
+        self,
+        runtime: LocalRuntime,
+        executor: Transaction,
+        lock_set: LockSet,
+        after_commit: AfterCommit,
+        *,
         own: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._check_interval_s = runtime.settings.lost_after
         self._executor = executor
         self._lock_set = lock_set

@@ -46,10 +46,15 @@ def write_history(executor: Transaction, found: Sequence[Log], *, keep: int) -> 
         executor,
         [
             {
-                "job_id": one.job_id, "what": one.message, "age_s": now - one.made_at, "run_no": one.run_no,
-                "worker_id": one.worker_id, "detail": one.detail,
+                "job_id": one.job_id,
+                "what": one.message,
+                "age_s": now - one.made_at,
+                "run_no": one.run_no,
+                "worker_id": one.worker_id,
+                "detail": one.detail,
             }
-            for entries in kept.values() for one in entries
+            for entries in kept.values()
+            for one in entries
         ],
         keep=keep,
-    )  # fmt: skip
+    )

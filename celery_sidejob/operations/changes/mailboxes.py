@@ -180,12 +180,17 @@ class Mailboxes:
         used = room.used(self._executor, self._needs)
         full = tuple(
             FullPort(
-                port.id, port.job_id, port.direction, port.name, port.packet_limit,
-                used[port.id] - needs * written, needs,
+                port.id,
+                port.job_id,
+                port.direction,
+                port.name,
+                port.packet_limit,
+                used[port.id] - needs * written,
+                needs,
             )
             for port, needs in ((self._limited[port_id], needs) for port_id, needs in self._needs.items())
             if used[port.id] + needs * (not written) > port.packet_limit
-        )  # fmt: skip
+        )
         self._needs = {}
         if full:
             raise port_full(full)

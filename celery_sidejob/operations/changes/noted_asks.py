@@ -54,9 +54,11 @@ def _apply(runtime: Runtime, job_ids: Iterable[int], *, leaves: tuple[type[Excep
             after_commit = runtime.connections.transact("mature", work)
         except leaves as error:
             logger.warning(
-                "The ask of job %d is noted, and the sweeper applies it: %s", job_id, error,
+                "The ask of job %d is noted, and the sweeper applies it: %s",
+                job_id,
+                error,
                 exc_info=not isinstance(error, StoreUnavailableError),
-            )  # fmt: skip
+            )
             break
         follow(runtime, after_commit)
         waiting += after_commit.noted

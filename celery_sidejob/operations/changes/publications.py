@@ -40,9 +40,11 @@ def deliver(runtime: Runtime, channels: Iterable[str]) -> None:
             mine = [channel for channel in mine if channel in left]
     except FAILURES as error:
         logger.warning(
-            "Messages on %s are kept, and the sweeper delivers them: %s", ", ".join(sorted(mine)), error,
+            "Messages on %s are kept, and the sweeper delivers them: %s",
+            ", ".join(sorted(mine)),
+            error,
             exc_info=not isinstance(error, StoreUnavailableError),
-        )  # fmt: skip
+        )
 
 
 def deliver_page(runtime: Runtime, channel: str, *, noting: bool = False) -> bool:

@@ -39,9 +39,11 @@ def terminate_pages(runtime: Runtime, roots: Iterable[int], *, to_the_end: bool 
             done += 1
     except FAILURES as error:
         logger.warning(
-            "The sweeper goes on terminating everything below job %s: %s", ", ".join(map(str, sorted(mine))), error,
+            "The sweeper goes on terminating everything below job %s: %s",
+            ", ".join(map(str, sorted(mine))),
+            error,
             exc_info=not isinstance(error, StoreUnavailableError),
-        )  # fmt: skip
+        )
 
 
 def _others_work(runtime: Runtime, roots: Iterable[int]) -> bool:
@@ -97,9 +99,10 @@ def _leave(executor: Transaction, places: Sequence[Any], found: Sequence[Any], l
     whole = len(found) < PAGE
     there, locked = {row.id for row in found}, set(locked)
     left = {  # a job that another transaction has locked, or that is not read yet
-        place.job_id for place in places if place.itself and place.job_id not in locked
-        and (place.job_id in there or not whole)
-    }  # fmt: skip
+        place.job_id
+        for place in places
+        if place.itself and place.job_id not in locked and (place.job_id in there or not whole)
+    }
     done = [place for place in places if place.job_id not in left]
     seen = {place.job_id: place.root for place in done}
     seen.update({row.id: row.root for row in found if row.id in locked})

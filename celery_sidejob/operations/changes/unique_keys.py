@@ -85,5 +85,6 @@ def is_replaced(unique: Unique, holder: Any) -> bool:
     why = "" if unique.on_duplicate == "refuse" else ", and its first run has begun: it cannot be replaced any more"
     raise DuplicateError(
         f"{what} and has the unique key {unique.key!r}{why}.",
-        holder.job_id, holder.task_id if holder.job_id is None else None,
-    )  # fmt: skip
+        holder.job_id,
+        holder.task_id if holder.job_id is None else None,
+    )

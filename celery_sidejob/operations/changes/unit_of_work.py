@@ -77,9 +77,16 @@ class Applied:
     """
 
     def __init__(  # noqa: PLR0913 - whose changes, and what they may do
-        self, runtime: LocalRuntime, executor: Transaction, changes: Sequence[Change], *, noting: bool = False,
-        own: int | None = None, kept: KeptPorts | None = None, bounded: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        runtime: LocalRuntime,
+        executor: Transaction,
+        changes: Sequence[Change],
+        *,
+        noting: bool = False,
+        own: int | None = None,
+        kept: KeptPorts | None = None,
+        bounded: bool = True,
+    ) -> None:
         self._runtime = runtime
         self._executor = executor
         self._changes = changes

@@ -36,9 +36,14 @@ class Wakes:
     """The asks of the affected jobs. `noting`: nothing is locked, so asks are only noted and judged afterwards."""
 
     def __init__(
-        self, runtime: LocalRuntime, executor: Transaction, lock_set: LockSet, after_commit: AfterCommit, *,
+        self,
+        runtime: LocalRuntime,
+        executor: Transaction,
+        lock_set: LockSet,
+        after_commit: AfterCommit,
+        *,
         noting: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._check_interval_s = runtime.settings.lost_after
         self._history = runtime.settings.history
         self._executor = executor
@@ -254,9 +259,15 @@ class Wakes:
         error = json.loads(rested.error)
         text, reason = f"{error['type']}: {error['message']}", REASONS.get(error["type"], "failed")
         entry = dead.bury(
-            self._executor, job_id, task_id=rested.task_id, reason=reason, error=text,
-            traceback=error.get("traceback"), retries=rested.retries, wake_pending=False,
-        )  # fmt: skip
+            self._executor,
+            job_id,
+            task_id=rested.task_id,
+            reason=reason,
+            error=text,
+            traceback=error.get("traceback"),
+            retries=rested.retries,
+            wake_pending=False,
+        )
         self._after_commit.events.append(JobBuried(job_id, self._lock_set.job(job_id).task, entry, reason))
 
     def _just_created(self, job_id: int) -> bool:

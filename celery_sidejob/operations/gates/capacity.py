@@ -144,9 +144,11 @@ def refusal(runtime: Runtime, full: PoolFullError) -> Exception:
     )
     refusals.add([pool.name])
     return runtime.tasks.overloaded(
-        pool.name, limit=0 if row is None else row.capacity, used=0 if row is None else row.used,
+        pool.name,
+        limit=0 if row is None else row.capacity,
+        used=0 if row is None else row.used,
         retry_after=LATEST_S if row is None else _retry_after(full.admission.weight, row),
-    )  # fmt: skip
+    )
 
 
 def ring(runtime: Runtime, pools: Iterable[str | None]) -> None:
@@ -212,9 +214,13 @@ def _admit_one(executor: Transaction, admission: Admission) -> int:
     shards = pool.shards
     while True:
         row = capacity.admit(
-            executor, pool.name, weight=admission.weight, refuses=admission.refuses, first_shard=_first_shard(shards),
+            executor,
+            pool.name,
+            weight=admission.weight,
+            refuses=admission.refuses,
+            first_shard=_first_shard(shards),
             shards=shards,
-        )  # fmt: skip
+        )
         if row is None:
             _known(executor, pool)
             continue

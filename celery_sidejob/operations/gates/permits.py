@@ -62,9 +62,15 @@ def claim(  # noqa: PLR0913 - what the delivery names, and what its process can 
     """
     known = _known.setdefault(runtime.connections, {})
     begin = partial(
-        permits.claim, queue=queue, job_id=job_id, task=task, tasks=tasks, worker_id=worker_id, most=most,
+        permits.claim,
+        queue=queue,
+        job_id=job_id,
+        task=task,
+        tasks=tasks,
+        worker_id=worker_id,
+        most=most,
         schema=runtime.audience.to_ask,
-    )  # fmt: skip
+    )
     if known.get(queue) is False and (found := runtime.connections.timed("claim", begin, single=True)):
         return found, False
 
@@ -101,9 +107,15 @@ def begin_task(  # noqa: PLR0913 - the lock's own columns
         if locked is None:
             return None, None, False
         begun = permits.begin(
-            executor, key, content, queue=locked.name, worker_id=worker_id, pid=pid, on_lost=on_lost,
+            executor,
+            key,
+            content,
+            queue=locked.name,
+            worker_id=worker_id,
+            pid=pid,
+            on_lost=on_lost,
             max_losses=max_losses,
-        )  # fmt: skip
+        )
         if begun is not None:
             return begun, locked.name if locked.has_limit else None, False
         return None, None, permits.wait(executor, key, content)

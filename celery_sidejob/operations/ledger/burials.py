@@ -32,10 +32,18 @@ from .contents import as_kept
 
 
 def fail(  # noqa: PLR0913, PLR0915 - which row, why, and by whom; its inner functions count too
-    runtime: Runtime, key: Key, death: Death, *, by: str, worker_id: int | None, patient: bool = False,
-    unknown: bool = False, address: Address = NOWHERE, content: Content | None = None,
+    runtime: Runtime,
+    key: Key,
+    death: Death,
+    *,
+    by: str,
+    worker_id: int | None,
+    patient: bool = False,
+    unknown: bool = False,
+    address: Address = NOWHERE,
+    content: Content | None = None,
     riders: Sequence[Rider] = (),
-) -> bool:  # fmt: skip
+) -> bool:
     """Move a row to the dead set, and report it once; False if it no longer belongs to the caller.
 
     Also False if the row is in the dead set already, if `address` leads to a copy that counts instead, or if the row
@@ -93,9 +101,13 @@ def _counts(runtime: Runtime, key: Key, address: Address, worker_id: int | None)
 def bury_continuation(runtime: Runtime, continuation: Continuation, *, reason: str, error: str) -> bool:
     """Move a continuation to the dead set, and report it once; False if it is gone."""
     bury = partial(
-        continuations.bury, key=continuation.key, task_id=continuation.task_id, task=storable(continuation.task),
-        reason=reason, error=storable(error),
-    )  # fmt: skip
+        continuations.bury,
+        key=continuation.key,
+        task_id=continuation.task_id,
+        task=storable(continuation.task),
+        reason=reason,
+        error=storable(error),
+    )
     number = repeat(lambda: runtime.connections.transact("continuation-bury", bury, single=True))
     if number is None:
         return False

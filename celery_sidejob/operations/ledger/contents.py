@@ -30,7 +30,10 @@ def is_forged(runtime: Runtime, key: Key, content: Content) -> bool:
         return False
     logger.error(
         "A message with the id of task %s is forged, and rejected: it would run %s, and the task is %s%s",
-        key[0], content.task, row.task, "" if row.task != content.task else " with another body",
+        key[0],
+        content.task,
+        row.task,
+        "" if row.task != content.task else " with another body",
         extra={"task_id": key[0], "task": row.task},
-    )  # fmt: skip
+    )
     return True

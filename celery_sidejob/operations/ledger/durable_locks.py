@@ -80,9 +80,14 @@ def adopt(runtime: Runtime, run: Run, message: Message, *, pid: int, on_lost: st
 
     def work(executor: Transaction) -> bool | None:
         begun = holds.adopt(
-            executor, message, worker_id=run.worker_id, pid=pid, on_lost=on_lost, max_losses=max_losses,
+            executor,
+            message,
+            worker_id=run.worker_id,
+            pid=pid,
+            on_lost=on_lost,
+            max_losses=max_losses,
             check_interval_s=runtime.settings.lost_after,
-        )  # fmt: skip
+        )
         if begun is not None and noted:
             duplicates.note(executor, [(run.key[0], str(address.call))], kept_s=duplicates.RECENT_S)
         return begun

@@ -73,9 +73,11 @@ def keep_again(runtime: Runtime, message: Message) -> None:
 
     def once() -> Kept | None:
         return runtime.connections.transact(
-            "durable-keep", lambda executor: tasks.keep(executor, message, waits_of(runtime)), single=True,
+            "durable-keep",
+            lambda executor: tasks.keep(executor, message, waits_of(runtime)),
+            single=True,
             within_s=runtime.patience_s,
-        )  # fmt: skip
+        )
 
     kept = patiently(runtime, lambda: repeat(once))
     if kept is not None and not kept.waits:
@@ -411,8 +413,9 @@ def _pools(messages: Iterable[Message]) -> set[str]:
     """Return the pools of messages that are not judged: they may have got their slots by now."""
     return {
         message.admission.pool.name
-        for message in messages if message.admission is not None and not message.admission.is_judged
-    }  # fmt: skip
+        for message in messages
+        if message.admission is not None and not message.admission.is_judged
+    }
 
 
 def _admitted_alone(executor: Transaction, message: Message) -> Message | None:

@@ -57,8 +57,9 @@ def revoke_in_all(runtime: Runtime, task_ids: Iterable[str]) -> RevokedInAll:
             running.update(dict.fromkeys(found.running))
     if all(task_id in waiting or task_id in running for task_id in ids):
         unavailable = None
-    return RevokedInAll(tuple(task_id for task_id in waiting if task_id not in running), tuple(running),
-                        unavailable, unfit)  # fmt: skip
+    return RevokedInAll(
+        tuple(task_id for task_id in waiting if task_id not in running), tuple(running), unavailable, unfit
+    )
 
 
 def revoke(runtime: Runtime, task_ids: Iterable[str]) -> Revoked:

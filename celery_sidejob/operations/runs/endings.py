@@ -105,9 +105,14 @@ def _ended_before(runtime: Runtime, hold: Hold) -> str:
 
 
 def _end(  # noqa: PLR0912, PLR0913, PLR0915 - the order of what it does matters
-    runtime: LocalRuntime, executor: Transaction, hold: Hold, unit: Unit | None, ending: Ending, from_outside: bool,
+    runtime: LocalRuntime,
+    executor: Transaction,
+    hold: Hold,
+    unit: Unit | None,
+    ending: Ending,
+    from_outside: bool,
     parents: Mapping[int, int | None],
-) -> tuple[Applied, str]:  # fmt: skip
+) -> tuple[Applied, str]:
     changes = list(unit.changes if unit is not None else ending.asked)
     begun: set[int] = set()
     handed_down = hold.kind == "shutdown" and _hand_down(executor, hold, changes, begun)

@@ -88,9 +88,16 @@ class Closing:
 
 
 def end_job_run(  # noqa: PLR0913 - a run, how it ended, and where that is written
-    runtime: LocalRuntime, executor: Transaction, hold: Hold, unit: Unit | None, ending: Ending,
-    after_commit: AfterCommit, *, by_worker: bool = False, quiet: bool = False,
-) -> Any | None:  # fmt: skip
+    runtime: LocalRuntime,
+    executor: Transaction,
+    hold: Hold,
+    unit: Unit | None,
+    ending: Ending,
+    after_commit: AfterCommit,
+    *,
+    by_worker: bool = False,
+    quiet: bool = False,
+) -> Any | None:
     """End a run; update the asking, the message and the dead set as the job's new status requires.
 
     `unit` is the run's last unit, applied already; None if the run's unit was discarded. `by_worker`: the worker ends
@@ -141,24 +148,47 @@ def _note_failure(hold: Hold, ending: Ending, after_commit: AfterCommit) -> None
 
 
 def _write(  # noqa: PLR0913 - as above
-    runtime: LocalRuntime, executor: Transaction, hold: Hold, unit: Unit | None, ending: Ending,
-    closing: Closing | None, *, by_worker: bool, quiet: bool,
-) -> Any | None:  # fmt: skip
+    runtime: LocalRuntime,
+    executor: Transaction,
+    hold: Hold,
+    unit: Unit | None,
+    ending: Ending,
+    closing: Closing | None,
+    *,
+    by_worker: bool,
+    quiet: bool,
+) -> Any | None:
     unwanted = runtime.results.in_store or not runtime.results.wanted(hold.row.task, None)
     run: dict[str, Any] = {"run_no": hold.run_no, "worker_id": hold.worker_id, "past": _past(runtime, hold, ending)}
     if ending.how in TAKEN:
         gives_up = None if ending.gives_up is None else str(ending.gives_up)
         return claims.release(
-            executor, hold.job_id, **run, own=by_worker, loss=ending.how == RunEnd.LOST, undone=ending.undone,
-            outcome=gives_up, error=ending.error, unwanted=unwanted,
-        )  # fmt: skip
+            executor,
+            hold.job_id,
+            **run,
+            own=by_worker,
+            loss=ending.how == RunEnd.LOST,
+            undone=ending.undone,
+            outcome=gives_up,
+            error=ending.error,
+            unwanted=unwanted,
+        )
     keeps = None if closing is None else closing.keeps
     row = claims.end(
-        executor, hold.job_id, **run, unit_no=None if by_worker else hold.unit_no, outcome=str(ending.outcome),
-        result=ending.result, unwanted=unwanted, applied=unit is not None,
+        executor,
+        hold.job_id,
+        **run,
+        unit_no=None if by_worker else hold.unit_no,
+        outcome=str(ending.outcome),
+        result=ending.result,
+        unwanted=unwanted,
+        applied=unit is not None,
         retry=ending.how == RunEnd.RETRIED or ending.then is not None,
-        error=ending.error, then=ending.then is not None, quiet=quiet, keeps=keeps,
-    )  # fmt: skip
+        error=ending.error,
+        then=ending.then is not None,
+        quiet=quiet,
+        keeps=keeps,
+    )
     if row is not None and closing is not None and keeps is not None:
         closing.riders[0].kept(is_listened=row.listened)
     return row
@@ -207,9 +237,12 @@ def _follow_closing(
     ended, in_store = closing.ended, runtime.results.in_store
     for continuation in runtime.results.continuations(ended):
         continuations.add(
-            executor, key=continuation.key, queue=continuation.queue, publication=continuation.publication,
+            executor,
+            key=continuation.key,
+            queue=continuation.queue,
+            publication=continuation.publication,
             check_interval_s=runtime.settings.lost_after,
-        )  # fmt: skip
+        )
         after_commit.continuations.append(continuation)
     for rider in closing.riders:
         if closing.keeps is None:
@@ -237,9 +270,13 @@ def _arm_next_run(
         task_id = askings.keep_key(executor, hold.job_id) or str(uuid.uuid4())  # for the shutdown
     wait_s = ending.retry_in_s if is_queued else 0.0
     armed = arming.rearm(
-        executor, hold.job_id, task_id=task_id, wait_s=wait_s, takes=ending.takes,
+        executor,
+        hold.job_id,
+        task_id=task_id,
+        wait_s=wait_s,
+        takes=ending.takes,
         check_interval_s=runtime.settings.lost_after,
-    )  # fmt: skip
+    )
     if stage is not None or armed.for_run is not None:
         after_commit.ring(hold.row if stage is None else hold.row._replace(**stage._asdict()), armed)
 
@@ -256,10 +293,15 @@ def _bury(executor: Transaction, hold: Hold, row: Any, ending: Ending, after_com
     job, reason = hold.row, ending.reason
     shown = json.loads(ending.error) if ending.error else {}
     entry = dead.bury(
-        executor, job.id, task_id=row.task_id, reason=reason, traceback=ending.traceback,
+        executor,
+        job.id,
+        task_id=row.task_id,
+        reason=reason,
+        traceback=ending.traceback,
         error=f"{shown.get('type', '')}: {shown.get('message', '')}",
         retries=job.retries,
         wake_pending=ending.gives_up == Status.FAILED and job.status == Status.QUEUED,
-        given_group=shown.get("group"), loss=None if ending.loss is None else ending.loss.json,
-    )  # fmt: skip
+        given_group=shown.get("group"),
+        loss=None if ending.loss is None else ending.loss.json,
+    )
     after_commit.events.append(JobBuried(job.id, job.task, entry, reason))

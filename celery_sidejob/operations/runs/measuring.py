@@ -49,9 +49,19 @@ def step_ended(runtime: Runtime, hold: Hold, record: KeepStep, how: RunEnd) -> N
     tell(Measured(queue, task, Measure.RUN, record.took_s, record.name))
     if how in COUNTED:
         tell(Measured(queue, task, COUNTED[how], step=record.name))
-    tell(StepEnded(
-        record.job_id, task, record.run_no, record.name, record.number, record.kind, record.took_s, record.tries, how
-    ))  # fmt: skip
+    tell(
+        StepEnded(
+            record.job_id,
+            task,
+            record.run_no,
+            record.name,
+            record.number,
+            record.kind,
+            record.took_s,
+            record.tries,
+            how,
+        )
+    )
 
 
 def task_begun(run: Run) -> None:

@@ -54,8 +54,9 @@ def decline(runtime: Runtime, kind: Kind, key: tuple[Any, int], *, task: str, un
     if row.terminating:
         logger.warning(
             "%s is terminated without its shutdown in %g seconds, unless a worker comes to know the task.",
-            _capital(shown), parked.SHUTDOWN_WAITS_S,
-        )  # fmt: skip
+            _capital(shown),
+            parked.SHUTDOWN_WAITS_S,
+        )
     return False
 
 
@@ -64,22 +65,28 @@ def _tell_of_message(shown: str, sent_again: Any | None, unread: str | None) -> 
     if sent_again is None:
         logger.info(
             "A message of %s is dropped: this worker cannot run it, and the run that it announces is not owed, or has "
-            "begun. Nothing is lost, and there is nothing to do.", shown,
-        )  # fmt: skip
+            "begun. Nothing is lost, and there is nothing to do.",
+            shown,
+        )
         return
     wait_s = math.ceil(sent_again.wait_s)
     if unread is not None:
         logger.warning(
             "%s is not run here: this worker cannot read its message (%s). Nothing is lost: it is sent again in %d "
             "seconds, to any worker of its queue. A durable task that none can read goes to the dead set after %s.",
-            _capital(shown), unread, wait_s, parked.PATIENCE,
-        )  # fmt: skip
+            _capital(shown),
+            unread,
+            wait_s,
+            parked.PATIENCE,
+        )
         return
     logger.warning(
         "%s is not run here: this worker does not know the task, but another of its queue does. Nothing is lost: its "
         "message is sent again in %d seconds, to any of them. To avoid this, start this worker with the code of the "
-        "task, or give the task a queue of its own.", _capital(shown), wait_s,
-    )  # fmt: skip
+        "task, or give the task a queue of its own.",
+        _capital(shown),
+        wait_s,
+    )
 
 
 def _capital(shown: str) -> str:

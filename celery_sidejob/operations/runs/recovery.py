@@ -38,9 +38,16 @@ UNKNOWN = Ending(RunEnd.GIVEN_BACK, takes=True)
 
 
 def rescue(  # noqa: PLR0913 - which run, and how it is taken
-    runtime: Runtime, job_id: int, *, run_no: int, worker_id: int, own: bool = False,
-    loss: Loss | None = UNTOLD, wait: bool = False, has_begun: bool = True,
-) -> bool:  # fmt: skip
+    runtime: Runtime,
+    job_id: int,
+    *,
+    run_no: int,
+    worker_id: int,
+    own: bool = False,
+    loss: Loss | None = UNTOLD,
+    wait: bool = False,
+    has_begun: bool = True,
+) -> bool:
     """Take a lost run from its worker, in one transaction; the job is queued again with its inputs intact.
 
     The worker must have been declared dead, unless it rescues its `own` run. A `loss` counts towards `max_losses`. It
@@ -144,17 +151,26 @@ def end_holder(runtime: Runtime, job_id: int) -> None:
     except LacksRights as error:
         logger.warning(
             "Job %d cannot be rescued: an open transaction of its lost run holds it, and this role may not end that "
-            "session. `celery -A <app> sidejob doctor` names it. (%s)", job_id, error,
-        )  # fmt: skip
+            "session. `celery -A <app> sidejob doctor` names it. (%s)",
+            job_id,
+            error,
+        )
         return
     for row in ended:
         logger.warning("Postgres session %d is ended: its open transaction is of a lost run of job %d", row.pid, job_id)
 
 
 def _free(  # noqa: PLR0913 - as above
-    runtime: Runtime, job_id: int, *, run_no: int, worker_id: int, own: bool, ending: Ending, wait: bool,
+    runtime: Runtime,
+    job_id: int,
+    *,
+    run_no: int,
+    worker_id: int,
+    own: bool,
+    ending: Ending,
+    wait: bool,
     has_begun: bool = True,
-) -> bool:  # fmt: skip
+) -> bool:
     def work(executor: Transaction) -> AfterCommit | None:
         job = jobs.lock(executor, [job_id]).get(job_id) if wait else jobs.lock_if_free(executor, job_id)
         if job is None:

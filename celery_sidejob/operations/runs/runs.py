@@ -84,9 +84,16 @@ LOOK_MOST = 500
 
 
 def claim(  # noqa: PLR0913 - what the delivery names, and who begins it
-    runtime: Runtime, job_id: int, *, task: str, for_run: int, worker_id: int, queue: str | None = None,
-    tasks: Callable[[], Collection[str]] = tuple, passes: bool = False,
-) -> Hold | None:  # fmt: skip
+    runtime: Runtime,
+    job_id: int,
+    *,
+    task: str,
+    for_run: int,
+    worker_id: int,
+    queue: str | None = None,
+    tasks: Callable[[], Collection[str]] = tuple,
+    passes: bool = False,
+) -> Hold | None:
     """Begin the run that this delivery announces; None if the delivery is stale: then it must be dropped.
 
     The job's row says which `task` it runs: a delivery with another task begins nothing. `queue` is the queue of the
@@ -114,17 +121,29 @@ def begin_locked(executor: Transaction, job_ids: Iterable[int], *, worker_id: in
     holds = []
     for due in doorbells.waiting(executor, job_ids):
         found = claims.claim(
-            executor, due.job_id, task=due.task, for_run=due.for_run, worker_id=worker_id, most=0, how=Try.AT_ONCE,
+            executor,
+            due.job_id,
+            task=due.task,
+            for_run=due.for_run,
+            worker_id=worker_id,
+            most=0,
+            how=Try.AT_ONCE,
             passes=True,
-        )  # fmt: skip
+        )
         holds += [held(found, worker_id)] if found else []
     return holds
 
 
 def _claim(  # noqa: PLR0913 - as above
-    runtime: Runtime, job_id: int, task: str, for_run: int, worker_id: int, queue: str | None,
-    tasks: Callable[[], Collection[str]], passes: bool,
-) -> Hold | None:  # fmt: skip
+    runtime: Runtime,
+    job_id: int,
+    task: str,
+    for_run: int,
+    worker_id: int,
+    queue: str | None,
+    tasks: Callable[[], Collection[str]],
+    passes: bool,
+) -> Hold | None:
     of_queue = partial(_claim_by_permit, runtime, job_id=job_id, task=task, tasks=tasks, worker_id=worker_id)
     if queue is not None and not passes and permits.is_known(runtime, queue):
         is_managed, hold = of_queue(queue)
@@ -142,9 +161,16 @@ def _claim_by_name(
 ) -> Hold | None:
     def work(executor: Transaction) -> Sequence[Any]:
         return claims.claim(
-            executor, job_id, task=task, for_run=for_run, worker_id=worker_id, most=LOOK_MOST, how=how, passes=passes,
+            executor,
+            job_id,
+            task=task,
+            for_run=for_run,
+            worker_id=worker_id,
+            most=LOOK_MOST,
+            how=how,
+            passes=passes,
             schema=schema,
-        )  # fmt: skip
+        )
 
     uncertain, how, schema = False, Try.AT_ONCE, runtime.audience.to_ask
     deadline = time.monotonic() + runtime.settings.lease
@@ -195,9 +221,16 @@ def held(found: Sequence[Any], worker_id: int, *, in_page: bool = False) -> Hold
     reads_them = row.run_kind == "run" and not row.has_many_children
     children = sorted(found[1:], key=attrgetter("id")) if reads_them else None
     return Hold(
-        row.id, row.run_no, worker_id, row.run_kind, started=row.started, row=row, children=children,
-        began_at=time.monotonic(), in_page=in_page,
-    )  # fmt: skip
+        row.id,
+        row.run_no,
+        worker_id,
+        row.run_kind,
+        started=row.started,
+        row=row,
+        children=children,
+        began_at=time.monotonic(),
+        in_page=in_page,
+    )
 
 
 def commit(runtime: Runtime, hold: Hold, unit: Unit, name: str = "checkpoint") -> None:

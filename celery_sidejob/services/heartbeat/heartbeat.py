@@ -37,10 +37,15 @@ class Heartbeat(Worker):
     """Keeps one worker alive in the store, and rescues runs that it holds but does not execute."""
 
     def __init__(
-        self, runtime: Runtime, processes: PoolProcesses | None = None, file: HeartbeatFile | None = None, *,
-        is_busy: Callable[[], bool] = lambda: True, check: Callable[[], None] = lambda: None,
+        self,
+        runtime: Runtime,
+        processes: PoolProcesses | None = None,
+        file: HeartbeatFile | None = None,
+        *,
+        is_busy: Callable[[], bool] = lambda: True,
+        check: Callable[[], None] = lambda: None,
         board: Callable[[], Mapping[int, RunKey]] = dict,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`check` raises if the worker must not serve the store, for example because the schema does not fit.
 
         `board` tells which runs processes of the pool work on, {process: run}, that their deliveries do not name.

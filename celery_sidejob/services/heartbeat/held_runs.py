@@ -53,9 +53,11 @@ class HeldRuns(WorkerDuty):
         self.died: dict[int, Loss] = {}
         """Processes that died and whose runs are not all given back yet, each with how its runs were lost."""
         self.ends = QuietEnds(
-            worker.runtime.store.called(ends), self._write_ends,
-            lambda end: worker.errands.soon(partial(self._end, end)), wait_s=wait_s,
-        )  # fmt: skip
+            worker.runtime.store.called(ends),
+            self._write_ends,
+            lambda end: worker.errands.soon(partial(self._end, end)),
+            wait_s=wait_s,
+        )
         """The ends of runs that the worker is to write, mostly with the next runs that it holds."""
         self._strays_at = time.monotonic() + self._runtime.settings.lease
 

@@ -49,8 +49,9 @@ class LivenessLock:
         self.close()
         reason = self._take(worker_id, beating)
         if reason is not None:
-            logger.warning("No liveness lock: %s. If this worker dies, its silence for %g s tells.",
-                           reason, self._settings.lease)  # fmt: skip
+            logger.warning(
+                "No liveness lock: %s. If this worker dies, its silence for %g s tells.", reason, self._settings.lease
+            )
             self.close()
         workers.announce_lock(beating, worker_id, reason is None)
         return reason is None

@@ -72,7 +72,12 @@ class WorkerDuty(Duty):
         taken = False
         with self._worker.aside.by_itself("rescue", row.id) as may:
             taken = may and recovery.rescue(
-                self._runtime, row.id, run_no=row.number, worker_id=self._worker.worker_id, own=True, loss=loss,
+                self._runtime,
+                row.id,
+                run_no=row.number,
+                worker_id=self._worker.worker_id,
+                own=True,
+                loss=loss,
                 has_begun=has_begun,
-            )  # fmt: skip
+            )
         return taken

@@ -24,14 +24,16 @@ class DeadWorkers(SweepDuty):
     is_urgent = True
     counts = (
         Count(
-            "declared_dead", "Workers declared dead for their silence or their free liveness lock.",
+            "declared_dead",
+            "Workers declared dead for their silence or their free liveness lock.",
             total="workers_declared_dead",
         ),
         Count(
-            "suspected", "Workers suspected of being dead: poll again in a while, one that stays silent is declared "
-            "dead.", is_work=False,
+            "suspected",
+            "Workers suspected of being dead: poll again in a while, one that stays silent is declared dead.",
+            is_work=False,
         ),
-    )  # fmt: skip
+    )
 
     def _do(self, report: Report) -> None:
         settings, worker = self._runtime.settings, self._sweep.worker
@@ -91,9 +93,13 @@ class LostRuns(SweepDuty):
         loss = None if held.has_left else Loss(LossKind(held.loss_kind), held.ident, held.pid, silent_s=held.silent_s)
         with self._sweep.aside.by_itself("rescue", held.job_id) as may:
             if may and recovery.rescue(
-                self._runtime, held.job_id, run_no=held.run_no, worker_id=held.worker_id, loss=loss,
+                self._runtime,
+                held.job_id,
+                run_no=held.run_no,
+                worker_id=held.worker_id,
+                loss=loss,
                 has_begun=held.pid is not None,
-            ):  # fmt: skip
+            ):
                 report["rescued"] += 1
             elif may:
                 recovery.end_holder(self._runtime, held.job_id)

@@ -52,9 +52,16 @@ class UnsentResults(SweepDuty):
 
 def _outcome(row: Any) -> Outcome:
     return Outcome(
-        row.task_id, row.job_id, row.task, row.queue, row.outcome, row.result,
-        json.loads(row.options) if row.options else None, row.args, row.kwargs,
-    )  # fmt: skip
+        row.task_id,
+        row.job_id,
+        row.task,
+        row.queue,
+        row.outcome,
+        row.result,
+        json.loads(row.options) if row.options else None,
+        row.args,
+        row.kwargs,
+    )
 
 
 class LateBodies(SweepDuty):

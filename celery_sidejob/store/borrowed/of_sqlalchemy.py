@@ -256,9 +256,12 @@ def _is_committed(transaction: Any) -> bool:
 
 
 def _when(
-    over: Callable[[], bool], committed: Callable[[], bool], calls: Sequence[Callable[[], None]],
-    before: threading.Thread | None = None, timeout_s: float = 60.0,
-) -> None:  # fmt: skip
+    over: Callable[[], bool],
+    committed: Callable[[], bool],
+    calls: Sequence[Callable[[], None]],
+    before: threading.Thread | None = None,
+    timeout_s: float = 60.0,
+) -> None:
     if before is not None:  # the work follows the commits of a connection in their order
         before.join(timeout_s)
     deadline = time.monotonic() + timeout_s

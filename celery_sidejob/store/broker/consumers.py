@@ -89,9 +89,14 @@ LEFT JOIN {{broker_broadcasts}} b ON b.id > %(since)s AND b.exchange = ANY(%(exc
 
 
 def beat_and_talk(
-    executor: Transaction, consumer: int, schema: str, *, said: Sequence[Broadcast], since: int,
+    executor: Transaction,
+    consumer: int,
+    schema: str,
+    *,
+    said: Sequence[Broadcast],
+    since: int,
     exchanges: Sequence[str],
-) -> Beaten:  # fmt: skip
+) -> Beaten:
     """Do the same, send broadcasts, and read those of some exchanges since an id."""
     columns = {name: [getattr(one, name) for one in said] for name in Broadcast._fields}
     found = executor.run(

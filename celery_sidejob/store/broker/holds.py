@@ -87,8 +87,10 @@ class Holder:
     def parameters(self) -> dict[str, Any]:
         """The parameters of `HELD`."""
         return {
-            "worker_id": self.worker_id, "tasks": list(self.may_repeat), "max_losses": list(self.may_repeat.values()),
-        }  # fmt: skip
+            "worker_id": self.worker_id,
+            "tasks": list(self.may_repeat),
+            "max_losses": list(self.may_repeat.values()),
+        }
 
 
 NOBODY = Holder(0, {})

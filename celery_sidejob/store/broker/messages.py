@@ -50,9 +50,14 @@ VALUES (%(queue)s, %(priority)s, %(due_at)s, %(headers)s, %(properties)s, %(body
 def put(executor: Transaction, row: Row) -> None:
     """Send one message."""
     executor.run(
-        _PUT, queue=row.queue, priority=row.priority, due_at=row.due_at, headers=row.headers,
-        properties=row.properties, body=row.body,
-    )  # fmt: skip
+        _PUT,
+        queue=row.queue,
+        priority=row.priority,
+        due_at=row.due_at,
+        headers=row.headers,
+        properties=row.properties,
+        body=row.body,
+    )
 
 
 def put_all(executor: OwnExecutor, rows: Iterable[Row]) -> None:
@@ -151,9 +156,16 @@ LEFT JOIN free t ON true {_KEPT} LEFT JOIN held h ON h.reference = t.id ORDER BY
 
 
 def fetch(
-    executor: Transaction, *, holder: int, done: Sequence[int], watermarks: Sequence[Watermark], room: int, reads: bool,
-    worker: Holder = NOBODY, over: Sequence[Ended] = (),
-) -> Fetched:  # fmt: skip
+    executor: Transaction,
+    *,
+    holder: int,
+    done: Sequence[int],
+    watermarks: Sequence[Watermark],
+    room: int,
+    reads: bool,
+    worker: Holder = NOBODY,
+    over: Sequence[Ended] = (),
+) -> Fetched:
     """Remove what this consumer has acknowledged, and take the next messages for it, at most `room`.
 
     References are left to others unless it `reads` what they lead to. Its `worker` holds from now on the rows that it
@@ -161,10 +173,17 @@ def fetch(
     and keeps their results.
     """
     found = executor.run(
-        _FETCH, holder=holder, done=list(done), room=room, reads=reads, queues=[one.queue for one in watermarks],
-        priorities=[one.priority for one in watermarks], lows=[one.low for one in watermarks], **worker.parameters,
+        _FETCH,
+        holder=holder,
+        done=list(done),
+        room=room,
+        reads=reads,
+        queues=[one.queue for one in watermarks],
+        priorities=[one.priority for one in watermarks],
+        lows=[one.low for one in watermarks],
+        **worker.parameters,
         **ended(over),
-    )  # fmt: skip
+    )
     first = found[0]
     refused = frozenset() if first.gone is None else frozenset(done) - frozenset(first.gone)
     rows = found if first.id is not None else ()
@@ -183,9 +202,13 @@ SELECT {_DELIVERED} FROM free t {_KEPT} ORDER BY t.place, t.id""",
 def take(executor: Transaction, *, watermarks: Sequence[Watermark], room: int, reads: bool) -> Sequence[Any]:
     """Take messages out that nobody will acknowledge; what the caller does not handle is lost."""
     return executor.run(
-        _TAKE, room=room, reads=reads, queues=[one.queue for one in watermarks],
-        priorities=[one.priority for one in watermarks], lows=[one.low for one in watermarks],
-    )  # fmt: skip
+        _TAKE,
+        room=room,
+        reads=reads,
+        queues=[one.queue for one in watermarks],
+        priorities=[one.priority for one in watermarks],
+        lows=[one.low for one in watermarks],
+    )
 
 
 _REMOVE = Statement(

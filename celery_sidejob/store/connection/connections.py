@@ -81,9 +81,15 @@ class Connections(Autocommit):
     """Lends and closes this process's connections to one store."""
 
     def __init__(
-        self, url: str | None, schema: str, *, prepare: bool = True, longest_pause_s: float | None = None,
-        setting: str = "sidejob_database_url", is_broker: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        url: str | None,
+        schema: str,
+        *,
+        prepare: bool = True,
+        longest_pause_s: float | None = None,
+        setting: str = "sidejob_database_url",
+        is_broker: bool = False,
+    ) -> None:
         """The parameters are those of `Opener`."""
         opener = Opener(
             url, schema, prepare=prepare, longest_pause_s=longest_pause_s, setting=setting, is_broker=is_broker

@@ -175,15 +175,17 @@ def _encoders(encoding: str) -> Mapping[type, Callable[[Any], bytes]]:
     def array(values: list[Any]) -> bytes:
         return text("{" + ",".join(_element(value) for value in values) + "}")
 
-    return _Encoders({
-        list: array,
-        str: text,
-        bytes: bytes,
-        bool: lambda value: b"t" if value else b"f",
-        int: lambda value: b"%d" % value,
-        float: lambda value: float.__repr__(value).encode(),
-        datetime: lambda value: value.isoformat().encode(),
-    })  # fmt: skip
+    return _Encoders(
+        {
+            list: array,
+            str: text,
+            bytes: bytes,
+            bool: lambda value: b"t" if value else b"f",
+            int: lambda value: b"%d" % value,
+            float: lambda value: float.__repr__(value).encode(),
+            datetime: lambda value: value.isoformat().encode(),
+        }
+    )
 
 
 def _element(value: Any) -> str:

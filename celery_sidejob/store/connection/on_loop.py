@@ -69,8 +69,11 @@ def _warn_once() -> None:
     logger.warning(
         "%s() in line %d of %s asks the store, and the event loop of this thread stands still meanwhile. Await it "
         "instead: %s. The log tells this once for each call.",
-        name, caller.f_lineno, caller.f_code.co_filename, _awaited(name, verb.f_locals.get("self")),
-    )  # fmt: skip
+        name,
+        caller.f_lineno,
+        caller.f_code.co_filename,
+        _awaited(name, verb.f_locals.get("self")),
+    )
 
 
 def _awaited(name: str, handle: Any) -> str:

@@ -26,9 +26,16 @@ class Opener:
     """Opens connections to one store."""
 
     def __init__(
-        self, url: str | None, schema: str, *, prepare: bool = True, longest_pause_s: float | None = None,
-        setting: str = "sidejob_database_url", application: str = "celery_sidejob", is_broker: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        url: str | None,
+        schema: str,
+        *,
+        prepare: bool = True,
+        longest_pause_s: float | None = None,
+        setting: str = "sidejob_database_url",
+        application: str = "celery_sidejob",
+        is_broker: bool = False,
+    ) -> None:
         """`longest_pause_s`: how long our transactions may wait for this process before the server ends them.
 
         `setting` names the setting of the URL, for errors; `application` is the connections' name on the server.

@@ -33,11 +33,19 @@ A job that a run beyond its rate terminates waits for nothing, nor does a shutdo
 
 
 def armed(
-    jobs: str, *, task_id: str, opens_at: str | None, cut_short: str | None = "false",
-    wait_s: str = "0::double precision", losses: str = "0", first_check_s: str = f"{FIRST_CHECK_S}",
-    slot: str = "NULL::smallint", waits: str = "j.status <> 'terminating'", blocked: str = "j.blocked",
+    jobs: str,
+    *,
+    task_id: str,
+    opens_at: str | None,
+    cut_short: str | None = "false",
+    wait_s: str = "0::double precision",
+    losses: str = "0",
+    first_check_s: str = f"{FIRST_CHECK_S}",
+    slot: str = "NULL::smallint",
+    waits: str = "j.status <> 'terminating'",
+    blocked: str = "j.blocked",
     anew: str = "false",
-) -> str:  # fmt: skip
+) -> str:
     """Return the CTE `armed`: the row of each of these jobs says when its next run is owed.
 
     Every statement that makes a run owed contains this CTE (a new job, an ask, a termination, the end or the loss of a
@@ -132,9 +140,14 @@ FROM armed LEFT JOIN {askings} a ON a.task_id = armed.task_id"""
 
 
 def rearm(
-    executor: Transaction, job_id: int, *, check_interval_s: float, task_id: str | None = None, wait_s: float = 0,
+    executor: Transaction,
+    job_id: int,
+    *,
+    check_interval_s: float,
+    task_id: str | None = None,
+    wait_s: float = 0,
     takes: bool = False,
-) -> Any:  # fmt: skip
+) -> Any:
     """Turn the row of a run that is over into the row of the next; the same task id unless one is given.
 
     Returns (task_id, for_run, options); the first two are None if the next run is not due yet.
@@ -144,5 +157,10 @@ def rearm(
     read.
     """
     return executor.run(
-        _REARM, id=job_id, task_id=task_id, wait_s=float(wait_s), check_interval_s=check_interval_s, takes=takes,
-    )[0]  # fmt: skip
+        _REARM,
+        id=job_id,
+        task_id=task_id,
+        wait_s=float(wait_s),
+        check_interval_s=check_interval_s,
+        takes=takes,
+    )[0]

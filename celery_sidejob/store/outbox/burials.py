@@ -47,10 +47,18 @@ def bury(key: Key, death: Death, *, by: str, worker_id: int | None, content: Con
     """
     task, digest = (None, None) if content is None else content[:2]
     parameters = {
-        "task_id": key[0], "generation": key[1], "by": by, "worker_id": worker_id, "reason": death.reason,
-        "error": death.error, "traceback": death.traceback, "retries": death.retries, "task": task, "digest": digest,
+        "task_id": key[0],
+        "generation": key[1],
+        "by": by,
+        "worker_id": worker_id,
+        "reason": death.reason,
+        "error": death.error,
+        "traceback": death.traceback,
+        "retries": death.retries,
+        "task": task,
+        "digest": digest,
         "given_group": death.group,
-    }  # fmt: skip
+    }
     return TaskEnd(RunEnd.FAILED, _BURY, parameters)
 
 
@@ -132,10 +140,15 @@ def keep_from_others(executor: Transaction, key: Key, content: Content, *, for_s
     """
     return bool(
         executor.run(
-            _KEEP_FROM_OTHERS, task_id=key[0], generation=key[1], task=content.task, digest=content.digest, for_s=for_s,
+            _KEEP_FROM_OTHERS,
+            task_id=key[0],
+            generation=key[1],
+            task=content.task,
+            digest=content.digest,
+            for_s=for_s,
             entry_too=entry_too,
         )
-    )  # fmt: skip
+    )
 
 
 _REVIVE = Statement(f"""

@@ -50,10 +50,17 @@ def begin(
     """
     return first(
         executor.run(
-            _BEGIN, task_id=key[0], generation=key[1], task=content.task, digest=content.digest, worker_id=worker_id,
-            pid=pid, on_lost=on_lost, max_losses=max_losses,
+            _BEGIN,
+            task_id=key[0],
+            generation=key[1],
+            task=content.task,
+            digest=content.digest,
+            worker_id=worker_id,
+            pid=pid,
+            on_lost=on_lost,
+            max_losses=max_losses,
         )
-    )  # fmt: skip
+    )
 
 
 _ADOPT = Statement(f"""
@@ -74,20 +81,36 @@ ON CONFLICT (task_id) DO NOTHING RETURNING locked_by IS NOT NULL AS begun""")
 
 
 def adopt(
-    executor: Transaction, message: Message, *, worker_id: int, pid: int, on_lost: str, max_losses: int,
+    executor: Transaction,
+    message: Message,
+    *,
+    worker_id: int,
+    pid: int,
+    on_lost: str,
+    max_losses: int,
     check_interval_s: float,
-) -> bool | None:  # fmt: skip
+) -> bool | None:
     """Make a row for a message that has none, locked if it begins; None if another delivery was faster.
 
     It does not begin if its queue is managed, or if it waits for a slot. Returns whether it does.
     """
     row = first(
         executor.run(
-            _ADOPT, task_id=message.task_id, task=message.task, queue=message.queue, publication=message.publication,
-            body=message.body, expires_at=message.expires_at, worker_id=worker_id, pid=pid, on_lost=on_lost,
-            max_losses=max_losses, check_interval_s=check_interval_s, **pool_of(message),
+            _ADOPT,
+            task_id=message.task_id,
+            task=message.task,
+            queue=message.queue,
+            publication=message.publication,
+            body=message.body,
+            expires_at=message.expires_at,
+            worker_id=worker_id,
+            pid=pid,
+            on_lost=on_lost,
+            max_losses=max_losses,
+            check_interval_s=check_interval_s,
+            **pool_of(message),
         )
-    )  # fmt: skip
+    )
     return None if row is None else bool(row.begun)
 
 
@@ -193,10 +216,15 @@ def hold(
     removed. Waits for no row that a transaction has locked.
     """
     found = executor.run(
-        _HOLD, task_ids=[one.key[0] for one in received], fresh=[one.key[1] for one in received],
-        tasks=[one.content.task for one in received], digests=[one.content.digest for one in received],
-        max_losses=[one.max_losses for one in received], worker_id=worker_id, **ended(over),
-    )  # fmt: skip
+        _HOLD,
+        task_ids=[one.key[0] for one in received],
+        fresh=[one.key[1] for one in received],
+        tasks=[one.content.task for one in received],
+        digests=[one.content.digest for one in received],
+        max_losses=[one.max_losses for one in received],
+        worker_id=worker_id,
+        **ended(over),
+    )
     return {row.task_id: row for row in found if row.task_id is not None}, frozenset(found[0].over)
 
 
@@ -305,9 +333,12 @@ def give_back(task_ids: Iterable[str], *, worker_id: int, loss: Loss, begun: boo
     """
     is_lost = begun and loss.counts
     parameters = {
-        "task_ids": list(task_ids), "worker_id": worker_id, "loss": int(is_lost), "begun": begun,
+        "task_ids": list(task_ids),
+        "worker_id": worker_id,
+        "loss": int(is_lost),
+        "begun": begun,
         "last_loss": loss.json,
-    }  # fmt: skip
+    }
     return TaskEnd(RunEnd.LOST if is_lost else RunEnd.GIVEN_BACK, _GIVE_BACK, parameters)
 
 

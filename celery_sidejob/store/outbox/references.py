@@ -99,10 +99,11 @@ def send_tasks(executor: Transaction, messages: Sequence[Message]) -> None:
     Rows that a run holds, doomed ones, those at a gate and those of later generations stay as they are.
     """
     executor.run(
-        _SEND_TASKS, task_ids=[message.task_id for message in messages],
+        _SEND_TASKS,
+        task_ids=[message.task_id for message in messages],
         generations=[message.generation for message in messages],
         priorities=[message.priority for message in messages],
-    )  # fmt: skip
+    )
 
 
 def send_jobs(executor: Transaction, runs: Iterable[tuple[int, int]]) -> set[int]:

@@ -166,16 +166,24 @@ def keep_many(
     pools = list(map(pool_of, messages))
     found = executor.run(
         _KEEP_MANY,
-        task_ids=[message.task_id for message in messages], tasks=[message.task for message in messages],
-        queues=[message.queue for message in messages], publications=[message.publication for message in messages],
-        bodies=[message.body for message in messages], etas=[message.eta for message in messages],
-        expires=[message.expires_at for message in messages], check_interval_s=waits.check_interval_s,
-        pools=[pool["pool"] for pool in pools], weights=[pool["pool_weight"] for pool in pools],
-        ranks=[pool["pool_rank"] for pool in pools], runs=[pool["pool_runs"] for pool in pools],
+        task_ids=[message.task_id for message in messages],
+        tasks=[message.task for message in messages],
+        queues=[message.queue for message in messages],
+        publications=[message.publication for message in messages],
+        bodies=[message.body for message in messages],
+        etas=[message.eta for message in messages],
+        expires=[message.expires_at for message in messages],
+        check_interval_s=waits.check_interval_s,
+        pools=[pool["pool"] for pool in pools],
+        weights=[pool["pool_weight"] for pool in pools],
+        ranks=[pool["pool_rank"] for pool in pools],
+        runs=[pool["pool_runs"] for pool in pools],
         slots=[message.slot for message in messages],
         priorities=[message.priority for message in messages],
-        horizon_s=waits.horizon_s, first_check_s=FIRST_CHECK_S + publishing_takes_s, early_s=EARLY_S,
-    )  # fmt: skip
+        horizon_s=waits.horizon_s,
+        first_check_s=FIRST_CHECK_S + publishing_takes_s,
+        early_s=EARLY_S,
+    )
     return found[0].waiting, found[0].taken
 
 
@@ -206,11 +214,19 @@ def pool_of(message: Message) -> Mapping[str, Any]:
 
 def _columns(message: Message, waits: Waits) -> dict[str, Any]:
     return {
-        "task": message.task, "queue": message.queue, "publication": message.publication, "body": message.body,
-        "eta": message.eta, "expires_at": message.expires_at, "check_interval_s": waits.check_interval_s,
-        "horizon_s": waits.horizon_s, "first_check_s": FIRST_CHECK_S, "early_s": EARLY_S, "priority": message.priority,
+        "task": message.task,
+        "queue": message.queue,
+        "publication": message.publication,
+        "body": message.body,
+        "eta": message.eta,
+        "expires_at": message.expires_at,
+        "check_interval_s": waits.check_interval_s,
+        "horizon_s": waits.horizon_s,
+        "first_check_s": FIRST_CHECK_S,
+        "early_s": EARLY_S,
+        "priority": message.priority,
         **(_NO_POOL if message.admission is None else pool_of(message)),
-    }  # fmt: skip
+    }
 
 
 _IS_KEPT = Statement("""

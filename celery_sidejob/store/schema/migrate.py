@@ -49,9 +49,13 @@ LOCK_ATTEMPTS, LOCK_PAUSE_S = 10, 1.0
 
 
 def upgrade(
-    url: str, schema: str = "sidejob", *, owner: Mapping[str, str] | None = None, to: str | None = None,
+    url: str,
+    schema: str = "sidejob",
+    *,
+    owner: Mapping[str, str] | None = None,
+    to: str | None = None,
     setting: str = "sidejob_database_url",
-) -> str:  # fmt: skip
+) -> str:
     """Create the schema if it is missing, migrate it, record its owner, and return its revision.
 
     `owner` is {"app": …, "broker": …}; an owner recorded before stays. SchemaError is raised, before anything is

@@ -64,9 +64,12 @@ def current(store: Connections | str, schema: str = "sidejob", *, setting: str =
 
 
 def check(
-    store: Connections | str, schema: str = "sidejob", *, owner: Mapping[str, str] | None = None,
+    store: Connections | str,
+    schema: str = "sidejob",
+    *,
+    owner: Mapping[str, str] | None = None,
     setting: str = "sidejob_database_url",
-) -> None:  # fmt: skip
+) -> None:
     """Raise SchemaError if the schema is missing, too old, too new, or belongs to another app or broker.
 
     `store` is its URL, which comes from `setting`, or connections to it. The message says what is wrong and what to do.

@@ -99,8 +99,11 @@ TABLES = {
 }
 
 TRIGGERS = (
-    "messages_enter_pool", "messages_leave_pool", "messages_pause_in_pool", "messages_rest_in_pool",
-)  # fmt: skip
+    "messages_enter_pool",
+    "messages_leave_pool",
+    "messages_pause_in_pool",
+    "messages_rest_in_pool",
+)
 """Triggers that count the slots of capacity pools and the jobs of tags."""
 
 SEQUENCES = ("jobs_id_seq",)
@@ -137,9 +140,11 @@ ORDER BY 1, 2""")
 def lacking_rights(executor: Reader, schema: str) -> list[str]:
     """Return the rights on the existing tables that the connection's role lacks, as "UPDATE on jobs"."""
     found = executor.run(
-        _LACKING_RIGHTS, relations=[relation for relation, _ in _NEEDED], privileges=[right for _, right in _NEEDED],
+        _LACKING_RIGHTS,
+        relations=[relation for relation, _ in _NEEDED],
+        privileges=[right for _, right in _NEEDED],
         schema=sql.Identifier(schema).as_string(None),
-    )  # fmt: skip
+    )
     return [f"{row.privilege} on {row.relation}" for row in found]
 
 

@@ -196,8 +196,10 @@ class Acknowledgements:
         for delivery_tag in delivery_tags:
             logger.warning(
                 "Cannot %s message %s: this consumer was declared dead or has lost its connection, and the message has "
-                "gone to another one", verb, delivery_tag,
-            )  # fmt: skip
+                "gone to another one",
+                verb,
+                delivery_tag,
+            )
             message_refused.send(verb=verb, consumer=str(self._holder.consumer), delivery_tag=str(delivery_tag))
 
     @property

@@ -321,6 +321,7 @@ class Channel(virtual.Channel):
             except LOST as error:
                 logger.warning(
                     "%d acknowledged messages were not removed, and come again: %s",
-                    self.acknowledgements.removals, error,
-                )  # fmt: skip
+                    self.acknowledgements.removals,
+                    error,
+                )
         super().close()

@@ -85,14 +85,23 @@ def _shown(row: Any, payload: dict[str, Any], consumer: Any) -> dict[str, Any]:
         "eta": row.due_at.astimezone(UTC).isoformat(),
         "priority": row.priority,
         "request": {
-            "id": headers.get("id"), "name": headers.get("shadow") or headers.get("task"), "args": args,
-            "kwargs": kwargs, "type": headers.get("task"), "hostname": None, "time_start": None,
-            "acknowledged": False, "delivery_info": {
-                "exchange": sent.get("exchange"), "routing_key": sent.get("routing_key"),
-                "priority": row.priority, "redelivered": False,
-            }, "worker_pid": None,
+            "id": headers.get("id"),
+            "name": headers.get("shadow") or headers.get("task"),
+            "args": args,
+            "kwargs": kwargs,
+            "type": headers.get("task"),
+            "hostname": None,
+            "time_start": None,
+            "acknowledged": False,
+            "delivery_info": {
+                "exchange": sent.get("exchange"),
+                "routing_key": sent.get("routing_key"),
+                "priority": row.priority,
+                "redelivered": False,
+            },
+            "worker_pid": None,
         },
-    }  # fmt: skip
+    }
 
 
 # -- worker_disable_prefetch -------------------------------------------------------------------------------------------

@@ -131,10 +131,16 @@ class Fetching:
             found: messages.Fetched = transport.link.run(
                 "fetch",
                 lambda executor: messages.fetch(
-                    executor, holder=consumer, done=ends.done, watermarks=watermarks, room=room,
-                    reads=outbox is not None, worker=worker, over=ends.over,
+                    executor,
+                    holder=consumer,
+                    done=ends.done,
+                    watermarks=watermarks,
+                    room=room,
+                    reads=outbox is not None,
+                    worker=worker,
+                    over=ends.over,
                 ),
-            )  # fmt: skip
+            )
             if any(row.held_at is not None for row in found.rows):
                 reach("durable-hold:after-commit")
             ends.written(found.over)

@@ -31,9 +31,13 @@ def row_of(queue: str, message: Mapping[str, Any]) -> Row:
     """Return the row of a message for a queue."""
     properties, headers = message["properties"], message["headers"]
     return Row(
-        queue, priority_of(properties), due_at_of(headers), as_json(headers), stored(message, properties),
+        queue,
+        priority_of(properties),
+        due_at_of(headers),
+        as_json(headers),
+        stored(message, properties),
         message["body"],
-    )  # fmt: skip
+    )
 
 
 def stored(message: Mapping[str, Any], properties: Mapping[str, Any]) -> str:

@@ -96,9 +96,11 @@ class Transport(virtual.Transport):
         """The connection over which statements run; SettingsError if the URL names no database."""
         given = self.client.transport_options
         return Link(
-            database_url(self.client), given.get("schema", "sidejob"), direct_url=given.get("direct_url"),
+            database_url(self.client),
+            given.get("schema", "sidejob"),
+            direct_url=given.get("direct_url"),
             commits_late=given.get("synchronous_commit") == "off",
-        )  # fmt: skip
+        )
 
     @cached_property
     def topology(self) -> Topology:

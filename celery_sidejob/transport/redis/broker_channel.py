@@ -387,7 +387,9 @@ class Channel(redis.Channel):
         logger.warning(
             "Cannot %s the message %s: %s was declared dead or has lost its connection, and the message has gone to "
             "another consumer",
-            one.verb, delivery_tag, one.consumer,
-        )  # fmt: skip
+            one.verb,
+            delivery_tag,
+            one.consumer,
+        )
         message_refused.send(verb=one.verb, consumer=one.consumer, delivery_tag=delivery_tag)
         self.consumer.note_silence()  # its other messages were taken away too

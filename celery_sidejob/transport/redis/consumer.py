@@ -125,8 +125,10 @@ class Consumer:
         for message in taken:
             logger.warning(
                 "%s[%s] was taken from this worker, which was silent for too long, and goes to another one: if it has "
-                "begun here, it runs twice", message.headers.get("task"), message.headers.get("id"),
-            )  # fmt: skip
+                "begun here, it runs twice",
+                message.headers.get("task"),
+                message.headers.get("id"),
+            )
         if taken:
             raise ConnectionError(f"{len(taken)} messages were taken from this worker, which was declared dead")
 

@@ -37,9 +37,14 @@ class DeadMessage(dead_list.DeadMessage):
         try:
             entry = json.loads(text)
             return cls(
-                text, entry["queue"], entry["task_id"], entry["reason"], datetime.fromtimestamp(entry["at"], UTC),
-                entry["message"], entry["list"],
-            )  # fmt: skip
+                text,
+                entry["queue"],
+                entry["task_id"],
+                entry["reason"],
+                datetime.fromtimestamp(entry["at"], UTC),
+                entry["message"],
+                entry["list"],
+            )
         except (ValueError, TypeError, KeyError):
             return cls(text, "", None, "no entry of this transport", datetime.fromtimestamp(0, UTC), "", "")
 

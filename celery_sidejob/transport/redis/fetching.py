@@ -65,14 +65,22 @@ class Fetching:
         self._number += 1
         lists = [
             channel.keys.kombu_list(channel._q_for_pri(queue, step))
-            for step in channel.priority_steps for queue in queues
-        ]  # fmt: skip
+            for step in channel.priority_steps
+            for queue in queues
+        ]
         unrecorded = "".join("1" if queue in self.unrecorded else "0" for queue in queues)
         keys = [channel.keys.consumers, channel.keys.held(consumer), *lists, *channel.keys.bells(queues)]
         arguments = [
-            consumer, self._number, room, round(channel.consumer_timeout * 1000), len(queues),
-            len(channel.priority_steps), int(self._rotates), unrecorded, BELL_MS,
-        ]  # fmt: skip
+            consumer,
+            self._number,
+            room,
+            round(channel.consumer_timeout * 1000),
+            len(queues),
+            len(channel.priority_steps),
+            int(self._rotates),
+            unrecorded,
+            BELL_MS,
+        ]
         by_text, self.knows_scripts = not self.knows_scripts, True
         return Fetch(consumer, self._number, list(queues)), FETCH.command(keys, arguments, by_text=by_text)
 

@@ -70,9 +70,15 @@ class Heart:
     """
 
     def __init__(
-        self, client: Any, keys: Keys, records: Records, *, timeout_s: float, pulse: Pulse,
+        self,
+        client: Any,
+        keys: Keys,
+        records: Records,
+        *,
+        timeout_s: float,
+        pulse: Pulse,
         bound_dead_list: Callable[[], object] = lambda: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`bound_dead_list` trims the dead list; the heart calls it now and then."""
         self._client = client
         self._keys = keys

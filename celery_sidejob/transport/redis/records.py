@@ -205,6 +205,12 @@ def _age(token: str) -> tuple[int, int]:
 def _obituary(keys: Keys, move: Move) -> str:
     text = move.text.decode("utf-8", "surrogateescape")
     return json.dumps(
-        {"queue": keys.queue_of(move.list_key), "list": move.list_key, "task_id": move.task_id, "reason": move.buried,
-         "at": time.time(), "message": text}
-    )  # fmt: skip
+        {
+            "queue": keys.queue_of(move.list_key),
+            "list": move.list_key,
+            "task_id": move.task_id,
+            "reason": move.buried,
+            "at": time.time(),
+            "message": text,
+        }
+    )

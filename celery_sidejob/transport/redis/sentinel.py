@@ -55,9 +55,11 @@ class SentinelChannel(BrokerChannel, redis.SentinelChannel):
         asked = {"socket_timeout": asked_for_s, "socket_connect_timeout": asked_for_s, **asked}
         kind: Any = Sentinel  # redis-py's, which has no types
         manager = kind(
-            sentinels, min_other_sentinels=self.min_other_sentinels,
-            sentinel_kwargs={**asked, "retry": Retry(NoBackoff(), 0), **(self.sentinel_kwargs or {})}, **parameters,
-        )  # fmt: skip
+            sentinels,
+            min_other_sentinels=self.min_other_sentinels,
+            sentinel_kwargs={**asked, "retry": Retry(NoBackoff(), 0), **(self.sentinel_kwargs or {})},
+            **parameters,
+        )
         pool: Pool = manager.master_for(self.master_name, Redis, Pool).connection_pool
         return pool
 

@@ -156,13 +156,16 @@ class Transport(redis.Transport):
         if policy not in (None, "noeviction"):
             logger.warning(
                 "%s has the maxmemory-policy %s: it drops messages when it is full. Set it to noeviction.",
-                self.client.as_uri(), policy,
-            )  # fmt: skip
+                self.client.as_uri(),
+                policy,
+            )
         if isinstance(published, NoPermissionError):
             logger.warning(
                 "%s does not let its user publish (%s): no remote control, no events. %s",
-                self.client.as_uri(), published, RIGHTS,
-            )  # fmt: skip
+                self.client.as_uri(),
+                published,
+                RIGHTS,
+            )
 
 
 INSTEAD = {"redis": "sidejob", "rediss": "sidejobs", "sentinel": "sidejob-sentinel"}
