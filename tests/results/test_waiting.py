@@ -20,6 +20,7 @@ from celery.result import GroupResult, ResultSet, denied_join_result
 
 from celery_sidejob import StoreUnavailableError
 from celery_sidejob.results import ear as ear_of
+from celery_sidejob.results import place as place_of
 from celery_sidejob.results import waiting as waiting_of
 from celery_sidejob.results.backend import PostgresBackend
 from celery_sidejob.results.place import READERS
@@ -37,7 +38,8 @@ TIMEOUT_S = patient(10)
 
 @pytest.fixture
 def never_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only what is told is found."""
+    """Only what is told is found, and all is told: no result is left to the look that follows a notification."""
+    monkeypatch.setattr(place_of, "APART_S", 0.0)
     monkeypatch.setattr(ear_of, "BACK_OFF_S", (3600.0,))
     monkeypatch.setattr(waiting_of, "INTERVAL_S", 3600.0)
 
