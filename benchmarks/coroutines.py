@@ -11,7 +11,7 @@ worker's memory is read. With more than one round all sides are measured in turn
 
 With `--peers` the tasks of both kinds run in other libraries too, those that are installed:
 
-    pip install taskiq-redis celery-aio-pool procrastinate pgqueuer asyncpg
+    pip install taskiq taskiq-redis celery-aio-pool procrastinate pgqueuer asyncpg
     pip install --no-deps arq hiredis
 
 No worker logs a run then, Celery's neither. Each is one process with coroutines on uvloop, as the pool asyncio has it,
@@ -77,7 +77,7 @@ IN_POSTGRES = [
 """The same for durable tasks and jobs; a job counts as often as it has steps."""
 PEERS = {
     "arq": "--no-deps arq hiredis",
-    "taskiq": "taskiq-redis",
+    "taskiq": "taskiq taskiq-redis",
     "celery-aio-pool": "celery-aio-pool",
     "procrastinate": "procrastinate",
     "pgqueuer": "pgqueuer asyncpg",
@@ -89,8 +89,8 @@ PEER_RUNS = [
     ("arq", "1,000 at once", "1000"),
     ("taskiq", "stream, 1,000 at once", "1000"),
     ("procrastinate", "1,000 at once", "1000"),
-    ("pgqueuer", "1,000 at once, batches of 10", "1000", "10"),
-    ("pgqueuer", "1,000 at once, batches of 100", "1000", "100"),
+    ("pgqueuer", "1,000, batches of 10", "1000", "10"),
+    ("pgqueuer", "1,000, batches of 100", "1000", "100"),
 ]
 """Library, what is shown, and the limits that its worker is given."""
 
