@@ -24,8 +24,8 @@ with up to 1,000 at once and no results; settings that are not named are as they
 - celery-aio-pool 0.1.0rc8 works with Celery 5.7, but its concurrency is 1 whatever `--concurrency` says: the worker's
   main thread waits for the end of each coroutine. It has the default loop.
 - procrastinate: `concurrency=1000`. It fetches jobs one by one.
-- pgqueuer: `max_concurrent_tasks=1000`, with its batches of 10, and with batches of 100. Half the limit, 500, is the
-  largest batch that it allows, and is not faster.
+- pgqueuer: `max_concurrent_tasks=1000`, with its batches of 10, with batches of 100, and with batches of 500, the
+  largest that this limit allows.
 
 arq, taskiq and celery-aio-pool have a Redis started like that of `redis`; procrastinate and pgqueuer have a database of
 their own in a Postgres started like that of `sidejobpg`. Celery acknowledges plain tasks before they run, on
@@ -91,6 +91,7 @@ PEER_RUNS = [
     ("procrastinate", "1,000 at once", "1000"),
     ("pgqueuer", "1,000, batches of 10", "1000", "10"),
     ("pgqueuer", "1,000, batches of 100", "1000", "100"),
+    ("pgqueuer", "1,000, batches of 500", "1000", "500"),
 ]
 """Library, what is shown, and the limits that its worker is given."""
 
