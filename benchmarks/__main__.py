@@ -21,7 +21,7 @@ BENCHMARKS = {
     "retention": "what others notice while 50,000 finished jobs are removed at once",
     "suspended": "what a million suspended jobs cost a wake, other jobs and a worker's memory",
     "results": "results on sidejobpg:// against Redis and db+postgresql: round trips, drains, chords, many that wait",
-    "coroutines": "bodies of async def in the pool asyncio, against prefork and threads",
+    "coroutines": "bodies of async def in the pool asyncio, against prefork and threads, and other libraries",
     "memory": "how much memory a worker takes while it runs tens of thousands of jobs and durable tasks",
     "permits": "claims in managed queues, with ten and a million jobs waiting, against claims by name",
     "capacity": "admissions of capacity pools with one shard and eight, and how soon a full pool refuses",

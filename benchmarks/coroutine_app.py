@@ -8,6 +8,8 @@ import time
 
 from celery import Celery
 
+from benchmarks.done import done
+from benchmarks.done import rest as body
 from celery_sidejob import RunningJob, SideJob
 
 app = Celery("coroutines", broker=os.environ["BROKER_URL"])
@@ -18,8 +20,7 @@ if "DATABASE_URL" in os.environ:
 
     @app.task(durable=True, on_lost="requeue")
     async def rest_for_sure(seconds: float) -> None:
-        await asyncio.sleep(seconds)
-        done()
+        await body(seconds)
 
     @sidejob.task
     async def steps(job: RunningJob, number: int) -> None:
@@ -28,17 +29,9 @@ if "DATABASE_URL" in os.environ:
             done()
 
 
-_done = os.open(os.environ["DONE"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-
-
-def done() -> None:
-    os.write(_done, b".")
-
-
 @app.task
 async def rest(seconds: float) -> None:
-    await asyncio.sleep(seconds)
-    done()
+    await body(seconds)
 
 
 @app.task

@@ -69,10 +69,7 @@ class Peer(Watched):
         super().__init__(directory / f"stamps_{name}")
         self._name = name
         self._table, self._waiting, self._not_ended = PEERS[name]
-        with psycopg.connect(server_url, autocommit=True) as connection:
-            connection.execute(f"CREATE DATABASE {name}")
-        self._url = urlsplit(server_url)._replace(path=f"/{name}").geturl()
-        subprocess.run([sys.executable, "-m", *self._program("install")], check=True, env=environment(self.env))
+        self._url = installed(name, server_url)
         self._looking = psycopg.connect(self._url, autocommit=True)
 
     @property
@@ -114,3 +111,12 @@ class Peer(Watched):
 
     def _program(self, verb: str) -> list[str]:
         return [f"benchmarks.{self._name}_app", verb, self._url]
+
+
+def installed(name: str, server_url: str) -> str:
+    """Make a database of this library's own with its tables, and return its URL."""
+    with psycopg.connect(server_url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    url = urlsplit(server_url)._replace(path=f"/{name}").geturl()
+    subprocess.run([sys.executable, "-m", f"benchmarks.{name}_app", "install", url], check=True, env=environment({}))
+    return url

@@ -1,8 +1,11 @@
-"""pgqueuer as a side of `peers.py`: `python -m benchmarks.pgqueuer_app install|client|worker URL`.
+"""pgqueuer as a side of `peers.py` and `coroutines.py`.
+
+    python -m benchmarks.pgqueuer_app install|client|worker URL [LIMIT BATCH]
 
 The client speaks as `client.py` does, and sends by psycopg. The worker is one process on asyncpg that runs up to
 20 coroutines at a time, with all its other settings as they come: pgqueuer refuses a limit below twice the batch size,
-which is 10. As the body awaits nothing, no two of them overlap.
+which is 10. As the body of `stamp` awaits nothing, no two of them overlap. With LIMIT and BATCH it has those instead,
+and uvloop, as pgqueuer's own command.
 """
 
 from __future__ import annotations
@@ -14,20 +17,25 @@ from pathlib import Path
 
 import asyncpg
 import psycopg
+import uvloop
 from pgqueuer import AsyncpgDriver, Job, PgQueuer, Queries
 from pgqueuer.db import SyncPsycopgDriver
 from pgqueuer.queries import SyncQueries
 
+from benchmarks import done
 from benchmarks.client import in_one_go, publish, serve, wait
 from benchmarks.note import note
 
-LIMIT = 20
+LIMIT, BATCH = 20, 10
 
 
-def main(verb: str, url: str) -> None:
+def main(verb: str, url: str, *limits: str) -> None:
     """Make the tables, send what each line of the input says, or work until killed."""
-    if verb != "client":
-        asyncio.run(install(url) if verb == "install" else work(url))
+    if verb == "install":
+        asyncio.run(install(url))
+        return
+    if verb == "worker":
+        (uvloop.run if limits else asyncio.run)(work(url, *map(int, limits or (LIMIT, BATCH))))
         return
     with psycopg.connect(url, autocommit=True) as connection:
         enqueue = SyncQueries(SyncPsycopgDriver(connection)).enqueue
@@ -42,6 +50,9 @@ def main(verb: str, url: str) -> None:
                     lambda: enqueue(["stamp"] * count, [None] * count, [0] * count), count
                 ),
                 "wait": lambda count: wait(one, count, Path(os.environ["STAMPS"])),
+                "rest": lambda count, ms: in_one_go(
+                    lambda: enqueue(["rest"] * count, [str(ms / 1000).encode()] * count, [0] * count), count
+                ),
             }
         )
 
@@ -53,7 +64,7 @@ async def install(url: str) -> None:
     await connection.close()
 
 
-async def work(url: str) -> None:
+async def work(url: str, limit: int, batch: int) -> None:
     """Run jobs until killed."""
     queuer = PgQueuer(AsyncpgDriver(await asyncpg.connect(url)))
 
@@ -62,7 +73,12 @@ async def work(url: str) -> None:
         """Note the instant."""
         note()
 
-    await queuer.run(max_concurrent_tasks=LIMIT)
+    @queuer.entrypoint("rest")
+    async def rest(job: Job) -> None:
+        """Wait so long as the payload says, and be done."""
+        await done.rest(float(job.payload))
+
+    await queuer.run(max_concurrent_tasks=limit, batch_size=batch)
 
 
 if __name__ == "__main__":
