@@ -48,7 +48,7 @@ from celery_sidejob.operations.changes import batches
 from celery_sidejob.operations.ledger import durable_ends, durable_runs, keeping
 from celery_sidejob.pools import coroutines
 from celery_sidejob.results import backend
-from celery_sidejob.services.heartbeat.heartbeat_file import HeartbeatFile
+from celery_sidejob.services.heartbeat.liveness import HeartbeatFile
 from celery_sidejob.unit.open_unit import OpenUnit
 from tests.tools.apps import make_app
 from tests.tools.brokers import in_postgres

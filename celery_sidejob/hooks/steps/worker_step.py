@@ -18,7 +18,7 @@ from ...operations.gates import queues
 from ...operations.runtime import Runtime
 from ...services import stop_flag
 from ...services.heartbeat.heartbeat import Heartbeat
-from ...services.heartbeat.heartbeat_file import HeartbeatFile
+from ...services.heartbeat.liveness import HeartbeatFile
 from ...services.heartbeat.pool_processes import PoolProcesses
 from ...services.loop import Loop
 from ...services.sweep.sweeper import Sweeper

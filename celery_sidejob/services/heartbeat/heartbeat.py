@@ -21,11 +21,9 @@ from ...store.outbox import checks
 from ...store.outbox.kinds import JOBS, TASKS
 from ..duty import Duties, Duty, Report
 from .deliveries import RunKey
-from .heartbeat_file import HeartbeatFile
 from .held_runs import HeldJobs, HeldTasks, Overdue
-from .liveness_lock import LivenessLock
-from .memory_kills import MemoryKills
-from .pool_processes import PoolProcesses
+from .liveness import HeartbeatFile, LivenessLock
+from .pool_processes import MemoryKills, PoolProcesses
 from .prefetched import Prefetched
 from .worker import Worker
 

@@ -15,7 +15,7 @@ from celery_sidejob import SideJob, StoreUnavailableError
 from celery_sidejob.hooks.steps import worker_step
 from celery_sidejob.hooks.steps.worker_step import SideJobStep, maintain_after_rings
 from celery_sidejob.hooks.worker.bell import Bell
-from celery_sidejob.services.heartbeat import liveness_lock
+from celery_sidejob.services.heartbeat import liveness
 from celery_sidejob.services.heartbeat.heartbeat import Heartbeat
 from celery_sidejob.store.connection import opening
 from celery_sidejob.store.connection.own_executor import OwnExecutor
@@ -82,7 +82,7 @@ def test_a_worker_whose_connection_ends_while_it_starts_tries_again(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(worker_step, "AGAIN_S", 0.0)
-    monkeypatch.setattr(liveness_lock, "AGAIN_S", 0.0)
+    monkeypatch.setattr(liveness, "AGAIN_S", 0.0)
     monkeypatch.setattr(opening, "OwnExecutor", Ended)
     monkeypatch.setattr(Ended, "url", stage.database_url)
     stage.runtime.connections.close()
