@@ -20,8 +20,7 @@ from ...model.logger import logger
 from ...model.messages import is_readable, why_no_doorbell
 from ...operations.runs.run_pages import Claimed
 from ...services.heartbeat.deliveries import ENDED, RunKey
-from ...services.heartbeat.quiet_ends import QuietEnd
-from ...services.stopped_runs import Stop, end_from_outside
+from ...services.heartbeat.run_ends import QuietEnd, Stop, end_from_outside
 from ...store.claims import Owed
 from ..events import Rested
 from ..messages.doorbell import HEADER

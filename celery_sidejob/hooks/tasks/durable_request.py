@@ -34,7 +34,7 @@ from ...model.durable import (
 )
 from ...model.logger import logger
 from ...services.heartbeat.deliveries import ENDED, GRACE_S
-from ...services.heartbeat.quiet_ends import QuietEnd
+from ...services.heartbeat.run_ends import QuietEnd
 from ...store.outbox.holds import Fresh
 from ..bodies import text_of
 from ..durability import REQUEUE

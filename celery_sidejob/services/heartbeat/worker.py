@@ -16,8 +16,7 @@ from ...operations.runs import recovery
 from ...operations.runtime import Runtime
 from ...store.connection.own_executor import OwnExecutor
 from ...store.errors import RowsLocked
-from ..duty import Duty, Report
-from ..set_aside import SetAside
+from ..duty import Duty, Report, SetAside
 from .deliveries import Deliveries, RunKey
 
 

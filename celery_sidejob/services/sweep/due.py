@@ -23,8 +23,7 @@ from ...operations.runtime import Runtime
 from ...store.outbox import checks, publishing
 from ...store.outbox.kinds import JOBS, TASKS, Kind
 from ...store.parked import PATIENCE
-from ..duty import Count, Report
-from ..set_aside import SET_ASIDE_S
+from ..duty import SET_ASIDE_S, Count, Report
 from .sweep import Sweep, SweepDuty
 
 BURIED = Count("tasks_buried", "Ordinary durable tasks that were lost, revoked or expired, and go to the dead set.")

@@ -10,10 +10,9 @@ from typing import Any
 from ...model.logger import logger
 from ...operations.runtime import Runtime
 from ...store.connection.turns import take_turns
-from ..duty import Duty
+from ..duty import Duty, SetAside
 from ..heartbeat.heartbeat import Heartbeat
 from ..loop import Turn
-from ..set_aside import SetAside
 from .backlog import Backlog
 from .unsendable import Unsendable
 

@@ -16,7 +16,7 @@ from ...operations.runtime import Runtime
 from ...store import workers
 from ..duty import Report
 from ..heartbeat.heartbeat import Heartbeat
-from ..stopped_runs import Stop, end_from_outside
+from ..heartbeat.run_ends import Stop, end_from_outside
 
 REASON = "unsendable"
 

@@ -20,7 +20,7 @@ from celery_sidejob.hooks.tasks.missing_row_warning import is_first
 from celery_sidejob.model.durable import REPUBLISHED, Message
 from celery_sidejob.operations.ledger import durable_ends, durable_locks, revocation
 from celery_sidejob.operations.ledger.durable_runs import Run
-from celery_sidejob.services.heartbeat.quiet_ends import QuietEnds
+from celery_sidejob.services.heartbeat.run_ends import QuietEnds
 from celery_sidejob.store.broker.holds import NOBODY, Holder
 from celery_sidejob.store.outbox import references
 from tests.tools.contents import content_of
