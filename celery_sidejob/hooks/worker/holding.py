@@ -1,9 +1,9 @@
 """Claims the runs of jobs, and holds the rows of durable tasks, before their messages wait for the pool.
 
 What has arrived since the last statement is one page of the next, which runs beside the worker's event loop: a slow
-store keeps no other task from running. It also writes the ends of runs (`quiet_ends.py`). A message whose row is not
-held goes on all the same, and its process locks the row, or finds that it is a copy. Where the store is the broker,
-durable tasks are held with their fetch (`outbox.py`).
+store keeps no other task from running. It also writes the ends of runs (`services/heartbeat/run_ends.py`). A message
+whose row is not held goes on all the same, and its process locks the row, or finds that it is a copy. Where the store
+is the broker, durable tasks are held with their fetch (`outbox.py`).
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ from ..duty import Duty, SetAside
 from ..heartbeat.heartbeat import Heartbeat
 from ..loop import Turn
 from .backlog import Backlog
-from .unsendable import Unsendable
 
 
 class Sweep:
@@ -32,7 +31,6 @@ class Sweep:
         self.aside = SetAside()
         self.backlog = Backlog(runtime, may_go_on)
         self.backend = BackendThread(apart=worker is not None)
-        self.unsendable = Unsendable(runtime, worker)
         self.trouble_at = float("-inf")
         """When the store was last unavailable."""
         self.suspects = False

@@ -24,10 +24,10 @@ from .broker import DeadList, EmptiedBroker, VanishedQueues
 from .dead_workers import DeadWorkers, LostRuns
 from .due import DueJobs, DueTasks
 from .ends import ParkedTerminations, TreeDeletions, TreeTerminations
-from .gates import CapacityPools, CapacitySamples, Gates, LimitKeys
+from .gates import CapacityPools, Gates, LimitKeys
 from .prune import Prune
 from .results import ExpiredResults, LateBodies, UnsentResults
-from .run_samples import RunSamples
+from .samples import CapacitySamples, RunSamples
 from .sweep import Sweep, SweepDuty
 from .works import Batches, Schedules
 
