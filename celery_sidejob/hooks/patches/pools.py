@@ -27,7 +27,7 @@ from celery.worker import state
 from kombu.utils import functional
 
 from ...model.logger import logger
-from ...pools.cut_off import CutOff
+from ...pools.body import CutOff
 from .wrapping import wrap
 
 

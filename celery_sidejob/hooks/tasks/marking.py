@@ -10,7 +10,7 @@ from celery.app.task import Task
 
 from ...model import ordinary
 from ...model.errors import SettingsError
-from ...pools.coroutine_task import let_run
+from ...pools.coroutines import let_run
 from .. import bodies
 from ..durability import is_durable, known_tasks
 from ..on_commit import made_early

@@ -10,7 +10,7 @@ from celery.app.task import Context
 from celery.exceptions import WorkerShutdown, WorkerTerminate
 from celery.worker import state
 
-from ...pools.cut_off import CutOff, TimeUp
+from ...pools.body import CutOff, TimeUp
 from ...services.heartbeat.deliveries import Deliveries
 from ...services.heartbeat.heartbeat import Heartbeat
 from ...services.stop_flag import worker_is_stopping
