@@ -14,11 +14,10 @@ if TYPE_CHECKING:
     from .announcements.subscription import Announcement, Subscription
     from .deadset import DeadEntry, DeadSet
     from .extension import SideJob
+    from .hooks.errors import Overloaded, TaskRevokedError
     from .hooks.jobs.decorators import sidejob_task
-    from .hooks.jobs.revocation import TaskRevokedError
     from .hooks.jobs.sidejob_task import SideJobTask
     from .hooks.logs import JSONFormatter, RunFilter
-    from .hooks.overload import Overloaded
     from .hooks.signals import job_status_changed, step_ended, task_buried, task_lost, task_recovered
     from .hooks.tasks.durable_task import DurableTask
     from .jobs.batch import Batch, BatchCounts
@@ -82,8 +81,7 @@ _MODULES = {
     ".hooks.jobs.decorators": ("sidejob_task",),
     ".hooks.tasks.durable_task": ("DurableTask",),
     ".hooks.logs": ("JSONFormatter", "RunFilter"),
-    ".hooks.jobs.revocation": ("TaskRevokedError",),
-    ".hooks.overload": ("Overloaded",),
+    ".hooks.errors": ("Overloaded", "TaskRevokedError"),
     ".hooks.signals": ("job_status_changed", "step_ended", "task_buried", "task_lost", "task_recovered"),
     ".hooks.jobs.sidejob_task": ("SideJobTask",),
     ".jobs.batch": ("Batch", "BatchCounts"),

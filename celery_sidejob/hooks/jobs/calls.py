@@ -39,8 +39,8 @@ from .. import bodies
 from ..admission import admission_of, admission_to, following, is_follower, waiting_in
 from ..call_options import check_call, check_options
 from ..durability import is_durable
+from ..errors import Overloaded
 from ..messages.carried import check_headers, check_names
-from ..overload import Overloaded
 from ..tasks import composing, sending
 from .propagation import propagated
 

@@ -26,8 +26,8 @@ from ...operations.runtime import Runtime
 from ...services.heartbeat.heartbeat import Heartbeat
 from ...services.loop import Loop
 from ...store.outbox import doorbells
+from ..bodies import Outcome
 from ..broker.publishing import INLINE
-from ..outcome import Outcome
 from .run import run_claimed
 from .task_body import TaskBody
 

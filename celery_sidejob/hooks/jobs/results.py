@@ -30,10 +30,10 @@ from ...results.backend import PostgresBackend
 from ...transport.postgres.address import is_alone
 from .. import events
 from ..broker.publishing import INLINE
+from ..errors import TaskRevokedError
 from ..messages import encoding, kept_message
 from ..messages.continuation import publication
 from ..tasks import chords, ending, telling
-from .revocation import TaskRevokedError
 
 FROM_OUTSIDE = (TimeLimitExceeded, WorkerLostError, TaskRevokedError)
 """The errors of runs whose process was stopped or died."""

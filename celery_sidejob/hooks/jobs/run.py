@@ -53,13 +53,13 @@ from ...store.trouble import is_trouble
 from ...unit.open_unit import NoRoom, OpenUnit, Suspend, within
 from ..bodies import group_of, text_of, traceback_of, unstorable
 from ..broker.connection import PAUSE_S
+from ..errors import TaskRevokedError as RevokedError
 from ..events import Suspended, Terminated
 from ..messages.doorbell import HEADER
 from ..tasks import quiet_end
 from ..worker import own_process, recording
 from ..worker.received import OF_THE_PARENT
 from .permit import like, turned
-from .revocation import TaskRevokedError as RevokedError
 from .task_body import TaskBody
 
 

@@ -13,8 +13,8 @@ from kombu.serialization import loads, prepare_accept_content
 
 from ...model.durable import DIGEST, WORKER, Digest, Message
 from ...services.heartbeat.heartbeat import Heartbeat
+from ..bodies import Outcome
 from ..messages.kept_message import delivered
-from ..outcome import Outcome
 from .not_begun import Copy
 
 
