@@ -18,8 +18,7 @@ from .hooks.jobs.eager import run_here
 from .hooks.jobs.results import CeleryResults
 from .hooks.patches import app_methods, celery_chords, task_sender
 from .hooks.signals import SignalObserver
-from .hooks.steps.consumer_step import DisconnectionStep
-from .hooks.steps.worker_step import SideJobStep
+from .hooks.steps import DisconnectionStep, SideJobStep
 from .hooks.tasks import calls, durable_elsewhere, durable_request, ending, keeping, marking
 from .hooks.tasks.present_call import calling
 from .hooks.worker import pool_process, recording
