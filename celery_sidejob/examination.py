@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .diagnosis.diagnosis import of_each_store
-from .hooks import task_check
+from .hooks import task_options
 from .hooks.broker import announcing_client, broker_check
 from .model.finding import Finding
 
@@ -16,4 +16,4 @@ def examine(sidejob: Any, *, thorough: bool) -> Iterator[Finding]:
     yield from of_each_store(sidejob.runtime, sidejob.owner, thorough=thorough)
     yield from broker_check.findings(sidejob.app)
     yield from announcing_client.findings(sidejob.app)
-    yield from task_check.findings(sidejob.app)
+    yield from task_options.findings(sidejob.app)

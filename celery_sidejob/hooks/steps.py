@@ -28,7 +28,7 @@ from ..services.heartbeat.liveness import HeartbeatFile
 from ..services.heartbeat.pool_processes import PoolProcesses
 from ..services.loop import Loop
 from ..services.sweep.sweeper import Sweeper
-from . import configuration, events, task_check
+from . import configuration, events, task_options
 from .broker.rabbitmq_watchdog import RabbitMQWatchdog
 from .masking import masked
 from .patches import celery_consumer, draining, pools, stopping
@@ -79,7 +79,7 @@ class SideJobStep(bootsteps.StartStopStep):
 
     def _start(self, worker: Any) -> None:
         sidejob = self._sidejob
-        task_check.warn(worker.app)
+        task_options.warn(worker.app)
         file = _heartbeat_file(sidejob.settings)
         self._heartbeats = [
             self._heartbeat_of(worker, there, file if there.store.place == 0 else None)
