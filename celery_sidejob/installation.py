@@ -9,7 +9,7 @@ from celery import Celery
 
 from .announcements.announcer import Announcer
 from .hooks import announcing, apps, beat, configuration, control, logs
-from .hooks.broker.announcing_client import check_url
+from .hooks.announcing import check_redis_url
 from .hooks.broker.connection import BrokerConnection
 from .hooks.broker.publishing import CeleryPublisher
 from .hooks.broker.view import CeleryBroker
@@ -65,7 +65,7 @@ def runtime_of(sidejob: Any) -> Runtime:
     """Make the stores, the broker and the result backend of an app, from its settings."""
     app = sidejob.app
     settings = configuration.settings_of(app)
-    check_url(settings.redis_url)
+    check_redis_url(settings.redis_url)
     pause_s = max(settings.lease / 2, SHORTEST_PAUSE_S)
     connections = MeasuredConnections(
         settings.database_url,
