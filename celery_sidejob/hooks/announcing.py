@@ -32,7 +32,7 @@ from ..store.connection.connections import Connections
 from ..store.connection.opening import Opener
 from ..unit.open_unit import within
 from . import configuration
-from .broker.attempt import connection_to, establish
+from .broker.connection import connection_to, establish
 from .configuration import settings_of
 
 
@@ -175,8 +175,7 @@ def client_of(app: Celery, url: str | None, seconds: float) -> Client:
 
     connection = connection_to(app, seconds) if url is None else _connection(url, seconds)
     established = establish(connection, seconds)
-    channel = connection.transport.create_channel(established)
-    pool = channel.client.connection_pool
+    pool = connection.transport.create_channel(established).client.connection_pool
 
     def close() -> None:
         with suppress(Exception):

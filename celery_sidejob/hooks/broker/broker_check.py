@@ -18,7 +18,7 @@ from ...transport.postgres.link import Link
 from ...transport.postgres.overview import overview_of
 from ..configuration import broker_is_store
 from . import dead_list
-from .attempt import connection_to, established
+from .connection import connection_to, established
 
 ATTEMPT_S = 3.0
 OLDEST_RABBITMQ = (3, 10)
