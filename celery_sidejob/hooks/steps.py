@@ -29,7 +29,7 @@ from ..services.heartbeat.pool_processes import PoolProcesses
 from ..services.loop import Loop
 from ..services.sweep.sweeper import Sweeper
 from . import configuration, events, task_options
-from .broker.rabbitmq_watchdog import RabbitMQWatchdog
+from .broker.rabbitmq import RabbitMQWatchdog
 from .masking import masked
 from .patches import celery_consumer, draining, pools, stopping
 from .patches.redis_client import keep_client
@@ -94,7 +94,9 @@ class SideJobStep(bootsteps.StartStopStep):
             if sidejob.settings.worker_services:
                 self._loops.append(Loop(Sweeper(heartbeat.runtime, heartbeat)))
         if configuration.broker_family(worker.app) == "amqp":
-            self._loops.append(Loop(RabbitMQWatchdog(worker, sidejob.runtime.broker, sidejob.runtime.connections)))
+            self._loops.append(
+                Loop(RabbitMQWatchdog(worker, sidejob.runtime.broker.waiting, sidejob.runtime.connections))
+            )
         for loop in self._loops:
             loop.start()
         signals.worker_shutting_down.connect(lambda **_: stop_flag.announce(), weak=False)
