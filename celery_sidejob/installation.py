@@ -16,7 +16,7 @@ from .hooks.broker.view import CeleryBroker
 from .hooks.jobs.calls import CeleryTasks
 from .hooks.jobs.eager import run_here
 from .hooks.jobs.results import CeleryResults
-from .hooks.patches import app_methods, celery_chords, task_sender
+from .hooks.patches import app_methods
 from .hooks.signals import SignalObserver
 from .hooks.steps import DisconnectionStep, SideJobStep
 from .hooks.tasks import calls, durable_elsewhere, durable_request, ending, keeping, marking
@@ -44,7 +44,7 @@ def install(sidejob: Any, app: Celery) -> None:
     app_methods.resolve_urls(app, configuration.broker_in_store)
     app_methods.mask_report(app)
     app_methods.mask_settings(app)
-    task_sender.install(app, keeping.KeepingAMQP)
+    app_methods.send_messages_by(app, keeping.KeepingAMQP)
     app_methods.send_by(app, calls.send_task)
     control.install(app)
     ending.install()
@@ -53,7 +53,7 @@ def install(sidejob: Any, app: Celery) -> None:
     durable_request.install()
     add_awaited_calls()
     on_loop.use(coroutines.elsewhere)
-    celery_chords.lend_transactions(calling)
+    app_methods.lend_transactions(calling)
     app.on_after_finalize.connect(lambda **_: marking.mark(app), weak=False)
     recording.install()
     announcing.install()

@@ -1,7 +1,7 @@
 """Keeps messages of durable tasks in the store before they are published, whatever code calls the tasks.
 
 `delay`, `send_task`, canvas, retries and beat all end in ``app.amqp.send_task_message``, after the receivers of
-`before_task_publish`. There (`hooks/patches/task_sender.py`) a message of a durable task gets a producer that keeps it
+`before_task_publish`. There (`hooks/patches/app_methods.py`) a message of a durable task gets a producer that keeps it
 instead of sending it: the message becomes a row, to the byte as it would have been sent. Then our own publisher gives
 it to the broker.
 """
@@ -32,7 +32,7 @@ from ..apps import runtime_for
 from ..messages.carried import check_names
 from ..messages.encoding import encoded
 from ..messages.kept_message import check_id, own_priority, publication_of, time_of
-from ..patches.task_sender import DurableAMQP
+from ..patches.app_methods import DurableAMQP
 from . import ending
 from .present_call import Made, Together, present_call
 
