@@ -31,8 +31,8 @@ from ..services.sweep.sweeper import Sweeper
 from . import configuration, events, task_options
 from .broker.rabbitmq import RabbitMQWatchdog
 from .masking import masked
-from .patches import celery_consumer, draining, pools, stopping
-from .patches.redis_client import keep_client
+from .patches import celery_consumer, connections, pools, stopping
+from .patches.connections import keep_client
 from .tasks import marking
 from .worker import board, declined, delivered, pool_kind
 from .worker.appetite import Appetite
@@ -231,14 +231,14 @@ class DisconnectionStep(bootsteps.StartStopStep):
             c.connection.transport.outbox = WorkerOutbox(c.app)
         broker, is_green = c.connection.transport.driver_type, getattr(c.pool, "is_green", False)
         if broker == "amqp":
-            draining.hear_cancellations(c.connection)
-            draining.notice_breaks(c.connection)
+            connections.hear_cancellations(c.connection)
+            connections.notice_breaks(c.connection)
             if is_green and c.event_dispatcher:
-                draining.look_without_waiting(c.event_dispatcher.connection)
+                connections.look_without_waiting(c.event_dispatcher.connection)
         if broker == "redis":
             celery_consumer.drop_unreadable(c.connection.transport.cycle)
         if broker == "redis" and is_green:
-            tell = draining.fetch_when_there_is_room(c.connection, c.task_consumer.channel.qos)
+            tell = connections.fetch_when_there_is_room(c.connection, c.task_consumer.channel.qos)
             if self._appetite is not None:
                 self._appetite.tell = tell
         # With solo an acknowledgement brings the next message, which could not be given back while a body runs. And if

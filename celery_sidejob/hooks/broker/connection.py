@@ -24,7 +24,7 @@ from kombu.exceptions import OperationalError
 
 from ...model.logger import logger
 from .. import configuration
-from ..patches.redis_client import keep_client
+from ..patches.connections import keep_client
 from . import rabbitmq
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from ...model.messages import GONE
 from ...store import served
 from ...store.connection.connections import Connections
 from ..messages.carried import check_amqp, check_route
-from ..patches.rabbitmq import without_waiting
+from ..patches.connections import without_confirmations
 
 
 class UnroutableError(Exception):
@@ -71,7 +71,7 @@ class ConfirmedProducer(Producer):
             outstanding.add(self._last_tag)
 
         try:
-            with without_waiting(self.channel, note):
+            with without_confirmations(self.channel, note):
                 self._came_back.clear()
                 self._nacked, self._outstanding = False, outstanding
                 yield

@@ -20,7 +20,7 @@ from ...model.durable import WORKER
 from ...model.logger import logger
 from ...services.heartbeat.deliveries import RELEASED, Deliveries, Delivery
 from ..patches.celery_consumer import wrap_generated
-from ..patches.redis_client import is_redis
+from ..patches.connections import is_redis
 from .pool_kind import has, has_processes, not_begun
 from .received import OF_THE_PARENT, check_request
 
