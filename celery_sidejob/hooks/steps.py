@@ -31,7 +31,7 @@ from ..services.sweep.sweeper import Sweeper
 from . import configuration, events, task_options
 from .broker.rabbitmq import RabbitMQWatchdog
 from .masking import masked
-from .patches import celery_consumer, connections, pools, stopping
+from .patches import celery_worker, connections, pools
 from .patches.connections import keep_client
 from .tasks import marking
 from .worker import board, declined, delivered, pool_kind
@@ -100,8 +100,8 @@ class SideJobStep(bootsteps.StartStopStep):
         for loop in self._loops:
             loop.start()
         signals.worker_shutting_down.connect(lambda **_: stop_flag.announce(), weak=False)
-        stopping.announce_soft_shutdown(worker, stop_flag.announce)
-        stopping.tell_of_cut_off(worker, self.terminate)
+        celery_worker.announce_soft_shutdown(worker, stop_flag.announce)
+        celery_worker.tell_of_cut_off(worker, self.terminate)
         pools.report_failures(worker.pool)
         pool_kind.wait_in_greenlets(worker.pool)
         pools.end_quietly(worker.pool)
@@ -215,10 +215,10 @@ class DisconnectionStep(bootsteps.StartStopStep):
     def __init__(self, c: Any, task_events: bool = True, **kwargs: Any) -> None:
         super().__init__(c, **kwargs)
         events.remember(c, task_events)
-        celery_consumer.survive_deleted_queues(c.blueprint)
-        celery_consumer.note_lost_connections(c, delivered.note_lost_connection)
+        celery_worker.survive_deleted_queues(c.blueprint)
+        celery_worker.note_lost_connections(c, delivered.note_lost_connection)
         declined.install(c)
-        celery_consumer.give_up_malformed(c)
+        celery_worker.give_up_malformed(c)
         self._looks: Loop | None = None
         self._appetite: Appetite | None = None
         if c.app.sidejob.settings.database_url is not None:
@@ -236,7 +236,7 @@ class DisconnectionStep(bootsteps.StartStopStep):
             if is_green and c.event_dispatcher:
                 connections.look_without_waiting(c.event_dispatcher.connection)
         if broker == "redis":
-            celery_consumer.drop_unreadable(c.connection.transport.cycle)
+            celery_worker.drop_unreadable(c.connection.transport.cycle)
         if broker == "redis" and is_green:
             tell = connections.fetch_when_there_is_room(c.connection, c.task_consumer.channel.qos)
             if self._appetite is not None:

@@ -19,7 +19,7 @@ from ...model import native
 from ...model.durable import WORKER
 from ...model.logger import logger
 from ...services.heartbeat.deliveries import RELEASED, Deliveries, Delivery
-from ..patches.celery_consumer import wrap_generated
+from ..patches.celery_worker import wrap_generated
 from ..patches.connections import is_redis
 from .pool_kind import has, has_processes, not_begun
 from .received import OF_THE_PARENT, check_request
