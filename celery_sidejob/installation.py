@@ -20,7 +20,7 @@ from .hooks.patches import app_methods
 from .hooks.signals import SignalObserver
 from .hooks.steps import DisconnectionStep, SideJobStep
 from .hooks.tasks import calls, durable_elsewhere, durable_request, ending, keeping, marking
-from .hooks.tasks.present_call import calling
+from .hooks.tasks.present import calling
 from .hooks.worker import pool_process, recording
 from .jobs import job as jobs_of
 from .operations.audience import Audience, Tracking

@@ -24,7 +24,7 @@ from .. import bodies
 from ..apps import runtime_for
 from ..messages.doorbell import HEADER
 from ..task_options import OWN_OPTIONS, check_options, given
-from ..tasks import chord_transaction
+from ..tasks.present import handed_over, is_lending
 from .eager import apply_eagerly
 from .run import adopt_delivery, run_delivery
 from .task_body import TaskBody
@@ -114,8 +114,8 @@ class SideJobTask(TaskBody):
 
     def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
         """Make a job of this task and return a Celery result of its first asking, with the job as ``.job``."""
-        if chord_transaction.is_lending():
-            with chord_transaction.handed_over(options):
+        if is_lending():
+            with handed_over(options):
                 return self.apply_async(args, kwargs, **options)
         if self._get_app().conf.task_always_eager and active() is None:  # in a run the call belongs to the unit
             return self.apply(args, kwargs, **options)

@@ -201,7 +201,7 @@ def lend_transactions(calling: Callable[..., AbstractContextManager[None]]) -> N
     Replaces `_chord.apply_async`, of all chords of this process; read in Celery 5.5.0 and 5.7.0.
 
     Celery copies the options of such a call for the chord's body, and a transaction cannot be copied. Ours takes the
-    transaction out of the options, and sent tasks find it in `hooks/tasks/chord_transaction.py`. A group with a
+    transaction out of the options, and sent tasks find it in `hooks/tasks/present.py`. A group with a
     follow-up is called by this method too. If a later Celery calls chords in another way, a chord with a transaction
     fails with TypeError before anything is sent.
     """

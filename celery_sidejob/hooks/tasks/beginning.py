@@ -43,7 +43,7 @@ from ..worker import own_process, recording
 from ..worker.received import OF_THE_PARENT
 from . import chords, missing_row_warning, telling
 from .not_begun import Copy, Forged, Left
-from .present_run import RUNS, run_of
+from .present import RUNS, run_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,9 +23,9 @@ from ..call_options import check_call
 from ..durability import is_durable, known_tasks
 from ..messages.kept_message import check_id
 from ..patches import result_backend
-from . import chord_transaction, composing, sending_in
+from . import composing, sending_in
 from .lazy_producer import LazyProducer
-from .present_call import Call, Noted, calling, present_call
+from .present import Call, Noted, calling, handed_over, is_lending, present_call
 
 CALLS_BY_TASKS = 2
 """The number of arguments after the name that a task passes to send_task by position: its own arguments."""
@@ -40,8 +40,8 @@ def send_task(app: Celery, send: Callable[..., Any], name: str, *args: Any, **op
     """
     if len(args) == CALLS_BY_TASKS and (model := composing.model_of(app, name, options, *args)) is not None:
         return _send_again(app, model, *args, **options)
-    if chord_transaction.is_lending():
-        with chord_transaction.handed_over(options):
+    if is_lending():
+        with handed_over(options):
             return send_task(app, send, name, *args, **options)
     unique = Unique.take(options)
     admission, follows = admission_of(known_tasks(app).get(name), options), is_follower(options)

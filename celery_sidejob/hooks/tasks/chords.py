@@ -33,8 +33,7 @@ from ...operations.ledger.durable_runs import Run
 from ...operations.runtime import Runtime
 from ..durability import UNLOCK
 from ..patches import result_backend
-from .keeping import present_run
-from .present_call import Counting, Together, calling, present_call
+from .present import Counting, Together, calling, present_call, present_run
 
 if TYPE_CHECKING:
     from celery.backends.redis import RedisBackend

@@ -44,7 +44,7 @@ from ..worker.holders import bury, holders, revoke
 from ..worker.outbox import Fetched
 from . import quiet_end
 from .not_begun import Copy, Forged, Left
-from .present_run import RUNS
+from .present import RUNS
 
 SURE_S = GRACE_S / 2
 """The oldest fetch that counts when its message is received. Later, the heartbeat might give up the rows held here."""

@@ -17,7 +17,7 @@ from ..durability import lost_policy
 from ..on_commit import OnCommit
 from ..worker import own_process
 from . import beginning, ending, telling
-from .present_run import run_of
+from .present import run_of
 
 
 class DurableTask(OnCommit):

@@ -29,7 +29,7 @@ from ...results.backend import PostgresBackend
 from ...store.results import Ended
 from .. import bodies
 from . import quiet_end
-from .present_run import RUNS, run_of
+from .present import RUNS, run_of
 
 SURELY_HELD_S = 0.25
 """Seconds after its beginning within which a run's worker cannot have been declared dead."""

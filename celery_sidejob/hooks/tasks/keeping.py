@@ -34,17 +34,10 @@ from ..messages.encoding import encoded
 from ..messages.kept_message import check_id, own_priority, publication_of, time_of
 from ..patches.app_methods import DurableAMQP
 from . import ending
-from .present_call import Made, Together, present_call
+from .present import Made, Together, present_call, present_run
 
 _in_callbacks = getattr(celery_amqp, "_callback_publish_retry", None)
 """Celery's own note that it is publishing the callbacks and the rest of the chain of a task that has ended well."""
-
-
-def present_run(app: Celery) -> Run | None:
-    """Return the run of the durable task whose body, or whose end, this thread executes."""
-    parent = app.current_worker_task
-    found: Run | None = getattr(parent.request, "sidejob_run", None) if parent is not None else None
-    return found
 
 
 class KeepingProducer:

@@ -21,8 +21,7 @@ from ...model.logger import logger
 from ...operations.ledger import keeping
 from ..durability import is_durable, known_tasks
 from .composing import Composer
-from .keeping import present_run
-from .present_call import Together, calling
+from .present import Together, calling, present_run
 
 
 def send_many(app: Celery, signatures: Iterable[Signature], transaction: Any) -> list[Any]:
