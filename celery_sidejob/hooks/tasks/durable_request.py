@@ -43,7 +43,7 @@ from ..worker.delivered import Delivered, is_busy
 from ..worker.holders import bury, holders, revoke
 from ..worker.outbox import Fetched
 from . import quiet_end
-from .not_begun import Copy, Forged, Left
+from .beginning import Copy, Forged, Left
 from .present import RUNS
 
 SURE_S = GRACE_S / 2

@@ -15,7 +15,7 @@ from ...model.durable import DIGEST, WORKER, Digest, Message
 from ...services.heartbeat.heartbeat import Heartbeat
 from ..bodies import Outcome
 from ..messages.kept_message import delivered
-from .not_begun import Copy
+from .beginning import Copy
 
 
 def run_kept(app: Celery, worker: Heartbeat, message: Message) -> Outcome | None:

@@ -16,7 +16,7 @@ import sqlalchemy
 from kombu import Connection
 
 from celery_sidejob.hooks.messages import reference
-from celery_sidejob.hooks.tasks.missing_row_warning import is_first
+from celery_sidejob.hooks.tasks.beginning import is_first
 from celery_sidejob.model.durable import REPUBLISHED, Message
 from celery_sidejob.operations.ledger import durable_ends, durable_locks, revocation
 from celery_sidejob.operations.ledger.durable_runs import Run
