@@ -19,7 +19,7 @@ from .hooks.jobs.results import CeleryResults
 from .hooks.patches import app_methods
 from .hooks.signals import SignalObserver
 from .hooks.steps import DisconnectionStep, SideJobStep
-from .hooks.tasks import calls, durable_elsewhere, durable_request, ending, keeping, marking
+from .hooks.tasks import calls, durable_request, durable_task, ending, keeping
 from .hooks.tasks.present import calling
 from .hooks.worker import pool_process, recording
 from .jobs import job as jobs_of
@@ -48,13 +48,13 @@ def install(sidejob: Any, app: Celery) -> None:
     app_methods.send_by(app, calls.send_task)
     control.install(app)
     ending.install()
-    durable_elsewhere.install()
-    marking.watch_tasks(app)
+    durable_task.end_rows_of_others()
+    durable_task.watch_tasks(app)
     durable_request.install()
     add_awaited_calls()
     on_loop.use(coroutines.elsewhere)
     app_methods.lend_transactions(calling)
-    app.on_after_finalize.connect(lambda **_: marking.mark(app), weak=False)
+    app.on_after_finalize.connect(lambda **_: durable_task.mark(app), weak=False)
     recording.install()
     announcing.install()
     logs.install(sidejob)

@@ -37,7 +37,7 @@ from celery_sidejob import (
 from celery_sidejob.hooks import apps
 from celery_sidejob.hooks.beat import declaration_of
 from celery_sidejob.hooks.messages import carried, encoding
-from celery_sidejob.hooks.tasks import marking
+from celery_sidejob.hooks.tasks import durable_task
 from celery_sidejob.hooks.worker import pool_kind
 from celery_sidejob.jobs import scheduling
 from celery_sidejob.model import errors, libpq, native
@@ -676,7 +676,7 @@ def left_behind(scene: Scene) -> None:
 def durable(scene: Scene, **options: Any) -> Any:
     """An ordinary durable task."""
     task = scene.stage.app.task(ordinary, name="durable", shared=False, **{"durable": True, **options})
-    marking.mark(scene.stage.app)
+    durable_task.mark(scene.stage.app)
     return task
 
 

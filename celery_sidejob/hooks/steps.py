@@ -33,7 +33,7 @@ from .broker.rabbitmq import RabbitMQWatchdog
 from .masking import masked
 from .patches import celery_worker, connections, pools
 from .patches.connections import keep_client
-from .tasks import marking
+from .tasks import durable_task
 from .worker import board, declined, delivered, pool_kind
 from .worker.appetite import Appetite
 from .worker.bell import Bell
@@ -60,7 +60,7 @@ class SideJobStep(bootsteps.StartStopStep):
         self._processes: list[PoolProcesses] = []
         self._bell = Bell()
         stop_flag.share()  # before the pool forks
-        marking.mark(worker.app)  # tasks of modules that were imported after the app was finalized
+        durable_task.mark(worker.app)  # tasks of modules that were imported after the app was finalized
 
     def include_if(self, worker: Any) -> bool:
         """Only if there is a store; an app that merely imports us may run workers for its other tasks."""
