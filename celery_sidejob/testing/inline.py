@@ -9,8 +9,7 @@ from typing import Any
 
 from ..hooks.bodies import Outcome
 from ..hooks.broker.publishing import INLINE
-from ..hooks.jobs.eager import DIED, run_owed, worker_here
-from ..hooks.tasks.inline import run_kept
+from ..hooks.jobs.eager import DIED, run_kept, run_owed, worker_here
 from ..hooks.worker import recording
 from ..jobs.batch import settle_all
 from ..jobs.job import Job

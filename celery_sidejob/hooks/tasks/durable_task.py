@@ -173,7 +173,10 @@ def end_rows_of_others() -> None:
 
 
 def _end_row_of_another(sender: Any = None, retval: Any = None, state: str | None = None, **_: Any) -> None:
-    """End the row of a task that is durable for its caller alone. Otherwise the message would be published again, and the task run, for ever."""
+    """End the row of a task that is durable for its caller alone.
+
+    Otherwise the message would be published again, and the task run, for ever.
+    """
     request, app = sender.request, sender.app
     header = request.get(HEADER)
     if header is None or isinstance(sender, DurableTask) or getattr(app, "sidejob", None) is None:
