@@ -22,7 +22,6 @@ from ..model.logger import logger
 from ..model.settings import Settings
 from ..operations.gates import queues
 from ..operations.runtime import Runtime
-from ..services import stop_flag
 from ..services.heartbeat.heartbeat import Heartbeat
 from ..services.heartbeat.liveness import HeartbeatFile
 from ..services.heartbeat.pool_processes import PoolProcesses
@@ -34,7 +33,7 @@ from .masking import masked
 from .patches import celery_worker, connections, pools
 from .patches.connections import keep_client
 from .tasks import durable_task
-from .worker import board, declined, delivered, pool_kind
+from .worker import declined, delivered, pool_kind, pool_process
 from .worker.appetite import Appetite
 from .worker.bell import Bell
 from .worker.fetching import fetcher_of
@@ -59,7 +58,7 @@ class SideJobStep(bootsteps.StartStopStep):
         self._heartbeats: list[Heartbeat] = []
         self._processes: list[PoolProcesses] = []
         self._bell = Bell()
-        stop_flag.share()  # before the pool forks
+        pool_process.share_flag()  # before the pool forks
         durable_task.mark(worker.app)  # tasks of modules that were imported after the app was finalized
 
     def include_if(self, worker: Any) -> bool:
@@ -99,8 +98,8 @@ class SideJobStep(bootsteps.StartStopStep):
             )
         for loop in self._loops:
             loop.start()
-        signals.worker_shutting_down.connect(lambda **_: stop_flag.announce(), weak=False)
-        celery_worker.announce_soft_shutdown(worker, stop_flag.announce)
+        signals.worker_shutting_down.connect(lambda **_: pool_process.announce_stop(), weak=False)
+        celery_worker.announce_soft_shutdown(worker, pool_process.announce_stop)
         celery_worker.tell_of_cut_off(worker, self.terminate)
         pools.report_failures(worker.pool)
         pool_kind.wait_in_greenlets(worker.pool)
@@ -138,7 +137,7 @@ class SideJobStep(bootsteps.StartStopStep):
             file,
             check=check,
             is_busy=lambda: bool(active_requests),
-            board=board.read,
+            board=pool_process.runs_on_board,
         )
 
     def _register(self) -> None:

@@ -11,7 +11,7 @@ from celery import Celery
 from celery.app.task import Context
 
 from ...services.heartbeat.deliveries import RunKey
-from ..worker import board, own_process
+from ..worker import own_process, pool_process
 
 
 def like(task: Any, request: Context) -> Sequence[str]:
@@ -39,11 +39,11 @@ def turned(app: Celery, named: RunKey, run: RunKey) -> Iterator[None]:
         runs.turned(named, run)
         yield
         return
-    board.write(os.getpid(), run)
+    pool_process.write_run(os.getpid(), run)
     try:
         yield
     finally:
-        board.write(os.getpid(), None)
+        pool_process.write_run(os.getpid(), None)
 
 
 def _limits(task: Any) -> tuple[Any, ...]:

@@ -46,7 +46,6 @@ from ...operations.runs.endings import error_json
 from ...operations.runs.job_run_end import Ending
 from ...operations.runs.runs import NO_END, InputsMovedError, Unit
 from ...operations.runtime import Runtime
-from ...services.stop_flag import worker_is_stopping
 from ...store import askings, claims
 from ...store.errors import RowsLocked, first_line
 from ...store.trouble import is_trouble
@@ -56,8 +55,8 @@ from ..broker.connection import PAUSE_S
 from ..errors import TaskRevokedError as RevokedError
 from ..events import Suspended, Terminated
 from ..messages.doorbell import HEADER
-from ..tasks import quiet_end
-from ..worker import own_process, recording
+from ..worker import own_process, pool_process, recording
+from ..worker.pool_process import worker_is_stopping
 from ..worker.received import OF_THE_PARENT
 from .permit import like, turned
 from .task_body import TaskBody
@@ -431,7 +430,7 @@ def _end(unit: OpenUnit, last: Unit | None, ending: Ending) -> str:
 def _leave(unit: OpenUnit, last: Unit, ending: Ending) -> bool:
     """Leave the end of the run to the worker, if that can write it."""
     over = run_pages.to_leave(unit.runtime, unit.hold, last, ending)
-    return over is not None and quiet_end.end(over, "end:before-commit")
+    return over is not None and pool_process.leave_end(over, "end:before-commit")
 
 
 def _show(runtime: Runtime, task: TaskBody, row: Any, state: str, told: str | None = None) -> None:

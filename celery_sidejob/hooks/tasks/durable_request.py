@@ -39,10 +39,10 @@ from ...store.outbox.holds import Fresh
 from ..bodies import text_of
 from ..durability import REQUEUE
 from ..messages.kept_message import content_of, received
+from ..worker import pool_process
 from ..worker.delivered import Delivered, is_busy
 from ..worker.holders import bury, holders, revoke
 from ..worker.outbox import Fetched
-from . import quiet_end
 from .beginning import Copy, Forged, Left
 from .present import RUNS
 
@@ -155,7 +155,7 @@ class DurableRequest(Delivered):
 
     def traced(self, trace: Callable[..., Any]) -> Callable[..., Any]:
         """Adds to Celery's tracer: this worker may have to write the end of the run."""
-        return partial(quiet_end.trace, trace)
+        return partial(pool_process.trace_leaving, trace)
 
     def ended(self, outcome: Sequence[Any]) -> Sequence[Any]:
         """Remove the row of a run that has left only that to this worker."""
