@@ -22,7 +22,7 @@ from ...store.outbox.kinds import JOBS, TASKS, Kind
 from ..messages.doorbell import HEADER
 from ..messages.kept_message import content_of
 from ..patches import celery_worker
-from .holders import holders
+from .delivered import holders
 
 
 def install(consumer: Any) -> None:
