@@ -36,8 +36,7 @@ from ..bodies import Outcome
 from ..broker.publishing import INLINE
 from ..messages.kept_message import delivered
 from ..tasks.beginning import Copy
-from .run import run_claimed
-from .task_body import TaskBody
+from .run import TaskBody, run_claimed
 
 DIED: list[str] = []
 """The names of this process's workers that a test has let "die"; their rows say that they are alive."""

@@ -33,9 +33,9 @@ from ..messages.doorbell import HEADER
 from ..patches import app_methods
 from ..task_options import OWN_OPTIONS, check_options, given
 from ..tasks.present import handed_over, is_lending
+from .beginning import adopt_delivery, run_delivery
 from .eager import apply_eagerly
-from .run import adopt_delivery, run_delivery
-from .task_body import TaskBody
+from .run import TaskBody
 
 
 class SideJobTask(TaskBody):
