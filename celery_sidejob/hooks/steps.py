@@ -230,10 +230,7 @@ class DisconnectionStep(bootsteps.StartStopStep):
             c.connection.transport.outbox = WorkerOutbox(c.app)
         broker, is_green = c.connection.transport.driver_type, getattr(c.pool, "is_green", False)
         if broker == "amqp":
-            connections.hear_cancellations(c.connection)
-            connections.notice_breaks(c.connection)
-            if is_green and c.event_dispatcher:
-                connections.look_without_waiting(c.event_dispatcher.connection)
+            _hear_rabbitmq(c, is_green=is_green)
         if broker == "redis":
             celery_worker.drop_unreadable(c.connection.transport.cycle)
         if broker == "redis" and is_green:
@@ -276,3 +273,11 @@ class DisconnectionStep(bootsteps.StartStopStep):
             begins = partial(delivered.begins_held, c.pool)
             heartbeat.jobs.disconnected(begins)
             heartbeat.tasks.disconnected(begins)
+
+
+def _hear_rabbitmq(c: Any, *, is_green: bool) -> None:
+    """Let the worker learn what RabbitMQ says about the consumers of a new connection."""
+    connections.hear_cancellations(c.connection)
+    connections.notice_breaks(c.connection)
+    if is_green and c.event_dispatcher:
+        connections.look_without_waiting(c.event_dispatcher.connection)
