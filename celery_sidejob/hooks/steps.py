@@ -35,8 +35,8 @@ from .patches.connections import keep_client
 from .tasks import durable_task
 from .worker import declined, delivered, pool_kind, pool_process
 from .worker.appetite import Appetite
-from .worker.bell import Bell
 from .worker.fetching import fetcher_of
+from .worker.holding import Bell
 from .worker.outbox import WorkerOutbox
 
 START_S = 10.0

@@ -23,9 +23,8 @@ from celery.worker import state
 from ...model.logger import logger
 from ..patches import celery_worker
 from . import pool_kind
-from .bell import Bell
 from .delivered import Delivered
-from .holding import Holding
+from .holding import Bell, Holding
 
 LOOK_S = 0.25
 LONG_S = 1.0

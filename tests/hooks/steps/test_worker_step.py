@@ -14,7 +14,7 @@ from kombu.asynchronous import Hub
 from celery_sidejob import SideJob, StoreUnavailableError
 from celery_sidejob.hooks import steps
 from celery_sidejob.hooks.steps import SideJobStep, maintain_after_rings
-from celery_sidejob.hooks.worker.bell import Bell
+from celery_sidejob.hooks.worker.holding import Bell
 from celery_sidejob.services.heartbeat import liveness
 from celery_sidejob.services.heartbeat.heartbeat import Heartbeat
 from celery_sidejob.store.connection import opening
