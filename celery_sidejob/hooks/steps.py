@@ -29,7 +29,7 @@ from ..services.loop import Loop
 from ..services.sweep.sweeper import Sweeper
 from . import configuration, events, task_options
 from .broker.rabbitmq import RabbitMQWatchdog
-from .masking import masked
+from .configuration import masked
 from .patches import celery_worker, connections, pools
 from .patches.connections import keep_client
 from .tasks import durable_task

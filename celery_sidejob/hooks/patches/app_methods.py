@@ -16,8 +16,8 @@ from celery.canvas import _chord
 from kombu.utils.imports import symbol_by_name
 
 from ...model.errors import SettingsError
+from ..configuration import masked, masked_text
 from ..durability import is_durable
-from ..masking import masked, masked_text
 from .wrapping import above, wrap
 
 
