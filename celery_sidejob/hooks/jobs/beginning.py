@@ -150,9 +150,9 @@ def turned(app: Celery, named: RunKey, run: RunKey) -> Iterator[None]:
     if run == named:
         yield
         return
-    runs = own_process.runs_beside(app)
-    if runs is not None:  # a thread, or a greenlet
-        runs.turned(named, run)
+    beside = own_process.runs_beside(app)
+    if beside is not None:  # a thread, or a greenlet
+        beside.turned(named, run)
         yield
         return
     pool_process.write_run(os.getpid(), run)
