@@ -19,11 +19,7 @@ from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
 from ...jobs.job import enqueue, find_by_task_id
 from ...model.durable import HELD, WORKER
-from ...model.errors import (
-    InvalidValueError,
-    SchemaError,
-    StoreUnavailableError,
-)
+from ...model.errors import InvalidValueError, SchemaError, StoreUnavailableError
 from ...model.logger import logger
 from ...model.messages import is_readable
 from ...operations.runs import run_pages, runs

@@ -13,12 +13,7 @@ from celery.exceptions import TaskRevokedError as CeleryTaskRevokedError
 
 from ...jobs.running import RetryRun
 from ...model.changes import Terminate
-from ...model.errors import (
-    FullPort,
-    IllegalMoveError,
-    PortFullError,
-    TaskRevokedError,
-)
+from ...model.errors import FullPort, IllegalMoveError, PortFullError, TaskRevokedError
 from ...model.logger import logger
 from ...model.messages import Outcome
 from ...model.status import RunEnd, Status

@@ -18,12 +18,7 @@ from ...jobs.scopes import context
 from ...model import values
 from ...model.changes import Ask
 from ...model.crash_points import Died
-from ...model.errors import (
-    DependencyFailedError,
-    LeaseLostError,
-    PortFullError,
-    StoreUnavailableError,
-)
+from ...model.errors import DependencyFailedError, LeaseLostError, PortFullError, StoreUnavailableError
 from ...model.events import JobMoved, LeaseLost
 from ...model.logger import logger
 from ...model.loss import Loss, LossKind
