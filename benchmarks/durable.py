@@ -41,7 +41,7 @@ from benchmarks.servers import POOLS, servers
 from benchmarks.stamped import Watched
 from benchmarks.stamps import REQUEUE_SCHEMA, SCHEMA, make_app
 from benchmarks.turns import Median, take_turns
-from celery_sidejob.hooks.patches.redis_client import keep_client
+from celery_sidejob.hooks.patches.connections import keep_client
 from celery_sidejob.store.schema.migrate import upgrade
 from tests.tools.guard import Guard
 from tests.tools.waiting import wait_until

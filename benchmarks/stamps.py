@@ -93,7 +93,7 @@ class OneClient(bootsteps.StartStopStep):
 
     def start(self, c: Any) -> None:
         """The connection was just opened."""
-        from celery_sidejob.hooks.patches.redis_client import keep_client
+        from celery_sidejob.hooks.patches.connections import keep_client
 
         keep_client(c.task_consumer.channel)
 

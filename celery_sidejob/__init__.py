@@ -14,11 +14,9 @@ if TYPE_CHECKING:
     from .announcements.subscription import Announcement, Subscription
     from .deadset import DeadEntry, DeadSet
     from .extension import SideJob
-    from .hooks.jobs.decorators import sidejob_task
-    from .hooks.jobs.revocation import TaskRevokedError
-    from .hooks.jobs.sidejob_task import SideJobTask
+    from .hooks.errors import Overloaded, TaskRevokedError
+    from .hooks.jobs.sidejob_task import SideJobTask, sidejob_task
     from .hooks.logs import JSONFormatter, RunFilter
-    from .hooks.overload import Overloaded
     from .hooks.signals import job_status_changed, step_ended, task_buried, task_lost, task_recovered
     from .hooks.tasks.durable_task import DurableTask
     from .jobs.batch import Batch, BatchCounts
@@ -79,13 +77,11 @@ _MODULES = {
     ".announcements.subscription": ("Announcement", "Subscription"),
     ".deadset": ("DeadEntry", "DeadSet"),
     ".extension": ("SideJob",),
-    ".hooks.jobs.decorators": ("sidejob_task",),
     ".hooks.tasks.durable_task": ("DurableTask",),
     ".hooks.logs": ("JSONFormatter", "RunFilter"),
-    ".hooks.jobs.revocation": ("TaskRevokedError",),
-    ".hooks.overload": ("Overloaded",),
+    ".hooks.errors": ("Overloaded", "TaskRevokedError"),
     ".hooks.signals": ("job_status_changed", "step_ended", "task_buried", "task_lost", "task_recovered"),
-    ".hooks.jobs.sidejob_task": ("SideJobTask",),
+    ".hooks.jobs.sidejob_task": ("SideJobTask", "sidejob_task"),
     ".jobs.batch": ("Batch", "BatchCounts"),
     ".jobs.capacity": ("CapacityPool", "SlotHolder"),
     ".jobs.history": ("HistoryEntry",),

@@ -18,7 +18,7 @@ from .awaiting import AioOf
 from .deadset import DeadSet
 from .hooks import configuration
 from .hooks.admission import pools_of
-from .hooks.jobs.decorators import P, R, SharedSideJobTask, task_of
+from .hooks.jobs.sidejob_task import P, R, SharedSideJobTask, task_of
 from .hooks.tasks import sending
 from .hooks.worker import recording
 from .inspection.jobs import JobViews

@@ -9,19 +9,18 @@ from celery import Celery
 
 from .announcements.announcer import Announcer
 from .hooks import announcing, apps, beat, configuration, control, logs
-from .hooks.broker.announcing_client import check_url
+from .hooks.announcing import check_redis_url
 from .hooks.broker.connection import BrokerConnection
 from .hooks.broker.publishing import CeleryPublisher
 from .hooks.broker.view import CeleryBroker
 from .hooks.jobs.calls import CeleryTasks
 from .hooks.jobs.eager import run_here
 from .hooks.jobs.results import CeleryResults
-from .hooks.patches import app_methods, celery_chords, task_sender
+from .hooks.patches import app_methods
 from .hooks.signals import SignalObserver
-from .hooks.steps.consumer_step import DisconnectionStep
-from .hooks.steps.worker_step import SideJobStep
-from .hooks.tasks import calls, durable_elsewhere, durable_request, ending, keeping, marking
-from .hooks.tasks.present_call import calling
+from .hooks.steps import DisconnectionStep, SideJobStep
+from .hooks.tasks import calls, durable_request, durable_task, ending, keeping
+from .hooks.tasks.present import calling
 from .hooks.worker import pool_process, recording
 from .jobs import job as jobs_of
 from .operations.audience import Audience, Tracking
@@ -45,17 +44,17 @@ def install(sidejob: Any, app: Celery) -> None:
     app_methods.resolve_urls(app, configuration.broker_in_store)
     app_methods.mask_report(app)
     app_methods.mask_settings(app)
-    task_sender.install(app, keeping.KeepingAMQP)
+    app_methods.send_messages_by(app, keeping.KeepingAMQP)
     app_methods.send_by(app, calls.send_task)
     control.install(app)
     ending.install()
-    durable_elsewhere.install()
-    marking.watch_tasks(app)
+    durable_task.end_rows_of_others()
+    durable_task.watch_tasks(app)
     durable_request.install()
     add_awaited_calls()
     on_loop.use(coroutines.elsewhere)
-    celery_chords.lend_transactions(calling)
-    app.on_after_finalize.connect(lambda **_: marking.mark(app), weak=False)
+    app_methods.lend_transactions(calling)
+    app.on_after_finalize.connect(lambda **_: durable_task.mark(app), weak=False)
     recording.install()
     announcing.install()
     logs.install(sidejob)
@@ -66,7 +65,7 @@ def runtime_of(sidejob: Any) -> Runtime:
     """Make the stores, the broker and the result backend of an app, from its settings."""
     app = sidejob.app
     settings = configuration.settings_of(app)
-    check_url(settings.redis_url)
+    check_redis_url(settings.redis_url)
     pause_s = max(settings.lease / 2, SHORTEST_PAUSE_S)
     connections = MeasuredConnections(
         settings.database_url,

@@ -37,7 +37,7 @@ from celery_sidejob import (
 from celery_sidejob.hooks import apps
 from celery_sidejob.hooks.beat import declaration_of
 from celery_sidejob.hooks.messages import carried, encoding
-from celery_sidejob.hooks.tasks import marking
+from celery_sidejob.hooks.tasks import durable_task
 from celery_sidejob.hooks.worker import pool_kind
 from celery_sidejob.jobs import scheduling
 from celery_sidejob.model import errors, libpq, native
@@ -48,7 +48,7 @@ from celery_sidejob.operations.changes import batches
 from celery_sidejob.operations.ledger import durable_ends, durable_runs, keeping
 from celery_sidejob.pools import coroutines
 from celery_sidejob.results import backend
-from celery_sidejob.services.heartbeat.heartbeat_file import HeartbeatFile
+from celery_sidejob.services.heartbeat.liveness import HeartbeatFile
 from celery_sidejob.unit.open_unit import OpenUnit
 from tests.tools.apps import make_app
 from tests.tools.brokers import in_postgres
@@ -676,7 +676,7 @@ def left_behind(scene: Scene) -> None:
 def durable(scene: Scene, **options: Any) -> Any:
     """An ordinary durable task."""
     task = scene.stage.app.task(ordinary, name="durable", shared=False, **{"durable": True, **options})
-    marking.mark(scene.stage.app)
+    durable_task.mark(scene.stage.app)
     return task
 
 

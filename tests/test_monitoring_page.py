@@ -8,7 +8,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from celery_sidejob.diagnosis.diagnosis import Diagnosis
-from celery_sidejob.hooks import task_check
+from celery_sidejob.hooks import task_options
 from celery_sidejob.hooks.broker import broker_check
 from celery_sidejob.prometheus import exposition
 from tests.tools.in_process import Stage
@@ -44,7 +44,7 @@ def test_the_page_has_every_check_and_no_other(stage: Stage, redis_url: str) -> 
     found = [
         *Diagnosis(stage.runtime, stage.sidejob.owner).findings(),
         *broker_check.findings(stage.app),
-        *task_check.findings(stage.app),
+        *task_options.findings(stage.app),
     ]
     table = PAGE.partition("## What `doctor` looks at")[2].partition("## Logs")[0]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import click
 
-from ..hooks.patches import pool_names
+from ..hooks.patches import pools
 from .asking import delete, enqueue, run, terminate
 from .batches import batches
 from .database import db
@@ -38,4 +38,4 @@ for _command in (
 ):  # fmt: skip
     sidejob.add_command(_command)
 
-pool_names.install()  # Celery has read its command `worker` by now
+pools.name_asyncio()  # Celery has read its command `worker` by now

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..hooks.broker.dead_list import list_of
+from ..hooks.broker.view import dead_list_of
 from ..model.printable import counted
 from ..transport.dead_list import DeadList, DeadMessage
 from ..transport.postgres.overview import overview_of
@@ -94,7 +94,7 @@ def list_dead(app: Any, output: Output, queue: str | None, limit: int) -> None:
     """List messages, oldest first; with --queue it reads the list until enough match."""
     with _channel(app) as channel, output.progress("Reading the dead list"):
         seen: set[str] = set()
-        chosen = (one for one in _noting(list_of(channel), seen) if queue in (None, one.queue))
+        chosen = (one for one in _noting(dead_list_of(channel), seen) if queue in (None, one.queue))
         found = list(islice(chosen, limit + 1))
     documents = [_document(one) for one in found[:limit]]
     rows = ([document[key] for key in COLUMNS.values()] for document in documents)
@@ -162,7 +162,7 @@ def _decide(
     )
     count = 0
     with _channel(app) as channel:
-        dead = list_of(channel)
+        dead = dead_list_of(channel)
         found = list(dead)
         chosen = [one for one in found if everything or one.queue == queue or {one.id, one.task_id} & {*names}]
         unknown = set(names) - {one.id for one in chosen} - {one.task_id for one in chosen}

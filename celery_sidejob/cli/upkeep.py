@@ -19,7 +19,7 @@ from ..examination import examine
 from ..inspection.queues import QueueViews
 from ..model.finding import Finding, Level
 from ..model.printable import counted
-from ..services.sweep.duties import COUNTS
+from ..services.sweep.sweeper import COUNTS
 from . import names
 from .command import Failed, answering, load_modules, with_app
 from .looks import looks

@@ -1,1 +1,1 @@
-"""Every Celery extension point, one file each. Nothing below this layer imports Celery."""
+"""Every Celery extension point, by subject. Nothing below this layer imports Celery."""

@@ -1,10 +1,11 @@
-"""The body of a task: a check of its hooks, its own call, and how its errors are stored."""
+"""The body of a task: a check of its hooks, its own call, its outcome, and how its errors are stored."""
 
 from __future__ import annotations
 
 import inspect
 import traceback as tracebacks
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from celery.app.task import Task
@@ -13,6 +14,16 @@ from ..model.errors import InvalidValueError, JobFailed, SettingsError
 from ..model.names import storable
 from ..model.ordinary import check, done
 from ..pools import coroutines
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The value of a run's body, or the error that it raised."""
+
+    value: Any = None
+    error: BaseException | None = None
+    rests: bool = False
+    """Whether it has neither: it is suspended, will be tried again, or must not run."""
 
 
 def check_hook(function: Any, what: str) -> None:

@@ -1,21 +1,28 @@
-"""Reads our settings from a Celery app at their first use: an import must not read any configuration."""
+"""Reads our settings from a Celery app at their first use, and masks passwords in the settings that are shown.
+
+An import must not read any configuration.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from celery import Celery
+from celery.app.utils import HIDDEN_SETTINGS
 from kombu import Connection
 from kombu.transport import TRANSPORT_ALIASES
+from kombu.utils.encoding import safe_repr
 
 from ..model import store_url
 from ..model.checks import nearest, shown
 from ..model.errors import SettingsError
-from ..model.settings import NO_STORE, Settings, read_settings
+from ..model.settings import NO_STORE, SETTINGS, Settings, read_settings
 from ..store.connection.parameters import database_name, lead_to_same_database
 from ..transport.postgres import address
 
@@ -164,3 +171,48 @@ def _identity(app: Celery, connection: Connection) -> str:
         virtual_host = f"{database_name(link.url, setting='broker_url')} {link.schema}"
     prefix = app.conf.broker_transport_options.get("global_keyprefix", "")
     return f"{family} {virtual_host} {prefix}".rstrip()
+
+
+MASK = "********"
+
+_USER = re.compile(r"(?<=://)(?:(?![;,\s][\w+.-]*://)[^\n])*@")
+"""From a URL's scheme to the last @ before the next URL: an unescaped password may contain anything."""
+_MASKED = re.compile(r"[^:@/]*:\*+@")
+"""A user and a password after Celery's masking."""
+_PARAMETER = re.compile(r"(?i)([\w-]*(?:pass|pwd|secret|token|api_?key|credential)[\w-]*\s*=\s*)('[^']*'|[^&;,\s]+)")
+_SECRET = tuple(setting.key for setting in SETTINGS if setting.kind.secret)
+_BROKERS = ("broker_url", "broker_read_url", "broker_write_url")
+_PLAIN = (bool, int, float, datetime, timedelta, type(None))
+
+
+def masked(value: Any, key: Any = None) -> Any:
+    """Return a setting's value in a form that may be shown, by `inspect conf` and `stats`, or in a bug report.
+
+    Celery masks a setting by its name: the name `sidejob_direct_url` does not suggest a password, and of several URLs
+    Celery masks only the first. Here a value is masked by its contents.
+    """
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(key, str) and (key.lower().endswith(_SECRET) or HIDDEN_SETTINGS.search(key)):
+        return MASK
+    if isinstance(value, str) and str(key).lower().endswith(_BROKERS) and not store_url.are_clear_for_broker(value):
+        return MASK
+    if isinstance(value, str):
+        return masked_text(value)
+    if isinstance(value, bytes):
+        return masked_text(value.decode(errors="replace"))
+    if isinstance(value, Mapping):
+        return {masked(name): masked(one, name) for name, one in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [masked(one) for one in value]
+    text = safe_repr(value)
+    return value if masked_text(text) == text else masked_text(text)
+
+
+def masked_text(text: str) -> str:
+    """Return a text without the users and passwords of its URLs; parts masked by Celery stay as they are."""
+    return _PARAMETER.sub(rf"\1{MASK}", _USER.sub(_masked_user, text))
+
+
+def _masked_user(found: re.Match[str]) -> str:
+    return found.group() if _MASKED.fullmatch(found.group()) else f"{MASK}@"

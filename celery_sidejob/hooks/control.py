@@ -22,7 +22,7 @@ from ..model.checks import shown
 from ..model.errors import InvalidValueError, StoreUnavailableError
 from ..model.logger import logger
 from ..operations.ledger import revocation
-from .broker.attempt import connection_to, established
+from .broker.connection import connection_to, established
 from .patches.wrapping import above
 
 KEPT = frozenset({"revoke", "terminate"})

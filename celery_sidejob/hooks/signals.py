@@ -84,16 +84,8 @@ class SignalObserver:
 
     def tell(self, event: events.Event) -> None:
         """Log an event, count it and send its signal."""
-        if isinstance(event, events.Swept):
-            for total, amount in event.totals.items():
-                self._measures.count(total, amount=amount)
-            return
-        if isinstance(event, events.Measured):
-            if self._keeps_statistics:
-                self._measures.tally(event.queue, event.task, event.measure, event.seconds, event.step)
-            return
-        if isinstance(event, events.TaskFinished):
-            self._measures.finish(event)
+        if isinstance(event, events.Swept | events.Measured | events.TaskFinished):
+            self._measure(event)
             return
         _log(event)
         if event.total is not None and self._measures.begun:
@@ -110,6 +102,16 @@ class SignalObserver:
     def is_heard(self) -> bool:
         """Whether a receiver in this process is sent the signal of jobs that move."""
         return bool(job_status_changed.receivers)
+
+    def _measure(self, event: events.Swept | events.Measured | events.TaskFinished) -> None:
+        """Count an event that is only counted."""
+        if isinstance(event, events.Swept):
+            for total, amount in event.totals.items():
+                self._measures.count(total, amount=amount)
+        elif isinstance(event, events.TaskFinished):
+            self._measures.finish(event)
+        elif self._keeps_statistics:
+            self._measures.tally(event.queue, event.task, event.measure, event.seconds, event.step)
 
 
 def _log(event: events.JobEvent | events.TaskEvent) -> None:

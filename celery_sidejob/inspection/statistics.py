@@ -14,7 +14,7 @@ from ..model import measures
 from ..model.errors import SchemaError, StoreUnavailableError
 from ..model.statistics import Amount, Statistics, Tally, statistics_of
 from ..operations.runtime import Runtime
-from ..services.sweep.duties import TOTALS
+from ..services.sweep.sweeper import TOTALS
 from ..store import counters, depths, queues, run_samples, served, stats, tallies, workers
 from ..store.estimates import Count
 from ..store.queues import ManagedQueue

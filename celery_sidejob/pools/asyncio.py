@@ -24,9 +24,8 @@ from celery._state import _task_stack
 from celery.concurrency import thread
 
 from ..model.settings import Settings
-from .body import GRACE_S, make_task
-from .coroutine_task import is_asynchronous, let_run
-from .cut_off import CutOff, TimeUp
+from .body import GRACE_S, CutOff, TimeUp, make_task
+from .coroutines import is_asynchronous, let_run
 from .delivery import Delivery, owner
 from .standing import Watch
 

@@ -1,4 +1,4 @@
-"""A coroutine in progress as the body of a task, which may be interrupted where it awaits."""
+"""A coroutine in progress as the body of a task, which may be interrupted where it awaits, or cut off."""
 
 from __future__ import annotations
 
@@ -11,7 +11,19 @@ from typing import Any
 from celery.exceptions import SoftTimeLimitExceeded
 
 from ..model.logger import logger
-from .cut_off import CutOff
+
+
+class CutOff(BaseException):
+    """The body is not to go on: its task was revoked, or its worker stops."""
+
+
+class TimeUp(CutOff):
+    """The hard time limit has struck."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"its time limit of {seconds:g} s")
+        self.seconds = seconds
+
 
 GRACE_S = 5.0
 """How long a body that was cut off, and the tasks that it leaves behind, may take to clean up."""

@@ -11,10 +11,12 @@ from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
+from functools import wraps
 from typing import Any, Protocol
 
 from billiard import pool as processes
 from celery import current_task
+from celery.app.task import Task
 
 from ..model import native
 from ..model.errors import SettingsError
@@ -135,3 +137,31 @@ def _soft_limits(loop: asyncio.AbstractEventLoop, body: Body) -> Iterator[None]:
         yield
     finally:
         signal.signal(number, before)
+
+
+def is_asynchronous(task: Task) -> bool:
+    """Tell whether the task's body is an `async def`."""
+    return is_coroutine_function(_body_of(task))
+
+
+def let_run(task: Task) -> None:
+    """Let a call of the task by Celery run its `async def` to the end; a second call has no effect.
+
+    A call of your own, `await add(2, 3)`, still gets the coroutine. The body lies inside of what Celery wraps around it
+    for `autoretry_for`, which is to see its errors.
+    """
+    body = _body_of(task)
+    if hasattr(body, "runs_coroutine") or not is_coroutine_function(body):
+        return
+
+    @wraps(body)
+    def run_to_end(*args: Any, **kwargs: Any) -> Any:
+        coroutine = body(*args, **kwargs)
+        return coroutine if task.request.called_directly else run(coroutine)
+
+    run_to_end.runs_coroutine = True  # type: ignore[attr-defined]
+    setattr(task, "_orig_run" if hasattr(task, "_orig_run") else "run", run_to_end)
+
+
+def _body_of(task: Task) -> Any:
+    return getattr(task, "_orig_run", task.run)  # without the wrapper of autoretry_for

@@ -15,8 +15,7 @@ from typing import Any
 from ..awaiting import in_thread
 from ..model.errors import MissingLibraryError
 from . import coroutines
-from .body import Body
-from .cut_off import CutOff
+from .body import Body, CutOff
 
 try:
     from greenlet import getcurrent, greenlet

@@ -1,15 +1,20 @@
-"""The work of a service in one turn: its duties, one after the other. A duty that fails does not stop the others."""
+"""The work of a service in one turn: its duties, one after the other. A duty that fails does not stop the others.
+
+Nor does a job that fails in a duty stop the other jobs: it is set aside for a while.
+"""
 
 from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from ..model.logger import logger
-from ..store.errors import StoreDown
+from ..model.errors import StoreUnavailableError
+from ..model.logger import log_row_error, logger
+from ..store.errors import RowsLocked, StoreDown
 
 Report = Counter[str]
 """The numbers that duties counted: {name of a `Count`: number}."""
@@ -98,3 +103,36 @@ class Duties:
             for duty, other in failures:
                 logger.warning("%s failed, and another duty too: %s", duty.name, other, exc_info=other)
             raise raised
+
+
+SET_ASIDE_S = 5.0
+
+
+class SetAside:
+    """The jobs and channels that are set aside at present, and the work that failed for each."""
+
+    def __init__(self) -> None:
+        self._until: dict[tuple[str, int | str], float] = {}
+
+    @contextmanager
+    def by_itself(self, what: str, name: int | str, *, kind: str = "Job") -> Iterator[bool]:
+        """Do some work for one job; the job's own error is logged, and that work is set aside for a while.
+
+        Work that needs a row locked by another transaction is set aside too. Yields whether to do the work now. An
+        unavailable store is not the job's own error: it ends the turn.
+        """
+        now = time.monotonic()
+        if self._until.get((what, name), now) > now:
+            yield False
+            return
+        self._until.pop((what, name), None)
+        try:
+            yield True
+        except RowsLocked as error:
+            self._until[what, name] = time.monotonic() + SET_ASIDE_S
+            logger.warning("%s %s is set aside for %g s, its %s waits: %s", kind, name, SET_ASIDE_S, what, error)
+        except StoreUnavailableError:
+            raise
+        except Exception:
+            self._until[what, name] = now + SET_ASIDE_S
+            log_row_error(name, f"{kind} %s is set aside for %g s, its %s failed", name, SET_ASIDE_S, what)

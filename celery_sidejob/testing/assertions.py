@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..deadset import DeadEntry
+from ..hooks.jobs.eager import body_of
 from ..hooks.messages.kept_message import delivered
-from ..hooks.tasks.inline import body_of
 from ..jobs.job import Job
 from ..jobs.port import Port
 from ..jobs.steps import Step

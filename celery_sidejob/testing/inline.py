@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ..hooks.bodies import Outcome
 from ..hooks.broker.publishing import INLINE
-from ..hooks.jobs.eager import DIED, run_owed, worker_here
-from ..hooks.outcome import Outcome
-from ..hooks.tasks.inline import run_kept
+from ..hooks.jobs.eager import DIED, run_kept, run_owed, worker_here
 from ..hooks.worker import recording
 from ..jobs.batch import settle_all
 from ..jobs.job import Job

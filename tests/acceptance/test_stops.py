@@ -17,7 +17,7 @@ from celery_sidejob.operations.runs import endings, runs
 from celery_sidejob.operations.runs.job_run_end import Ending
 from celery_sidejob.operations.runs.runs import Unit
 from celery_sidejob.services.heartbeat.heartbeat import Heartbeat
-from celery_sidejob.services.stopped_runs import Stop, end_from_outside
+from celery_sidejob.services.heartbeat.run_ends import Stop, end_from_outside
 from tests.acceptance.outage_site import Site, site_fixture, site_of  # noqa: F401 - the fixture `site`
 from tests.tools.brokers import Broker
 from tests.tools.commands import ask

@@ -19,7 +19,8 @@ from celery import Celery
 from celery_sidejob import RunningJob, SettingsError
 from celery_sidejob.diagnosis.diagnosis import Diagnosis
 from celery_sidejob.embedded import Valkey
-from celery_sidejob.hooks.broker import announcing_client, broker_check
+from celery_sidejob.hooks import announcing
+from celery_sidejob.hooks.broker import broker_check
 from celery_sidejob.model.finding import Finding, Level
 from celery_sidejob.operations.runs import parking
 from celery_sidejob.store import registry, served, stats, workers
@@ -671,7 +672,7 @@ def test_a_broker_that_refuses_or_is_silent(redis_url: str, monkeypatch: pytest.
 def test_a_redis_for_announcements(redis_url: str, database_url: str) -> None:
     def found(url: str | None) -> list[tuple[str, str]]:
         with make_app("stage", sidejob_database_url=database_url, sidejob_redis_url=url) as app:
-            return [(finding.check, str(finding.level)) for finding in announcing_client.findings(app)]
+            return [(finding.check, str(finding.level)) for finding in announcing.findings(app)]
 
     assert found(None) == []
     assert found(redis_url) == [("announcements", "ok")]

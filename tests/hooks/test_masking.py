@@ -14,9 +14,8 @@ from celery.worker import control
 
 from celery_sidejob import SettingsError
 from celery_sidejob.hooks.broker import broker_check
-from celery_sidejob.hooks.configuration import broker_family, broker_identity, broker_is_store
-from celery_sidejob.hooks.masking import masked_text
-from celery_sidejob.hooks.steps.consumer_step import DisconnectionStep
+from celery_sidejob.hooks.configuration import broker_family, broker_identity, broker_is_store, masked_text
+from celery_sidejob.hooks.steps import DisconnectionStep
 from celery_sidejob.model.settings import SETTINGS
 from tests.tools.apps import make_app
 from tests.tools.versions import KOMBU_5_7

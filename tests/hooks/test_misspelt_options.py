@@ -8,7 +8,7 @@ import pytest
 from celery import Celery, Task
 
 from celery_sidejob import SettingsError, SideJob, sidejob_task
-from celery_sidejob.hooks import task_check, task_options
+from celery_sidejob.hooks import task_options
 from tests.tools.apps import make_app
 
 
@@ -82,7 +82,7 @@ def test_which_tasks_are_durable_and_which_only_look_so(caplog: pytest.LogCaptur
     app.task(ordinary, name="meant", shared=False, on_lost="requeue", durable=False)
     app.conf.sidejob_durable_tasks = ["kept.*"]
 
-    counted, idle = task_check.findings(app)
+    counted, idle = task_options.findings(app)
 
     assert counted.found == "7: kept.a, kept.b, kept.c, kept.d, kept.e and 2 more"
     assert (str(idle.level), idle.found) == (
@@ -90,7 +90,7 @@ def test_which_tasks_are_durable_and_which_only_look_so(caplog: pytest.LogCaptur
         "not durable, though on_lost or max_losses is given: loose",
     )
 
-    task_check.warn(app)
+    task_options.warn(app)
 
     assert [record.getMessage() for record in caplog.records] == [
         f"durable tasks: {idle.found}. {idle.meaning} {idle.remedy}"
@@ -101,7 +101,7 @@ def test_a_pattern_that_matches_no_task_is_named() -> None:
     app = app_with()
     app.conf.sidejob_durable_tasks = ["shop.*", "shpo.*"]
 
-    (counted,) = task_check.findings(app)
+    (counted,) = task_options.findings(app)
 
     assert (str(counted.level), counted.found) == ("ok", "1: shop.mail; no task known here matches shpo.*")
 
@@ -113,7 +113,7 @@ def test_an_option_that_is_not_needed_any_more_is_warned_of(caplog: pytest.LogCa
     app.task(ordinary, name="shop.other", shared=False, durable=True)
     app.conf.task_annotations = {"shop.once": {"locks_late": "sometimes"}}
 
-    task_check.warn(app)
+    task_options.warn(app)
 
     (warning,) = [record.getMessage() for record in caplog.records]
     assert warning.startswith(

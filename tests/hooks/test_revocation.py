@@ -17,7 +17,7 @@ from celery.worker.consumer.events import Events as EventsStep
 from kombu.exceptions import OperationalError
 
 from celery_sidejob import SideJob, StoreUnavailableError
-from celery_sidejob.hooks.steps.consumer_step import DisconnectionStep
+from celery_sidejob.hooks.steps import DisconnectionStep
 from celery_sidejob.model.durable import Message
 from celery_sidejob.model.loss import Loss
 from celery_sidejob.operations.ledger import durable_ends, durable_locks

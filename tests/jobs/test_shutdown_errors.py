@@ -9,7 +9,7 @@ import pytest
 
 from celery_sidejob import Job, RunningJob
 from celery_sidejob.operations.runs import recovery
-from celery_sidejob.services.stopped_runs import Stop, end_from_outside
+from celery_sidejob.services.heartbeat.run_ends import Stop, end_from_outside
 from tests.tools.between import between_look_and_lock
 from tests.tools.in_process import Stage
 

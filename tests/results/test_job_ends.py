@@ -68,7 +68,7 @@ def ended_by_the_worker(stage: Stage, job: Job) -> None:
     """Its process was stopped by a time limit, or the asking was revoked."""
     hold = stage.claim(job)
     assert hold is not None
-    error = endings.error_json("TaskRevokedError", "revoked", "celery_sidejob.hooks.jobs.revocation")
+    error = endings.error_json("TaskRevokedError", "revoked", "celery_sidejob.hooks.errors")
     endings.end(stage.runtime, hold, None, Ending(RunEnd.FAILED, result=error, error=error), from_outside=True)
 
 

@@ -16,10 +16,8 @@ from celery_sidejob import CapacityPool, StoreUnavailableError
 from celery_sidejob.inspection.statistics import COUNTED
 from celery_sidejob.jobs.capacity import declare
 from celery_sidejob.services.duty import Duties, Duty, Report
-from celery_sidejob.services.heartbeat.heartbeat import Heartbeat
-from celery_sidejob.services.heartbeat.prefetched import Prefetched
-from celery_sidejob.services.sweep.duties import COUNTS, DUTIES
-from celery_sidejob.services.sweep.sweeper import PollReport, Sweeper
+from celery_sidejob.services.heartbeat.heartbeat import Heartbeat, Prefetched
+from celery_sidejob.services.sweep.sweeper import COUNTS, DUTIES, PollReport, Sweeper
 from celery_sidejob.store.connection.own_executor import OwnExecutor
 from celery_sidejob.store.errors import RowsLocked, StoreDown, in_the_way
 from celery_sidejob.store.statement import Statement

@@ -41,7 +41,7 @@ IMPORTED = (
 """Of Celery what the command `celery` imports before it looks for an app, which may replace parts of what comes later;
 and what else takes long, and is imported by many of the processes that tests start."""
 OURS = (
-    "celery_sidejob.cli", "celery_sidejob.extension", "celery_sidejob.hooks.steps.worker_step",
+    "celery_sidejob.cli", "celery_sidejob.extension", "celery_sidejob.hooks.steps",
     "celery.apps.worker", "celery.backends.redis", "celery.concurrency.prefork", "celery.fixups.django",
     "celery.worker.consumer",
 )  # fmt: skip

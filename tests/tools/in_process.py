@@ -17,7 +17,7 @@ from celery.exceptions import Ignore, Retry
 
 from celery_sidejob import Job, RunningJob
 from celery_sidejob.hooks.jobs.run import run_claimed
-from celery_sidejob.hooks.tasks import quiet_end
+from celery_sidejob.hooks.worker import pool_process
 from celery_sidejob.model.crash_points import reach
 from celery_sidejob.model.errors import LeaseLostError
 from celery_sidejob.operations.changes.noted_asks import apply_due
@@ -137,7 +137,7 @@ class Stage:
 
     def perform(self, hold: Hold) -> Any:
         """Run what was claimed and return the body's value; what it raised is in `raised`."""
-        value, *left = quiet_end.trace(lambda: (self._perform(hold),))
+        value, *left = pool_process.trace_leaving(lambda: (self._perform(hold),))
         for over in left:
             self._end_in_page(hold, over)
         return value
@@ -155,7 +155,7 @@ class Stage:
 
     def leave(self, hold: Hold) -> list[Ended]:
         """Run what was claimed, and return the run's end if its process leaves that to the worker."""
-        return list(quiet_end.trace(lambda: (self._perform(hold),))[1:])
+        return list(pool_process.trace_leaving(lambda: (self._perform(hold),))[1:])
 
     def _perform(self, hold: Hold) -> Any:
         """Run a body. What it asserts is the test's: it is raised here, for the package would see a run that fails."""

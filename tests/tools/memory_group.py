@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from celery_sidejob.services.heartbeat.memory_kills import MOUNTS, files
+from celery_sidejob.services.heartbeat.pool_processes import MOUNTS, kill_counters
 from tests.tools.waiting import wait_until
 
 LIMITS = {"memory.events": "memory.max", "memory.oom_control": "memory.limit_in_bytes"}
@@ -18,7 +18,7 @@ LIMITS = {"memory.events": "memory.max", "memory.oom_control": "memory.limit_in_
 @contextmanager
 def memory_group(limit_mb: int) -> Iterator[Path]:
     """Lend a group below this process' own: a pid that is written into its `cgroup.procs` has this limit."""
-    counters = [path for path in files() if path.name in LIMITS and path.is_file()]
+    counters = [path for path in kill_counters() if path.name in LIMITS and path.is_file()]
     if not counters:
         pytest.skip(f"NOT TRIED: this machine shows no control group of this process below {MOUNTS}")
     group = counters[0].parent / f"sidejob-test-{os.getpid()}"

@@ -17,8 +17,8 @@ from ...store.errors import UPGRADE, LacksRights
 from ...transport.postgres.link import Link
 from ...transport.postgres.overview import overview_of
 from ..configuration import broker_is_store
-from . import dead_list
-from .attempt import connection_to, established
+from .connection import connection_to, established
+from .view import has_dead_list
 
 ATTEMPT_S = 3.0
 OLDEST_RABBITMQ = (3, 10)
@@ -88,7 +88,7 @@ def _by_another_way(app: Celery, link: Link) -> Iterator[Finding]:
 
 def _redis(channel: Any) -> Iterator[Finding]:
     yield from _memory(channel.client.info("memory"))
-    if dead_list.has_list(channel):
+    if has_dead_list(channel):
         from ...transport.redis.overview import overview  # here: on other brokers nothing imports redis-py
 
         yield _transport("sidejob://", overview(channel))

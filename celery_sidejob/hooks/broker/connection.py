@@ -1,7 +1,8 @@
 """The connection on which a process publishes: no use of it lasts long, and after a failure there is a pause.
 
 One of our own, because Celery's waits for a broker that is down (0.8 s refused, for ever when silent) and shares its
-channel with the user's publishes.
+channel with the user's publishes. It is made in one bounded attempt, and so are connections for other uses: kombu's own
+ways try again for seconds, or without end.
 """
 
 from __future__ import annotations
@@ -11,20 +12,20 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, TypeVar
 
 from celery import Celery
 from celery.exceptions import SoftTimeLimitExceeded
-from kombu import Producer
+from kombu import Connection, Producer
 from kombu.exceptions import OperationalError
 
 from ...model.logger import logger
 from .. import configuration
-from ..patches.redis_client import keep_client
+from ..patches.connections import keep_client
 from . import rabbitmq
-from .attempt import connection_to, establish
 
 T = TypeVar("T")
 
@@ -115,12 +116,12 @@ class BrokerConnection:
     def _connect(self) -> Any:
         """Open a channel in one attempt."""
         connection = connection_to(self._app, ATTEMPT_S, confirm_publish=True)
-        established = establish(connection, ATTEMPT_S)
+        made = establish(connection, ATTEMPT_S)
         try:
-            channel = connection.transport.create_channel(established)
+            channel = connection.transport.create_channel(made)
         except BaseException:
             if self.family == "amqp":
-                established.collect()
+                made.collect()
             raise
         if self.family == "redis":
             keep_client(channel)
@@ -201,3 +202,36 @@ class BrokerConnection:
 
 
 _inherited: list[Any] = []
+
+
+def connection_to(app: Celery, seconds: float, url: str | None = None, *, confirm_publish: bool = False) -> Connection:
+    """Return a connection for `establish` to the app's broker, or to that of its nodes which has this URL.
+
+    `confirm_publish`: RabbitMQ is to confirm each message.
+    """
+    family, options = configuration.broker_family(app), dict(app.conf.broker_transport_options)
+    if family == "redis":
+        options.update(socket_timeout=seconds, socket_connect_timeout=seconds, retry_on_timeout=False)
+    elif family == "amqp" and confirm_publish:
+        options.update(confirm_publish=True)
+    return app.connection_for_write(url, transport_options=options, connect_timeout=seconds)
+
+
+def establish(connection: Connection, seconds: float) -> Any:
+    """Connect, and return the transport's own connection, on which nothing waits for longer than `seconds`."""
+    if connection.transport.driver_type == "postgres":
+        connection.transport.link.answer_s = seconds
+    made = connection.transport.establish_connection()
+    if connection.transport.driver_type == "amqp":
+        rabbitmq.bound(made, seconds)
+    return made
+
+
+@contextmanager
+def established(connection: Connection, seconds: float) -> Iterator[Any]:
+    """Connect for the block, as `establish` does."""
+    made = establish(connection, seconds)
+    try:
+        yield made
+    finally:
+        connection.transport.close_connection(made)

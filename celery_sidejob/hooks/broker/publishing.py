@@ -14,17 +14,21 @@ from functools import partial
 from typing import Any
 
 from celery import Celery
+from celery.canvas import maybe_signature
 from kombu import Producer
+from kombu.utils.json import dumps as kombu_dumps
+from kombu.utils.json import loads as kombu_loads
 
 from ...model.crash_points import reach
 from ...model.durable import Message
 from ...model.errors import InvalidValueError, SettingsError
 from ...model.logger import log_row_error, logger
-from ...model.messages import Continuation, Doorbell
+from ...model.messages import FORMAT, Continuation, Doorbell
 from ...model.protocols import Publication, Refused
 from .. import events
-from ..messages import continuation, doorbell, kept_message
+from ..messages import doorbell, kept_message
 from ..messages.carried import NewerFormatError, check_sendable, is_of_the_message, is_unsendable
+from ..messages.encoding import readable
 from .connection import ATTEMPT_S, BrokerConnection
 
 TOGETHER = 500
@@ -216,7 +220,7 @@ class CeleryPublisher:
     def _send(self, message: Publication) -> None:
         producer = self._connection.open()
         if isinstance(message, Continuation):
-            continuation.send(self._app, message, producer=producer, retry=False)
+            send_continuation(self._app, message, producer=producer, retry=False)
             return
         self._send_call(message, producer)
         if isinstance(message, Doorbell):
@@ -236,9 +240,28 @@ class CeleryPublisher:
         done: list[Continuation] = []
         for one in continuations:
             try:
-                continuation.send(self._app, one)
+                send_continuation(self._app, one)
             except Exception:
                 log_row_error(one.task_id, "A continuation failed; it is tried again: %s", one.task_id)
             else:
                 done.append(one)
         return done
+
+
+def continuation_text(signature: Any, args: Sequence[Any], options: dict[str, Any]) -> str:
+    """Return a continuation as text: the signature, the arguments that precede its own, and its options."""
+    text: str = kombu_dumps({"v": FORMAT, "signature": dict(signature), "args": readable(args), "options": options})
+    return text
+
+
+def send_continuation(app: Celery, continuation: Continuation, **how: Any) -> None:
+    """Send a callback or the rest of a chain, as a message; for a sidejob task, make a job.
+
+    Its task id was fixed when the asking ended, so that a repetition is recognised as one.
+    """
+    try:
+        kept = kombu_loads(continuation.publication)
+        signature, args, options = maybe_signature(kept["signature"], app=app), tuple(kept["args"]), kept["options"]
+    except (LookupError, AttributeError, TypeError, ValueError) as error:
+        raise InvalidValueError(f"it cannot be read: {type(error).__name__}: {error}") from error
+    signature.apply_async(args, task_id=continuation.task_id, **how, **options)

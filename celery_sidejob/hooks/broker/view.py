@@ -10,12 +10,15 @@ from amqp.exceptions import AccessRefused
 from celery import Celery
 
 from ...model.broker_view import Buried, Cursor
+from ...model.durable import HEADER, Address, Key, key_of
 from ...model.errors import SettingsError
 from ...model.logger import logger
+from ...model.names import why_not_name
 from ...store.connection.connections import Connections
+from ...transport.dead_list import DeadList, DeadMessage
 from ..configuration import broker_identity
 from ..messages import doorbell
-from . import dead_list, rabbitmq
+from . import rabbitmq
 from .connection import BrokerConnection
 
 
@@ -69,25 +72,25 @@ class CeleryBroker:
 
     def dead_list(self) -> int | None:
         """Count what a transport of ours has given up; None with another one, or a broker that does not answer."""
-        return self._connection.ask(dead_list.count) if self._has_dead_list else None
+        return self._connection.ask(lambda channel: len(dead_list_of(channel))) if self._has_dead_list else None
 
     def buried(self, cursor: Cursor) -> tuple[Cursor, Sequence[Buried]]:
         """Read a page of our transport's dead list, where the broker has that transport."""
         if not self._has_dead_list:
             return cursor, ()
-        found = self._connection.ask(lambda channel: dead_list.page(channel, cursor, doorbell=doorbell.HEADER))
+        found = self._connection.ask(lambda channel: _page(channel, cursor))
         return found or (cursor, ())
 
     def forget_buried(self, texts: Sequence[bytes]) -> bool:
         """Remove entries of that list; False if the broker does not answer."""
-        return bool(self._connection.ask(lambda channel: dead_list.forget(channel, texts)))
+        return bool(self._connection.ask(lambda channel: _forget(channel, texts)))
 
     @cached_property
     def _has_dead_list(self) -> bool:
         try:
             if self._connection.family not in ("redis", "postgres"):
                 return False
-            return dead_list.has_list(self._app.connection_for_write().transport.Channel)
+            return has_dead_list(self._app.connection_for_write().transport.Channel)
         except SettingsError:  # a URL that cannot be read, of which others tell
             return False
 
@@ -115,3 +118,43 @@ class Markers:
                 self._forbidden.add(marked)
                 logger.warning("A reset of RabbitMQ's virtual host is noticed only after sidejob_lost_after: %s", error)
         return True
+
+
+def has_dead_list(channel: Any) -> bool:
+    """Tell whether a channel, or a class of channels, is of one of our transports (their `broker_channel.py`)."""
+    return hasattr(channel, "DeadList")
+
+
+def dead_list_of(channel: Any) -> DeadList[Any]:
+    """Return the dead list of a channel's broker; kombu's Redis transport may share the broker with ours."""
+    if not has_dead_list(channel):
+        from ...transport.redis import dead  # here: on other brokers nothing imports redis-py
+
+        return dead.DeadList.of(channel)
+    found: DeadList[Any] = channel.DeadList.of(channel)
+    return found
+
+
+def _page(channel: Any, cursor: Cursor) -> tuple[Cursor, Sequence[Buried]]:
+    """Read a page behind a cursor, and return that cursor, which is the beginning if the list has become another."""
+    cursor, found = dead_list_of(channel).page(cursor)
+    return cursor, [Buried(dead.text, *_row_of(dead), is_doorbell=doorbell.HEADER in dead.headers) for dead in found]
+
+
+def _forget(channel: Any, texts: Sequence[bytes]) -> bool:
+    """Remove entries; those that are left if this process dies in between are judged anew."""
+    dead = dead_list_of(channel)
+    for text in texts:
+        dead.delete(text)
+    return True
+
+
+def _row_of(dead: DeadMessage) -> tuple[Key | None, str | None]:
+    """Return which row an entry belongs to, and in which store; no row for what somebody else has put there."""
+    header = dead.headers.get(HEADER)
+    try:
+        if dead.task_id is None or why_not_name(dead.task_id) is not None:
+            return None, None
+        return key_of(dead.task_id, header), Address.of(header).store
+    except (ValueError, TypeError, KeyError, OverflowError):
+        return None, None

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import lru_cache
 from itertools import repeat
 from typing import Any, Literal
 
@@ -17,16 +14,14 @@ from celery.app.task import Task
 from celery.canvas import Signature, chord, group
 from celery.canvas import _chain as chain
 from celery.utils.time import make_aware
-from kombu.exceptions import EncodeError
-from kombu.utils.json import dumps as kombu_dumps
 from kombu.utils.uuid import uuid
 
 from ...jobs.job import enqueue
 from ...model import values
 from ...model.call import Call
 from ...model.capacity import Admission, PoolSpec
-from ...model.checks import SECONDS, did_you_mean, is_in_calendar, is_number, is_seconds, is_text, shown, text_of
-from ...model.columns import COLUMNS, OPTIONS
+from ...model.checks import did_you_mean, is_in_calendar, is_number, is_text, shown, text_of
+from ...model.columns import COLUMNS
 from ...model.durable import Message
 from ...model.errors import InvalidValueError, UnknownTaskError
 from ...model.logger import logger
@@ -37,34 +32,12 @@ from ...store.connection.connections import Connections
 from ...unit.open_unit import active
 from .. import bodies
 from ..admission import admission_of, admission_to, following, is_follower, waiting_in
-from ..call_options import check_call, check_options
+from ..call_options import check_call
 from ..durability import is_durable
+from ..errors import Overloaded
 from ..messages.carried import check_headers, check_names
-from ..overload import Overloaded
 from ..tasks import composing, sending
-from .propagation import propagated
-
-KEPT = frozenset(
-    {
-        "link", "link_error", "chain", "chord", "group_id", "group_index", "root_id", "parent_id", "headers",
-        "time_limit", "soft_time_limit", "expires", "shadow", "ignore_result", "reply_to", "stamped_headers",
-        "replaced_task_nesting",
-    }
-)  # fmt: skip
-"""Options that belong to an asking and are kept with it."""
-
-IN_HEADERS = ("shadow", "root_id", "parent_id", "time_limit", "soft_time_limit")
-"""Options that a job's message carries in its headers."""
-
-PASSED_OVER = frozenset(
-    {
-        "producer", "publisher", "connection", "router", "add_to_parent", "serializer", "compression", "retry",
-        "retry_policy", "exchange_type", "delivery_mode", "timeout", "confirm_timeout",
-        "task_type", "result_cls", "retries", "origin", "argsrepr", "kwargsrepr", "immutable", "mandatory", "immediate",
-    }
-)  # fmt: skip
-"""Options for how Celery sends a message. They are ignored: a job's message is ours, and is sent until the broker has
-it."""
+from .asking import ADDRESS, IN_HEADERS, check_arguments, kept_of, propagated
 
 READ_BY_CALLS = (
     "queue", "exchange", "routing_key", "priority", "expires", "inports", "outports", "max_losses", "on_lost",
@@ -72,8 +45,6 @@ READ_BY_CALLS = (
 )  # fmt: skip
 """The attributes of a sidejob task on which its calls depend: drafts of jobs are copied while these are the same."""
 
-ADDRESS = frozenset({"exchange", "routing_key"})
-"""Options that replace `queue`; one of the app's queues must be bound in this way."""
 
 REGISTERED_S = 60.0
 """Seconds for which a task's registration is remembered if its code is not here."""
@@ -134,7 +105,7 @@ class CeleryTasks:
             columns=columns,
             unique=unique,
             admission=admission or admission_to(self._app, queue, follows=is_follower(merged)),
-            **self._traced(name, queue, args, kwargs, self._asking(known, merged)),
+            **self._traced(name, queue, args, kwargs, kept_of(known, merged, localize=self.localize)),
         )
 
     def naming(self, task: str) -> Callable[[Any, Any], str | None] | None:
@@ -178,35 +149,6 @@ class CeleryTasks:
         sent = {**(headers or {}), **{name: options.get(name) for name in IN_HEADERS}}
         self._app.sidejob.runtime.publisher.check_sendable(f"The call of {task}", sent, {})
         return {**asking, "options": {**options, "headers": headers} if headers else options}
-
-    def _asking(self, task: Any, options: dict[str, Any]) -> dict[str, Any]:
-        """Separate the options that are kept with an asking from its task id and its time."""
-        options = dict(options)
-        sorted_out = {"task_id": options.pop("task_id", None), "eta": options.pop("eta", None)}
-        sorted_out["countdown"] = options.pop("countdown", None)
-        check_options(getattr(task, "name", "a job"), options)
-        _check_spelling(task, options)
-        kept = {key: value for key, value in options.items() if key in KEPT and value is not None}
-        for key in ("link", "link_error"):
-            if key in kept and not isinstance(kept[key], list | tuple):
-                kept[key] = [kept[key]]
-        expires = kept.get("expires", getattr(task, "expires", None))
-        if expires is not None:
-            kept["expires"] = self._expiry(expires)
-        try:
-            sorted_out["options"] = json.loads(kombu_dumps(kept))
-            json.dumps(sorted_out["options"], allow_nan=False)
-        except (TypeError, ValueError, RecursionError, EncodeError) as error:
-            raise InvalidValueError(f"The options of an asking must be JSON values: {error}") from error
-        return sorted_out
-
-    def _expiry(self, expires: Any) -> dict[str, Any]:
-        """Return `expires=` in the form of an asking: seconds from the asking, or a time."""
-        if not isinstance(expires, datetime) and not is_seconds(expires):
-            raise InvalidValueError(f"expires is a datetime or {SECONDS}, not {shown(expires)}.")
-        if isinstance(expires, int | float):
-            return {"after_s": expires}
-        return {"at": self.localize(expires).isoformat()}
 
     def _queue(
         self, task: Any, queue: Any, args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any]
@@ -409,15 +351,6 @@ def _is_address(options: Mapping[str, Any]) -> bool:
     return any(options.get(key) is not None for key in ADDRESS)
 
 
-_ALL_OPTIONS = sorted(
-    KEPT
-    | ADDRESS
-    | OPTIONS.keys()
-    | {"queue", "parent", "child_name", "eta", "countdown", "inports", "outports", "aliases", "state"}
-    | {"priority", "transaction", "task_id", "unique", "on_duplicate"}
-)
-
-
 def _shown(task: Any) -> str:
     return values.encode(
         {
@@ -449,44 +382,6 @@ def _priority(priority: Any) -> int | None:
     raise InvalidValueError(f"priority is a number from 0 to 9, higher is sooner; not {shown(priority)}.")
 
 
-def _check_spelling(task: Any, options: Mapping[str, Any]) -> None:
-    """Raise TypeError for an unknown option, with a suggestion; `task` is None for a task that is not known here."""
-    unknown = options.keys() - KEPT - ADDRESS - PASSED_OVER - set(options.get("stamped_headers") or ())
-    if not unknown:
-        return
-    meant = [name for name in _parameters(task) if name in unknown]
-    if meant:
-        pairs = ", ".join(f"{name!r}: ..." for name in meant)
-        raise TypeError(
-            f"{', '.join(map(repr, meant))}: no option of enqueue() or apply_async(), but an argument of "
-            f"{task.name}. Give it as kwargs={{{pairs}}}."
-        )
-    name = sorted(unknown)[0]
-    raise TypeError(f"{name!r} is no option of enqueue() or apply_async().{did_you_mean(name, _ALL_OPTIONS)}")
-
-
-def _parameters(task: Any) -> list[str]:
-    """Return the names of a body's arguments beside the running job; none for a task that is not known here."""
-    return [] if task is None else list(_signature(task.run).parameters)[1:]
-
-
-# Finding this out takes a tenth of the time in which a thousand jobs are made.
-_signature = lru_cache(maxsize=1024)(inspect.signature)
-
-
 def _said(app: Celery, task: Any) -> list[Any]:
     """Return the facts beside the call itself on which a call of a task depends."""
     return [app.conf.task_default_queue, *map(getattr, repeat(task), READ_BY_CALLS, repeat(None))]
-
-
-def check_arguments(run: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Raise TypeError if a task's body, given a running job first, does not take these arguments."""
-    signature = _signature(run)
-    if not signature.parameters:
-        raise TypeError(
-            f"{name}: its body takes no argument, but is given the running job: begin its parameters with `job`."
-        )
-    try:
-        signature.bind(None, *args, **kwargs)
-    except TypeError as error:
-        raise TypeError(f"{name}: {error} (the running job is given by the worker)") from None

@@ -1,24 +1,30 @@
-"""Eager mode: a job runs in the process that asks for it, with all jobs that its runs ask to run, until all rest.
+"""Runs in the process that asks for them: in eager mode, and in tests.
 
-These are its children, its parent, and any other job that is woken: by a packet, on a channel, by `run()`. As in
-Celery, eager mode never waits: a retry comes at once, and timers stay in the store.
+In eager mode a job runs with all jobs that its runs ask to run, until all rest: its children, its parent, and any other
+job that is woken by a packet, on a channel, by `run()`. As in Celery, eager mode never waits: a retry comes at once,
+and timers stay in the store.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import socket
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from celery import Celery, states
 from celery.app.task import Context
+from celery.app.trace import trace_task
 from celery.exceptions import Ignore, NotRegistered, Retry
 from celery.result import EagerResult
+from kombu.compression import decompress
+from kombu.serialization import loads, prepare_accept_content
 from kombu.utils.uuid import uuid
 
 from ...jobs.job import Job, enqueue
 from ...model.crash_points import Died
+from ...model.durable import DIGEST, WORKER, Digest, Message
 from ...model.status import Status
 from ...operations.changes import batches
 from ...operations.runs import runs
@@ -26,10 +32,11 @@ from ...operations.runtime import Runtime
 from ...services.heartbeat.heartbeat import Heartbeat
 from ...services.loop import Loop
 from ...store.outbox import doorbells
+from ..bodies import Outcome
 from ..broker.publishing import INLINE
-from ..outcome import Outcome
-from .run import run_claimed
-from .task_body import TaskBody
+from ..messages.kept_message import delivered
+from ..tasks.beginning import Copy
+from .run import TaskBody, run_claimed
 
 DIED: list[str] = []
 """The names of this process's workers that a test has let "die"; their rows say that they are alive."""
@@ -146,3 +153,49 @@ def _waiting(runtime: Runtime, asked_for: set[int]) -> Iterator[Any]:
         batch = set(asked_for)
         asked_for.clear()
         yield from doorbells.waiting(runtime.connections, batch)
+
+
+def run_kept(app: Celery, worker: Heartbeat, message: Message) -> Outcome | None:
+    """Run a kept message like a pool's process, by Celery's own tracer; its end is written as usual.
+
+    None if the gate of its queue was closed, or another run has it.
+    """
+    given = delivered(message)
+    headers, properties = given["headers"], given["properties"]
+    args, kwargs, embed = body_of(app, given)
+    request: dict[str, Any] = {
+        **headers,
+        **embed,
+        "args": args,
+        "kwargs": kwargs,
+        "is_eager": False,
+        "called_directly": False,
+        "delivery_info": properties["delivery_info"],
+        "correlation_id": properties.get("correlation_id"),
+        "reply_to": properties.get("reply_to"),
+        "hostname": socket.gethostname(),
+        WORKER: [(0, worker.worker_id)],
+        DIGEST: Digest(message.content.digest),
+    }
+    key = (message.task_id, message.generation)
+    delivery = worker.tasks.runs.received(key)  # otherwise the worker gives back a run longer than its lease
+    try:
+        traced = trace_task(app.tasks[message.task], message.task_id, args, kwargs, request, app=app)
+    finally:
+        worker.tasks.runs.over(delivery)
+    if traced.info is None:
+        return Outcome(traced.retval)
+    error = traced.info.retval
+    if isinstance(error, Copy):
+        return None
+    return Outcome(error=error) if traced.info.state == states.FAILURE else Outcome(rests=True)
+
+
+def body_of(app: Celery, given: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any], dict[str, Any]]:
+    """Return the arguments in a delivered message, and the rest of its body."""
+    body = given["body"]
+    if given["headers"].get("compression"):
+        body = decompress(body, given["headers"]["compression"])
+    accept = prepare_accept_content(app.conf.accept_content)
+    args, kwargs, embed = loads(body, given["content-type"], given["content-encoding"], accept=accept)
+    return args, kwargs, embed or {}

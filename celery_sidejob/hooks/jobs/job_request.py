@@ -20,12 +20,11 @@ from ...model.logger import logger
 from ...model.messages import is_readable, why_no_doorbell
 from ...operations.runs.run_pages import Claimed
 from ...services.heartbeat.deliveries import ENDED, RunKey
-from ...services.heartbeat.quiet_ends import QuietEnd
-from ...services.stopped_runs import Stop, end_from_outside
+from ...services.heartbeat.run_ends import QuietEnd, Stop, end_from_outside
 from ...store.claims import Owed
 from ..events import Rested
 from ..messages.doorbell import HEADER
-from ..tasks import quiet_end
+from ..worker import pool_process
 from ..worker.delivered import Delivered, is_busy
 
 
@@ -98,7 +97,7 @@ class JobRequest(Delivered):
 
     def traced(self, trace: Callable[..., Any]) -> Callable[..., Any]:
         """Adds to Celery's tracer: this worker may have to write the end of the run."""
-        return partial(quiet_end.trace, trace)
+        return partial(pool_process.trace_leaving, trace)
 
     def ended(self, outcome: Sequence[Any]) -> Sequence[Any]:
         """End the run, if its process has left only that to this worker."""

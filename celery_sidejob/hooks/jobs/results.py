@@ -29,11 +29,10 @@ from ...operations.runtime import Runtime
 from ...results.backend import PostgresBackend
 from ...transport.postgres.address import is_alone
 from .. import events
-from ..broker.publishing import INLINE
+from ..broker.publishing import INLINE, continuation_text
+from ..errors import TaskRevokedError
 from ..messages import encoding, kept_message
-from ..messages.continuation import publication
 from ..tasks import chords, ending, telling
-from .revocation import TaskRevokedError
 
 FROM_OUTSIDE = (TimeLimitExceeded, WorkerLostError, TaskRevokedError)
 """The errors of runs whose process was stopped or died."""
@@ -100,7 +99,7 @@ class CeleryResults:
         signature.set(task_id=task_id)
         signature.freeze(task_id)
         queue = signature.options.get("queue") or self._app.conf.task_default_queue
-        return Continuation(task_id, str(getattr(queue, "name", queue)), publication(signature, [value], options))
+        return Continuation(task_id, str(getattr(queue, "name", queue)), continuation_text(signature, [value], options))
 
     def riders(self, outcome: Outcome) -> Sequence[Rider]:
         """Return what the commit that ends an asking writes, if the result backend is the store."""

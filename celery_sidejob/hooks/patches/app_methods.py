@@ -1,16 +1,24 @@
-"""Replaces methods of one `Celery`: how it connects, shows its settings, and makes and calls tasks."""
+"""Replaces methods of one `Celery` and of its `AMQP`: how it connects, shows its settings, makes and calls tasks.
+
+And of all chords: how they are called.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from contextlib import AbstractContextManager
+from functools import cached_property, partial, wraps
 from typing import Any
 
 from celery import Celery
+from celery.app.amqp import AMQP
+from celery.canvas import _chord
+from kombu.utils.imports import symbol_by_name
 
 from ...model.errors import SettingsError
-from ..masking import masked, masked_text
-from .wrapping import wrap
+from ..configuration import masked, masked_text
+from ..durability import is_durable
+from .wrapping import above, wrap
 
 
 def resolve_urls(app: Celery, resolve: Callable[[Celery, Any], tuple[Any, Mapping[str, Any]]]) -> None:
@@ -113,9 +121,100 @@ def send_by(app: Celery, send: Callable[..., Any]) -> None:
     Replaces `Celery.send_task` of one app; read in Celery 5.5.0 and 5.7.0.
 
     `delay`, `apply_async`, canvas, retries and beat end in this method. It asks the result backend before it sends, and
-    takes a producer from the app's pool for each message; the message itself is kept further down (`task_sender.py`).
+    takes a producer from the app's pool for each message; the message itself is kept further down (`DurableAMQP`).
     Ours checks the call of a durable task, asks the backend afterwards, and gives it a producer that is taken when it
     is used: the sixth of its arguments after the name. If a later Celery calls tasks in another way, durable ones are
     still kept; but their options are not checked, and a call waits for an unreachable backend.
     """
     wrap(app, "send_task", partial(send, app))
+
+
+REPR_POSITION = 21
+"""The number of arguments of `as_task_v2` between a call's own and those with the text of these."""
+
+
+def send_messages_by(app: Celery, amqp: type[DurableAMQP]) -> None:
+    """Publish messages of durable tasks by `amqp`, whatever code calls them; reads no configuration."""
+    found = app.__dict__.get("amqp")
+    if found is not None:  # it was used before
+        found.__class__ = above(amqp, type(found))
+        found.__dict__.pop("send_task_message", None)
+    else:
+        made = above(amqp, symbol_by_name(app.amqp_cls))
+        # By its name if it has one: spawned processes get the app by pickle.
+        app.amqp_cls = f"{amqp.__module__}:{amqp.__name__}" if made is amqp else made
+
+
+class DurableAMQP(AMQP):
+    """Celery's AMQP, with a sender that gives messages of durable tasks to a special producer.
+
+    Replaces `AMQP._create_task_sender` and `AMQP.as_task_v2` of one app; read in Celery 5.5.0 and 5.7.0.
+
+    The class itself is an official extension point (`app.amqp_cls`), but its private method is not. It returns the
+    function ``send_task_message(producer, name, message, queue=..., **options)``, in which all ways to call a task end,
+    after the receivers of `before_task_publish`. Ours gives that function a producer which keeps the message of a
+    durable task instead of sending it. `as_task_v2` makes the message of a call; ours adds the text for empty
+    arguments. If a later Celery sends by another function, messages of durable tasks are sent without being kept.
+    """
+
+    producer_of_durable: Callable[..., Any]
+    """Makes that producer from Celery's producer, the app, the task's name and its queue."""
+
+    def as_task_v2(
+        self, task_id: Any, name: str, args: Any = None, kwargs: Any = None, *more: Any, **options: Any
+    ) -> Any:
+        """Make a message; the text of empty arguments is made only once: it costs Celery a tenth of the whole call."""
+        if len(more) <= REPR_POSITION:
+            for key, given in (("argsrepr", args), ("kwargsrepr", kwargs)):
+                if not given and options.get(key) is None:
+                    options[key] = self.how_nothing_looks[key]
+        made = super().as_task_v2(task_id, name, args, kwargs, *more, **options)
+        if made.sent_event and is_durable(self.app, name):  # a job's event says nothing of its arguments
+            hide = self.app.sidejob.settings.redacted
+            made.sent_event.update({key: hide(made.sent_event[key]) for key in ("args", "kwargs")})
+        return made
+
+    @cached_property
+    def how_nothing_looks(self) -> dict[str, str]:
+        """The texts by which Celery shows empty arguments."""
+        headers = super().as_task_v2("", "", (), {}).headers
+        return {key: headers[key] for key in ("argsrepr", "kwargsrepr")}
+
+    def _create_task_sender(self) -> Any:
+        send = super()._create_task_sender()
+        app = self.app
+
+        def send_task_message(producer: Any, name: str, message: Any, **options: Any) -> Any:
+            if not is_durable(app, name):
+                return send(producer, name, message, **options)
+            own = self.producer_of_durable(producer, app, name, options.get("queue"))
+            return send(own, name, message, **options)
+
+        return send_task_message
+
+
+def lend_transactions(calling: Callable[..., AbstractContextManager[None]]) -> None:
+    """Make all chords call their tasks within ``calling(transaction=...)``. A second call has no effect.
+
+    Chords of an app without SideJob are as they were.
+
+    Replaces `_chord.apply_async`, of all chords of this process; read in Celery 5.5.0 and 5.7.0.
+
+    Celery copies the options of such a call for the chord's body, and a transaction cannot be copied. Ours takes the
+    transaction out of the options, and sent tasks find it in `hooks/tasks/present.py`. A group with a
+    follow-up is called by this method too. If a later Celery calls chords in another way, a chord with a transaction
+    fails with TypeError before anything is sent.
+    """
+    before = _chord.apply_async
+    if hasattr(before, "_keeps_transaction"):
+        return
+
+    @wraps(before)
+    def apply(self: Any, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
+        if options.get("transaction") is None or getattr(self.app, "sidejob", None) is None:
+            return before(self, args, kwargs, *more, **options)
+        with calling(transaction=options.pop("transaction")):
+            return before(self, args, kwargs, *more, **options)
+
+    apply._keeps_transaction = True  # type: ignore[attr-defined]
+    _chord.apply_async = apply

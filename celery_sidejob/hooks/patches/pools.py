@@ -1,9 +1,9 @@
-"""Replaces `TaskPool.on_apply` of one pool; read in Celery 5.5.0 and 5.7.0, billiard 4.2.1 and 4.3.2.
+"""Replaces methods of one pool, mostly `TaskPool.on_apply`; read in Celery 5.5.0 and 5.7.0, billiard 4.2.1 and 4.3.2.
 
-`BasePool.apply_async` calls it to begin a run. A pool of processes reports an error outside Celery's tracer (a body
-that cannot be decoded, a `chain` that is no list) to the request. Other pools do not: a thread forgets the error, and
-the request counts as running for good; with solo the error ends the worker. But a pool of processes reserves a slot for
-a request that cannot be pickled, and ends the worker if a body has raised MemoryError.
+`BasePool.apply_async` calls `on_apply` to begin a run. A pool of processes reports an error outside Celery's tracer (a
+body that cannot be decoded, a `chain` that is no list) to the request. Other pools do not: a thread forgets the error,
+and the request counts as running for good; with solo the error ends the worker. But a pool of processes reserves a slot
+for a request that cannot be pickled, and ends the worker if a body has raised MemoryError.
 
 With gevent it waits for a free greenlet, in the greenlet that reads from the broker: RabbitMQ's next messages would
 wait unread, and could not be given back. With threads it raises RuntimeError once a cold stop has closed them, which
@@ -22,12 +22,13 @@ from typing import Any
 
 from billiard.einfo import ExceptionInfo
 from billiard.exceptions import WorkerLostError
+from celery import concurrency
 from celery.exceptions import WorkerShutdown, WorkerTerminate
 from celery.worker import state
 from kombu.utils import functional
 
 from ...model.logger import logger
-from ...pools.cut_off import CutOff
+from ...pools.body import CutOff
 from .wrapping import wrap
 
 
@@ -201,3 +202,23 @@ def pause_in_greenlets() -> None:
     still while it connects.
     """
     functional.sleep = time.sleep
+
+
+ASYNCIO = "asyncio"
+POOL = "celery_sidejob.pools.asyncio:TaskPool"
+
+
+def name_asyncio() -> None:
+    """Let `--pool asyncio` be chosen; a second call has no effect.
+
+    Adds a name to those of Celery's pools; read in Celery 5.5.0 and 5.7.0.
+
+    `celery worker --pool` accepts the names in `celery.concurrency.ALIASES`, which it has copied when it was imported.
+    If a later Celery keeps them elsewhere, `--pool asyncio` is refused; `worker_pool` with the class's own name still
+    works.
+    """
+    from celery.bin.worker import WORKERS_POOL  # here: only the command has it
+
+    if ASYNCIO not in concurrency.ALIASES:
+        concurrency.ALIASES[ASYNCIO] = POOL
+        WORKERS_POOL.choices = (*WORKERS_POOL.choices, ASYNCIO)

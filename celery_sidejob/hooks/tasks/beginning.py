@@ -1,11 +1,14 @@
-"""The beginning of a run of a durable task: its row is locked, or the delivery goes no further."""
+"""The beginning of a run of a durable task: its row is locked, or the delivery goes no further.
+
+The class of an exception tells the worker's parent why a delivery runs nothing.
+"""
 
 from __future__ import annotations
 
 import os
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NoReturn
@@ -18,6 +21,7 @@ from ...model.durable import (
     DIGEST,
     HEADER,
     HELD,
+    REPUBLISHED,
     WORKER,
     Address,
     Content,
@@ -35,15 +39,27 @@ from ...operations.ledger.contents import as_kept, is_forged
 from ...operations.ledger.durable_runs import Run
 from ...operations.runs import measuring
 from ...operations.runtime import Runtime
+from ...store.outbox import tasks
 from ..admission import waiting_in
 from ..apps import runtime_for
 from ..broker.connection import PAUSE_S
 from ..messages.kept_message import unpacker
 from ..worker import own_process, recording
 from ..worker.received import OF_THE_PARENT
-from . import chords, missing_row_warning, telling
-from .not_begun import Copy, Forged, Left
-from .present_run import RUNS, run_of
+from . import chords, telling
+from .present import RUNS, run_of
+
+
+class Copy(Ignore):
+    """A copy of a message that runs, was finished, is in the dead set, or waits at the gate of its managed queue."""
+
+
+class Forged(Ignore):
+    """A message with the id of a waiting or running task and another content: the task itself goes on."""
+
+
+class Left(Ignore):
+    """Its store does not answer: the message is sent again; a message without a row goes back to the broker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +101,7 @@ class Delivery:
 
 
 def begin(task: Any, request: Context) -> None:
-    """Lock the row of a delivery; raises an exception of `not_begun` if it is a copy, or cannot begin now."""
+    """Lock the row of a delivery; raises Copy, Forged or Left if it must not, or cannot, begin."""
     try:
         _begin(task, request)
     except SoftTimeLimitExceeded:  # the limit is meant for the body
@@ -141,7 +157,7 @@ def _begin_locked(delivery: Delivery, stores: Sequence[tuple[Runtime, int]]) -> 
     asked = [there for there, _ in stores]
     if _is_forged(delivery, asked):
         raise Forged(f"task {delivery.request.id}: not what its row has")
-    missing_row_warning.warn(delivery.task.name, delivery.request, asked)
+    _warn_of_missing_row(delivery.task.name, delivery.request, asked)
     raise Copy(f"task {delivery.request.id}: a copy of what runs, was finished, or is in the dead set")
 
 
@@ -210,3 +226,57 @@ def content_of(request: Context) -> Content:
     digest = request.get(DIGEST)
     known = str(digest) if isinstance(digest, Digest) else ""
     return Content(str(request.task), known, unpacker(request.get("compression")))
+
+
+WARN_S = 60.0
+"""Seconds for which this process logs no further warning, for any task."""
+
+_KEYS_OF_A_FIRST = {"v", "n", "s"}
+
+_told: set[str] = set()
+"""The names of the tasks that were warned about."""
+_told_at = -WARN_S
+
+
+def _warn_of_missing_row(task: str, request: Context, stores: Sequence[Runtime]) -> None:
+    """Warn, once for each task, if a delivery that looks like the first of its message has no row in these stores.
+
+    Most such deliveries are copies of tasks that have ended, and harmless. But if a client keeps its rows in another
+    schema or database than its workers, its tasks never run, and that would go unnoticed.
+    """
+    global _told_at
+    if task in _told or time.monotonic() < _told_at + WARN_S or not is_first(request.__dict__):
+        return
+    try:
+        for there in stores:
+            row = there.connections.read(lambda executor: tasks.read(executor, request.id), within_s=there.wait_s)
+            if row is not None:
+                return  # it runs, or waits as a retry
+    except StoreUnavailableError:
+        return
+    _told.add(task)
+    _told_at = time.monotonic()
+    logger.warning(
+        "%s[%s] has no row in schema %r, so it is not run: a copy of one that has ended, or its client has another "
+        "sidejob_schema or sidejob_database_url. This is logged once for each task.",
+        task,
+        request.id,
+        stores[0].settings.schema,
+    )
+
+
+def is_first(request: Mapping[str, Any]) -> bool:
+    """Tell whether a delivery is plainly the first of its message, and its row unchanged since it was kept.
+
+    It is not a retry or a message that has waited for an eta, was published or delivered again, or may have a copy in
+    another store. For a copy that only looks like the first, as from a restored broker, the warning is needless.
+    """
+    header = request.get(HEADER)
+    if not isinstance(header, Mapping) or header.get("n") != 1 or not header.keys() <= _KEYS_OF_A_FIRST:
+        return False
+    if request.get("retries") or request.get("eta") or request.get(REPUBLISHED) or request.get("redelivered"):
+        return False
+    properties = request.get("properties") or {}
+    if request.get("x-delivery-count") or properties.get("delivery_count"):
+        return False
+    return not (request.get("delivery_info") or {}).get("redelivered")

@@ -5,8 +5,9 @@ The subscription to the result of a durable task is made once its message is kep
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import TracebackType
 from typing import Any
 
 from celery import Celery
@@ -16,6 +17,7 @@ from kombu.utils.uuid import uuid
 from ...model.errors import IllegalMoveError, InvalidValueError
 from ...model.logger import logger
 from ...model.unique import Unique
+from ...operations.changes.lending import do_after_commit
 from ...operations.changes.unique_keys import KeyHeldError, is_replaced
 from ...operations.ledger import keeping
 from ..admission import admission_of, is_follower
@@ -23,9 +25,8 @@ from ..call_options import check_call
 from ..durability import is_durable, known_tasks
 from ..messages.kept_message import check_id
 from ..patches import result_backend
-from . import chord_transaction, composing, sending_in
-from .lazy_producer import LazyProducer
-from .present_call import Call, Noted, calling, present_call
+from . import composing
+from .present import Call, Noted, calling, handed_over, is_lending, present_call
 
 CALLS_BY_TASKS = 2
 """The number of arguments after the name that a task passes to send_task by position: its own arguments."""
@@ -40,8 +41,8 @@ def send_task(app: Celery, send: Callable[..., Any], name: str, *args: Any, **op
     """
     if len(args) == CALLS_BY_TASKS and (model := composing.model_of(app, name, options, *args)) is not None:
         return _send_again(app, model, *args, **options)
-    if chord_transaction.is_lending():
-        with chord_transaction.handed_over(options):
+    if is_lending():
+        with handed_over(options):
             return send_task(app, send, name, *args, **options)
     unique = Unique.take(options)
     admission, follows = admission_of(known_tasks(app).get(name), options), is_follower(options)
@@ -51,7 +52,7 @@ def send_task(app: Celery, send: Callable[..., Any], name: str, *args: Any, **op
         if admission is not None:
             raise _has_no_row(app, name, "capacity")
         if options.get("transaction") is not None and not getattr(known_tasks(app).get(name), "sidejob", False):
-            return sending_in.send_in(app, send, name, args, options)
+            return _send_in(app, send, name, args, options)
         return send(name, *args, **options)
     return _send_durable(app, send, name, args, options, Call(admission=admission, follows=follows))
 
@@ -164,3 +165,92 @@ def _on_task_call(backend: Any, ask: Callable[..., Any], producer: Any, task_id:
     else:
         subscriptions.append(partial(ask, producer, task_id))
     return {}
+
+
+def _send_in(app: Celery, send: Callable[..., Any], name: str, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
+    """Send a plain task by Celery's `send`, with its message in the transaction among its options; return its result.
+
+    The broker must be the store: the message is a row there.
+
+    A worker finds it within a second of the commit, even if we do not learn of the commit. Raises InvalidValueError
+    with another broker, and for a call with its own connection. A given producer may be Celery's, which makes one for
+    all calls of a group; it is not used.
+    """
+    runtime = app.sidejob.runtime
+    if not runtime.connections.is_broker:
+        raise InvalidValueError(
+            f"{name} is not durable, so its message cannot be part of a transaction: make it so with durable=True or "
+            'sidejob_durable_tasks, use broker_url="sidejobpg://" without sidejob_failover_urls, or leave transaction= '
+            "out."
+        )
+    if options.get("connection"):
+        raise InvalidValueError(f"A call of {name} has a transaction and a connection to the broker: give either.")
+    from ...transport.postgres.batch import LENT, Lent  # this needs kombu 5.7, as this broker does
+
+    borrowed = runtime.connections.borrow(options["transaction"])
+    own = {option: value for option, value in options.items() if option not in ("transaction", "publisher")}
+    lent = Lent(borrowed)
+    token = LENT.set(lent)
+    try:
+        with borrowed.atomic(), app.producer_pool.acquire(block=True) as producer, producer.batch():
+            result = send(name, *args, **{**own, "producer": producer, "retry": False})
+    finally:
+        LENT.reset(token)
+    borrowed.after_commit(partial(do_after_commit, partial(runtime.publisher.ring_queues, list(lent.queues))))
+    return result
+
+
+class LazyProducer:
+    """Stands for a producer of Celery's pool while one task is sent; `close` gives a taken producer back.
+
+    A message that is kept needs none. Taking a producer from the pool and giving it back costs a tenth of a call.
+    """
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+        self._taken: Any = None
+        self.connection = LazyConnection(self)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.take(), name)
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether it was used."""
+        return self._taken is not None
+
+    def take(self) -> Any:
+        """Return the producer; the first use takes it from the pool."""
+        if self._taken is None:
+            timeout = self._app.conf.get("broker_pool_acquire_timeout")  # Celery 5.5 does not have this setting
+            self._taken = self._app.producer_pool.acquire(block=True, timeout=timeout)
+        return self._taken
+
+    def close(self) -> None:
+        """Give the producer back, if it was taken."""
+        taken, self._taken = self._taken, None
+        if taken is not None:
+            taken.release()
+
+
+class LazyConnection:
+    """Stands for the producer's connection, which Celery asks for its errors around each message that it sends."""
+
+    def __init__(self, producer: LazyProducer) -> None:
+        self._producer = producer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._producer.take().connection, name)
+
+    def _reraise_as_library_errors(self, *_: Any, **__: Any) -> LazyConnection:
+        return self
+
+    def __enter__(self) -> None:
+        """Ask nothing of a connection that may never exist."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is not None and self._producer.is_taken:
+            with self._producer.take().connection._reraise_as_library_errors():
+                raise error

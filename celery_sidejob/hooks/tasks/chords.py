@@ -32,9 +32,8 @@ from ...operations.ledger import keeping
 from ...operations.ledger.durable_runs import Run
 from ...operations.runtime import Runtime
 from ..durability import UNLOCK
-from ..patches import celery_chords
-from .keeping import present_run
-from .present_call import Counting, Together, calling, present_call
+from ..patches import result_backend
+from .present import Counting, Together, calling, present_call, present_run
 
 if TYPE_CHECKING:
     from celery.backends.redis import RedisBackend
@@ -112,8 +111,8 @@ def install(app: Celery, backend: Any) -> bool:
 
     A second call has no effect.
     """
-    celery_chords.count_by(backend, count=partial(_count, app, backend))
-    return celery_chords.is_redis(backend)
+    result_backend.count_by(backend, count=partial(_count, app, backend))
+    return result_backend.is_redis(backend)
 
 
 def count_again(runtime: Runtime, app: Celery, backend: Any, request: Context, value: Any) -> bool:
@@ -122,7 +121,7 @@ def count_again(runtime: Runtime, app: Celery, backend: Any, request: Context, v
     `runtime` belongs to the store with the part; any store may have the body. In a run the body becomes a follow-up of
     the run; outside of a run the body is kept before this returns.
     """
-    if not request.chord or not request.group or not celery_chords.is_redis(backend):
+    if not request.chord or not request.group or not result_backend.is_redis(backend):
         return True
     if _body_is_known(runtime, backend, request):
         return True
@@ -148,7 +147,7 @@ def is_settled(run: Run, backend: Any, request: Context, value: Any) -> bool:
     Usually it is, or other parts must still be counted. It is not if another run has counted the last part, and is
     about to publish the body, or died before it could.
     """
-    if not request.chord or not request.group or not celery_chords.is_redis(backend) or run.claim is not None:
+    if not request.chord or not request.group or not result_backend.is_redis(backend) or run.claim is not None:
         return True
     return not _is_complete(backend, request.group) or count_again(run.runtime, backend.app, backend, request, value)
 
@@ -158,11 +157,11 @@ def _count(app: Celery, backend: RedisBackend, request: Context, *args: Any, **o
     run = present_run(app)
     ours = {"tell": partial(_fail, backend, request), "forget": partial(_forget, backend)}
     if run is None:
-        return celery_chords.count(backend, request, *args, **ours, **options)
+        return result_backend.count_part(backend, request, *args, **ours, **options)
     counting = Counting(run.runtime, request, run.follows)
     try:
         with calling(counting=counting):
-            counted = celery_chords.count(backend, request, *args, **ours, **options)
+            counted = result_backend.count_part(backend, request, *args, **ours, **options)
     except Exception:
         del run.follows[counting.first :]  # errbacks, because the part is counted again
         raise

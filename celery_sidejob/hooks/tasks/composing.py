@@ -32,7 +32,7 @@ from ..durability import known_tasks
 from ..messages.encoding import JSON, encoded
 from ..messages.kept_message import check_id, publication_of
 from .keeping import KeepingAMQP
-from .present_call import PLAIN, Made, Noted, Together, calling, present_call
+from .present import PLAIN, Made, Noted, Together, calling, present_call
 
 OPTIONS = frozenset(
     {

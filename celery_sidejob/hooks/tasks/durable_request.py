@@ -34,17 +34,16 @@ from ...model.durable import (
 )
 from ...model.logger import logger
 from ...services.heartbeat.deliveries import ENDED, GRACE_S
-from ...services.heartbeat.quiet_ends import QuietEnd
+from ...services.heartbeat.run_ends import QuietEnd
 from ...store.outbox.holds import Fresh
 from ..bodies import text_of
 from ..durability import REQUEUE
 from ..messages.kept_message import content_of, received
-from ..worker.delivered import Delivered, is_busy
-from ..worker.holders import bury, holders, revoke
+from ..worker import pool_process
+from ..worker.delivered import Delivered, holders, is_busy
 from ..worker.outbox import Fetched
-from . import quiet_end
-from .not_begun import Copy, Forged, Left
-from .present_run import RUNS
+from .beginning import Copy, Forged, Left
+from .present import RUNS
 
 SURE_S = GRACE_S / 2
 """The oldest fetch that counts when its message is received. Later, the heartbeat might give up the rows held here."""
@@ -155,7 +154,7 @@ class DurableRequest(Delivered):
 
     def traced(self, trace: Callable[..., Any]) -> Callable[..., Any]:
         """Adds to Celery's tracer: this worker may have to write the end of the run."""
-        return partial(quiet_end.trace, trace)
+        return partial(pool_process.trace_leaving, trace)
 
     def ended(self, outcome: Sequence[Any]) -> Sequence[Any]:
         """Remove the row of a run that has left only that to this worker."""
@@ -268,7 +267,8 @@ class DurableRequest(Delivered):
         # The revocation has probably marked its row, and then the sweeper announces the end. So that the end is
         # announced once, the sweeper does it in any case.
         self._plan(ENDED)
-        revoke(self._holders, self._key)
+        for heartbeat in self._holders:
+            heartbeat.errands.soon(partial(heartbeat.tasks.revoke, self._key))
         if self.held is not None:  # the sweeper buries waiting rows
             self._app.sidejob.heartbeat.tasks.unhold(self.held.held)
         task_ready(self)
@@ -281,7 +281,9 @@ class DurableRequest(Delivered):
 
     def _bury(self, reason: str, error: str, traceback: str | None) -> None:
         death = Death(reason, error, traceback, self._request_dict.get("retries") or 0)
-        bury(self._holders, self._key, death, address=self._address, content=self._content)
+        for heartbeat in self._holders:
+            fail = partial(heartbeat.tasks.fail, address=self._address, content=self._content)
+            heartbeat.errands.soon(partial(fail, self._key, death))
 
     def over(self) -> None:
         """Note that this delivery is finished without effect, and acknowledge a message that has no row."""

@@ -1,4 +1,4 @@
-"""The class of durable tasks, and a run in its process: lock, body, result, end.
+"""The class of durable tasks, which tasks of an app get it, and a run in its process: lock, body, result, end.
 
 Celery's tracer does the work. This module adds code at its beginning (`before_start`), around the body (`__call__`),
 and, by the signals of the task, at its end (`ending`).
@@ -6,18 +6,34 @@ and, by the signals of the task, at its end (`ending`).
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+from celery import Celery, signals, states
+from celery.app.task import Task
 from celery.exceptions import Ignore, Reject, Retry
 
 from ...jobs.capacity import CapacityPool
+from ...model import ordinary
+from ...model.durable import HEADER, Address, Death, key_of
+from ...model.errors import SettingsError, StoreUnavailableError
+from ...model.logger import logger
+from ...operations.ledger import burials
+from ...operations.ledger.contents import is_forged
 from ...operations.ledger.durable_runs import in_body
+from ...pools.coroutines import let_run
 from .. import bodies
-from ..durability import lost_policy
-from ..on_commit import OnCommit
+from ..apps import runtime_for
+from ..durability import is_durable, known_tasks, lost_policy
+from ..on_commit import OnCommit, made_early
+from ..patches import app_methods
+from ..patches.wrapping import become
+from ..task_options import OF_ORDINARY_TASKS, check_capacity, check_durable, check_ordinary
 from ..worker import own_process
 from . import beginning, ending, telling
-from .present_run import run_of
+from .beginning import content_of
+from .ending import error_text
+from .present import run_of
 
 
 class DurableTask(OnCommit):
@@ -87,3 +103,113 @@ class DurableTask(OnCommit):
         call = bodies.call_of(self, DurableTask)
         value = self.run(*args, **kwargs) if call is None else call(self, *args, **kwargs)
         return bodies.result_of(value, f"The body of {self.name}")
+
+
+def mark(app: Celery) -> None:
+    """Turn each durable task of the app into a `DurableTask`, if it is not one already; let each `async def` run."""
+    for task in list(known_tasks(app).values()):
+        let_run(task)
+        if isinstance(task, DurableTask) or is_durable(app, task.name):
+            _mark(app, task)
+
+
+def watch_tasks(app: Celery) -> None:
+    """Refuse wrong options of all tasks, and mark tasks that are made after the app is finalized.
+
+    Modules that are imported late make such tasks. An error in the finalization of an app is raised again at each use
+    of its tasks.
+    """
+    app_methods.tell_of_tasks(app, made=partial(_mark_if_final, app), completed=partial(_check_all, app))
+
+
+def _check_all(app: Celery) -> None:
+    for task in list(known_tasks(app).values()):
+        _check(app, task)
+
+
+def _mark_if_final(app: Celery, task: Any) -> Any:
+    let_run(task)  # eager mode may call it before the app is finalized
+    if app.finalized:
+        _check(app, task)
+        if is_durable(app, task.name):
+            _mark(app, task)
+        return task
+    return made_early(task)
+
+
+def _check(app: Celery, task: Any) -> None:
+    if getattr(task, "sidejob", False):
+        return
+    check_ordinary(task, app.Task)
+    durable = is_durable(app, task.name)
+    if not durable:
+        check_capacity(task)
+    if durable or getattr(task, "durable", None) is not None:
+        check_durable(task)
+    if durable and bodies.call_of(task, DurableTask) is None:
+        body = getattr(task, "_orig_run", task.run)  # without the wrapper of autoretry_for
+        ordinary.check(body, f"The body of {task.name}, which is durable,", may_await=True)
+
+
+def _mark(app: Celery, task: Any) -> None:
+    cls = type(task)
+    if isinstance(task, DurableTask):
+        if not isinstance(task, app.Task):  # made with base=DurableTask: the project's own class belongs below it
+            become(task, cls, app.Task)
+        return
+    options = {name: getattr(task, name) for name in OF_ORDINARY_TASKS if hasattr(task, name)}
+    # A custom Request of the task's own class would not get the facts that a row needs.
+    if task.Request != Task.Request:
+        raise SettingsError(f"{task.name} is durable and has a Request of its own ({task.Request}): use either.")
+    become(task, DurableTask, cls, **options, abstract=True)
+
+
+def end_rows_of_others() -> None:
+    """End the rows of tasks that their caller treats as durable and this worker does not; twice has no further effect.
+
+    The worker runs them without locking their rows, and Celery's signal tells of their end.
+    """
+    signals.task_postrun.connect(_end_row_of_another, weak=False, dispatch_uid="celery_sidejob.durable_elsewhere")
+
+
+def _end_row_of_another(sender: Any = None, retval: Any = None, state: str | None = None, **_: Any) -> None:
+    """End the row of a task that is durable for its caller alone.
+
+    Otherwise the message would be published again, and the task run, for ever.
+    """
+    request, app = sender.request, sender.app
+    header = request.get(HEADER)
+    if header is None or isinstance(sender, DurableTask) or getattr(app, "sidejob", None) is None:
+        return
+    key = key_of(request.id, header)
+    if key is None or state not in states.READY_STATES | {states.IGNORED}:
+        return
+    if sender.name not in _told:
+        _told.add(sender.name)
+        logger.warning(
+            "%s is durable for who called it, and not in this worker: it runs without a lock. Say durable=True where "
+            "the task is made, or name it in sidejob_durable_tasks here too.",
+            sender.name,
+        )
+    runtime, address, content = runtime_for(app, f"{sender.name} is durable"), Address.of(header), content_of(request)
+    try:
+        for there in runtime.of_row(address.store):
+            if state == states.FAILURE:
+                death = Death(
+                    "failed",
+                    error_text(retval),
+                    bodies.traceback_of(retval),
+                    request.retries or 0,
+                    bodies.group_of(retval),
+                )
+                ended = burials.fail(there, key, death, by="sweeper", worker_id=None, content=content)
+            else:
+                ended = burials.forget(there, key, content)
+            if not ended:
+                is_forged(there, key, content)
+    except (StoreUnavailableError, SettingsError) as error:
+        logger.warning("The end of task %s could not be written; it will run once more: %s", key[0], error)
+
+
+_told: set[str] = set()
+"""The names of the tasks that were warned about."""

@@ -28,8 +28,8 @@ from ...operations.runtime import Runtime
 from ...results.backend import PostgresBackend
 from ...store.results import Ended
 from .. import bodies
-from . import quiet_end
-from .present_run import RUNS, run_of
+from ..worker import pool_process
+from .present import RUNS, run_of
 
 SURELY_HELD_S = 0.25
 """Seconds after its beginning within which a run's worker cannot have been declared dead."""
@@ -164,7 +164,7 @@ def _is_left_to_worker(run: Run) -> bool:
     if run.riders and (result is None or not result.is_small):
         return False
     over = Ended(Held(*run.key, run.worker_id, run.held_at), result)
-    return quiet_end.end(over, "durable-end:before")
+    return pool_process.leave_end(over, "durable-end:before")
 
 
 def _bury(run: Run, request: Context, error: BaseException, trace: str | None = None) -> None:

@@ -1,7 +1,7 @@
 """Keeps messages of durable tasks in the store before they are published, whatever code calls the tasks.
 
 `delay`, `send_task`, canvas, retries and beat all end in ``app.amqp.send_task_message``, after the receivers of
-`before_task_publish`. There (`hooks/patches/task_sender.py`) a message of a durable task gets a producer that keeps it
+`before_task_publish`. There (`hooks/patches/app_methods.py`) a message of a durable task gets a producer that keeps it
 instead of sending it: the message becomes a row, to the byte as it would have been sent. Then our own publisher gives
 it to the broker.
 """
@@ -32,19 +32,12 @@ from ..apps import runtime_for
 from ..messages.carried import check_names
 from ..messages.encoding import encoded
 from ..messages.kept_message import check_id, own_priority, publication_of, time_of
-from ..patches.task_sender import DurableAMQP
+from ..patches.app_methods import DurableAMQP
 from . import ending
-from .present_call import Made, Together, present_call
+from .present import Made, Together, present_call, present_run
 
 _in_callbacks = getattr(celery_amqp, "_callback_publish_retry", None)
 """Celery's own note that it is publishing the callbacks and the rest of the chain of a task that has ended well."""
-
-
-def present_run(app: Celery) -> Run | None:
-    """Return the run of the durable task whose body, or whose end, this thread executes."""
-    parent = app.current_worker_task
-    found: Run | None = getattr(parent.request, "sidejob_run", None) if parent is not None else None
-    return found
 
 
 class KeepingProducer:

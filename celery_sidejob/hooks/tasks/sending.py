@@ -21,8 +21,7 @@ from ...model.logger import logger
 from ...operations.ledger import keeping
 from ..durability import is_durable, known_tasks
 from .composing import Composer
-from .keeping import present_run
-from .present_call import Together, calling
+from .present import Together, calling, present_run
 
 
 def send_many(app: Celery, signatures: Iterable[Signature], transaction: Any) -> list[Any]:
@@ -131,16 +130,19 @@ def _checked(app: Celery, index: int, item: Any) -> Signature:
         )
     if item._app is not None and item._app is not app:
         raise InvalidValueError(f"{what} belongs to another app: {item!r}.")
-    task = known_tasks(app).get(first.task)
-    if getattr(task, "sidejob", False):
-        raise InvalidValueError(f"{what} is of {first.task}, whose calls are jobs: use enqueue_many().")
-    if not is_durable(app, first.task):
-        raise InvalidValueError(
-            f"{what} is of {first.task}, which is not durable: make it so with durable=True or sidejob_durable_tasks."
-        )
+    _check_durable(app, what, first.task)
     if "transaction" in item.options:
         raise InvalidValueError(f"{what} has a transaction of its own: give transaction= to send_many().")
     if item._app is None:
         item = item.clone()
         item._app = app
     return item
+
+
+def _check_durable(app: Celery, what: str, task: str) -> None:
+    if getattr(known_tasks(app).get(task), "sidejob", False):
+        raise InvalidValueError(f"{what} is of {task}, whose calls are jobs: use enqueue_many().")
+    if not is_durable(app, task):
+        raise InvalidValueError(
+            f"{what} is of {task}, which is not durable: make it so with durable=True or sidejob_durable_tasks."
+        )

@@ -30,7 +30,7 @@ from ...operations.retrying import PAUSE_S
 from .. import bodies
 from ..patches import result_backend
 from . import chords, ending
-from .keeping import present_run
+from .present import present_run, run_of_request
 
 UNREADABLE = (DecodeError, ContentDisallowed)
 """Errors of a result backend that cannot read its own data; Celery's backends read before they store."""
@@ -83,7 +83,7 @@ def _done(
     **options: Any,
 ) -> None:
     """Report a success; the end of the run reports what remains."""
-    run = _run_of(request)
+    run = run_of_request(request)
     if run is None or request is None:
         mark(task_id, result, request, *args, **options)
         return
@@ -153,7 +153,7 @@ def _failed(
     **options: Any,
 ) -> None:
     """Report a failure, for up to a lease; but no failure that a hook or Celery raised after the outcome's report."""
-    run = _run_of(request)
+    run = run_of_request(request)
     if run is None:
         mark(task_id, exc, traceback, request, *args, **options)
         return
@@ -188,7 +188,7 @@ def _call_errbacks(backend: Any, call: Callable[..., Any], request: Context, exc
     lease. After that the unsent errbacks remain in `request`, and the error is raised: the caller then reports the
     failure again.
     """
-    run = _run_of(request) or present_run(backend.app)
+    run = run_of_request(request) or present_run(backend.app)
     deadline = time.monotonic() + (0.0 if run is None else run.runtime.settings.lease)
     errbacks = list(request.errbacks)
     while errbacks:
@@ -212,16 +212,10 @@ def _retried(
     mark: Callable[..., Any], task_id: str, exc: BaseException, traceback: str | None = None, **options: Any
 ) -> None:
     """Report a retry; the task is retried even if that fails."""
-    if _run_of(options.get("request")) is None:
+    if run_of_request(options.get("request")) is None:
         mark(task_id, exc, traceback, **options)
         return
     try:
         mark(task_id, exc, None if traceback is None else storable(str(traceback)), **options)
     except Exception as error:
         logger.warning("%s is not shown as retried: %s", task_id, bodies.text_of(error))
-
-
-def _run_of(request: Context | None) -> Run | None:
-    """Return the run of a request, even after Celery has left it."""
-    found = None if request is None else request.get("sidejob_run")
-    return found if isinstance(found, Run) else None

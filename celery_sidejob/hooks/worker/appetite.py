@@ -21,11 +21,10 @@ from celery.concurrency.solo import TaskPool as Solo
 from celery.worker import state
 
 from ...model.logger import logger
-from ..patches import celery_consumer
+from ..patches import celery_worker
 from . import pool_kind
-from .bell import Bell
 from .delivered import Delivered
-from .holding import Holding
+from .holding import Bell, Holding
 
 LOOK_S = 0.25
 LONG_S = 1.0
@@ -69,7 +68,7 @@ class Appetite:
     def __init__(self, c: Any) -> None:
         self._c = c
         self._is_solo = isinstance(c.pool, Solo)
-        celery_consumer.hand_over_by(c, self._handle)
+        celery_worker.hand_over_by(c, self._handle)
         self._waiting: dict[Delivered, float] = {}
         self._ended = deque([(monotonic(), _ended())])
         self._looks_at_idle = 0

@@ -21,13 +21,13 @@ from ...services.heartbeat.heartbeat import Heartbeat
 from ...store.outbox.kinds import JOBS, TASKS, Kind
 from ..messages.doorbell import HEADER
 from ..messages.kept_message import content_of
-from ..patches import celery_consumer
-from .holders import holders
+from ..patches import celery_worker
+from .delivered import holders
 
 
 def install(consumer: Any) -> None:
     """Have a consumer's worker decline such messages."""
-    celery_consumer.refuse_by(consumer, partial(_decline, consumer))
+    celery_worker.refuse_by(consumer, partial(_decline, consumer))
 
 
 def _decline(consumer: Any, message: Any, error: BaseException, is_unknown: bool) -> bool:

@@ -16,11 +16,12 @@ from celery.worker.state import active_requests, reserved_requests, task_ready
 from kombu.transport import virtual
 
 from ...model import native
-from ...model.durable import WORKER
+from ...model.durable import WORKER, Address
 from ...model.logger import logger
 from ...services.heartbeat.deliveries import RELEASED, Deliveries, Delivery
-from ..patches.celery_consumer import wrap_generated
-from ..patches.redis_client import is_redis
+from ...services.heartbeat.heartbeat import Heartbeat
+from ..patches.celery_worker import wrap_generated
+from ..patches.connections import is_redis
 from .pool_kind import has, has_processes, not_begun
 from .received import OF_THE_PARENT, check_request
 
@@ -260,3 +261,15 @@ def _then_over(self: Delivered, on_success: Callable[..., Any], outcome: Sequenc
         return on_success(self, self.ended(outcome), **options)
     finally:
         self.over()
+
+
+def holders(app: Any, header: Any) -> Sequence[Heartbeat]:
+    """Return the heartbeats that a message concerns: of the stores in which its row may be.
+
+    None where this is no worker's parent process.
+    """
+    known: Sequence[Heartbeat] = getattr(getattr(app, "sidejob", None), "heartbeats", ())
+    if header is None:
+        return known[:1]  # without a row it gets one in the primary
+    store = Address.of(header).store
+    return [heartbeat for heartbeat in known if heartbeat.runtime.store.name == store] or known

@@ -11,7 +11,7 @@ from amqp.exceptions import ChannelError, RecoverableConnectionError
 from celery.concurrency.solo import TaskPool as Solo
 from celery.worker import state
 
-from ..patches import draining, rabbitmq, virtual_qos
+from ..patches import connections
 from .appetite import LOOK_S, Appetite, Fetcher
 from .delivered import Delivered
 
@@ -30,7 +30,7 @@ class FromChannel(Fetcher):
             self.is_shut = not appetite.room
             return self._has_asked or not self.is_shut
 
-        virtual_qos.limit(self._channel.qos, may=may_consume, room=lambda: appetite.room)
+        connections.limit_fetching(self._channel.qos, may=may_consume, room=lambda: appetite.room)
 
     @property
     def _has_asked(self) -> bool:
@@ -90,14 +90,14 @@ class FromRabbitMQ(Fetcher):
         self._appetite = appetite
         self._is_solo = isinstance(c.pool, Solo)
         self._consumer = c.task_consumer
-        self._consume = rabbitmq.replace_consume(self._consumer, self._open)
-        self._set_window = rabbitmq.replace_prefetch(c.qos, self._note_most)
+        self._consume = connections.replace_consume(self._consumer, self._open)
+        self._set_window = connections.replace_prefetch(c.qos, self._note_most)
         self._most = UNLIMITED
         self._note_most(prefetch_count=c.initial_prefetch_count)
         self._window = 0
         self._cancelled: list[str] = []
         if getattr(c.pool, "is_green", False):
-            draining.call_before_waits(c.connection, self._adjust_and_tell, look_s=LOOK_S)
+            connections.call_before_waits(c.connection, self._adjust_and_tell, look_s=LOOK_S)
 
     def before(self, request: Any) -> None:
         """With solo what holds back the next message is this one, unless it is acknowledged before its run."""

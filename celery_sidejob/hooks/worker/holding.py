@@ -1,15 +1,19 @@
 """Claims the runs of jobs, and holds the rows of durable tasks, before their messages wait for the pool.
 
 What has arrived since the last statement is one page of the next, which runs beside the worker's event loop: a slow
-store keeps no other task from running. It also writes the ends of runs (`quiet_ends.py`). A message whose row is not
-held goes on all the same, and its process locks the row, or finds that it is a copy. Where the store is the broker,
-durable tasks are held with their fetch (`outbox.py`).
+store keeps no other task from running. It also writes the ends of runs (`services/heartbeat/run_ends.py`). A message
+whose row is not held goes on all the same, and its process locks the row, or finds that it is a copy. Where the store
+is the broker, durable tasks are held with their fetch (`outbox.py`).
+
+A bell wakes the event loop for what is held, from any thread.
 """
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from time import monotonic
 from typing import Any, Protocol
 
@@ -24,7 +28,6 @@ from ...services.heartbeat.deliveries import RunKey
 from ...services.loop import Loop
 from ...store.claims import Owed
 from ...store.outbox.holds import Fresh
-from .bell import Bell
 from .delivered import Delivered
 from .outbox import Fetched
 
@@ -181,3 +184,27 @@ def _fresh(request: Any) -> Fresh | Owed | None:
         logger.debug("The row of %s is not held: %r", request, error)
         return None
     return fresh
+
+
+class Bell:
+    """A pipe that the loop listens to. Loops of kombu before 5.7 have nothing of their own for other threads."""
+
+    def __init__(self) -> None:
+        self._ear, self._clapper = os.pipe()
+        os.set_blocking(self._ear, False)
+        os.set_blocking(self._clapper, False)
+
+    def ring(self) -> None:
+        """Wake the loop; from any thread."""
+        with suppress(BlockingIOError):
+            os.write(self._clapper, b"!")
+
+    def register(self, hub: Any, heard: Callable[[], None]) -> None:
+        """Have this loop call `heard`, in its own thread, after a ring."""
+
+        def hear() -> None:
+            with suppress(BlockingIOError):
+                os.read(self._ear, 64)
+            heard()
+
+        hub.add_reader(self._ear, hear)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,12 +12,16 @@ from typing import Any
 from celery import Celery
 
 from ...model.crash_points import reach
-from ...model.durable import Held
+from ...model.durable import Held, Message
+from ...model.errors import InvalidValueError
+from ...model.logger import logger
+from ...model.messages import Doorbell
 from ...store.broker.holds import NOBODY, Holder
 from ...transport.decoding import Payload
 from ...transport.postgres.outbox import Page
 from ..durability import REQUEUE, is_durable, lost_policy
-from ..messages import reference
+from ..messages import doorbell, kept_message
+from ..messages.carried import NewerFormatError
 from .delivered import is_busy
 
 
@@ -61,7 +66,7 @@ class WorkerOutbox:
 
     def compose(self, row: Any) -> Payload | None:
         """Return the message that a fetched reference leads to, with the hold of its row if it was held."""
-        found = reference.delivered(self._app, row)
+        found = message_of(self._app, row)
         if found is not None and getattr(row, "held_at", None) is not None:
             found.held = Fetched(self._held(row), row.queue, row.waited_s, self._asked_at)
         return found
@@ -84,3 +89,41 @@ class WorkerOutbox:
 
     def _held(self, row: Any) -> Held:
         return Held(row.task_id, row.generation, self._asked.worker_id, row.held_at, row.id)
+
+
+def message_of(app: Celery, row: Any) -> Payload | None:
+    """Return kombu's message for a fetched reference and its row; None if no run is owed any more.
+
+    Also None for a row that is unreadable here: it is sent again when it has been silent for a while, perhaps to a
+    newer worker, and the sweeper buries rows that are unreadable for all.
+    """
+    try:
+        found = _in_kombus_form(app, row)
+    except (InvalidValueError, NewerFormatError) as error:
+        logger.warning("A message in queue %s is left: %s", row.queue, error)
+        return None
+    if found is None:
+        return None
+    properties = found["properties"]  # kombu's transports have the priority in both places; Celery reads this one
+    properties["priority"] = properties["delivery_info"]["priority"]
+    return Payload(found)
+
+
+def _in_kombus_form(app: Celery, row: Any) -> dict[str, Any] | None:
+    if row.job_id is not None:
+        options = json.loads(row.options) if row.options else None
+        bell = Doorbell(row.job_id, row.generation, row.task_id, row.task, row.queue, row.priority, options)
+        return doorbell.delivered(app, bell)
+    if row.kept is None:
+        return None
+    message = Message(
+        row.task_id,
+        row.task,
+        row.queue,
+        row.publication,
+        bytes(row.kept),
+        row.generation,
+        expires_at=row.expires_at,
+        again=row.again or row.returns > 0,
+    )
+    return kept_message.delivered(message)

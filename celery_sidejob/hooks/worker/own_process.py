@@ -10,10 +10,10 @@ from celery.app.task import Context
 from celery.exceptions import WorkerShutdown, WorkerTerminate
 from celery.worker import state
 
-from ...pools.cut_off import CutOff, TimeUp
+from ...pools.body import CutOff, TimeUp
 from ...services.heartbeat.deliveries import Deliveries
 from ...services.heartbeat.heartbeat import Heartbeat
-from ...services.stop_flag import worker_is_stopping
+from .pool_process import worker_is_stopping
 
 
 def is_to_stop(app: Celery, key: tuple[Any, int], *, place: int = 0) -> bool:

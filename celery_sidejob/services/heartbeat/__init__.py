@@ -1,1 +1,1 @@
-"""The heartbeat of a worker in one store, and its duties, one file each."""
+"""The heartbeat of a worker in one store, and its duties."""

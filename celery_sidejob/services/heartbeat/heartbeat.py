@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from ...model.errors import StoreUnavailableError
 from ...model.logger import logger
@@ -18,16 +19,13 @@ from ...operations.runtime import Runtime
 from ...store import queues, workers
 from ...store.errors import unavailable_during
 from ...store.outbox import checks
-from ...store.outbox.kinds import JOBS, TASKS
+from ...store.outbox.kinds import JOBS, TASKS, Kind
 from ..duty import Duties, Duty, Report
-from .deliveries import RunKey
-from .heartbeat_file import HeartbeatFile
+from .deliveries import Deliveries, RunKey
 from .held_runs import HeldJobs, HeldTasks, Overdue
-from .liveness_lock import LivenessLock
-from .memory_kills import MemoryKills
-from .pool_processes import PoolProcesses
-from .prefetched import Prefetched
-from .worker import Worker
+from .liveness import HeartbeatFile, LivenessLock
+from .pool_processes import MemoryKills, PoolProcesses
+from .worker import Worker, WorkerDuty
 
 WATCH_S = 0.25
 """Seconds between two looks at the processes of the pool."""
@@ -220,3 +218,35 @@ class Beat(Duty):
     def _do(self, report: Report) -> None:
         self._heartbeat.beat()
         report["beaten"] += 1
+
+
+SOON_S = 2.0
+"""Seconds that a delivery has waited, at most, when the worker first vouches for it."""
+
+
+class Prefetched(WorkerDuty):
+    """Vouches for messages of one kind that wait here: postpones the sweeper's next check to a lease from now.
+
+    RabbitMQ hides prefetched messages, and Redis does not say who has one. A message may wait for hours behind a long
+    run. If it were called missing, its copies would pile up in the queue.
+
+    A worker that dies, or is silent for its lease, therefore stops vouching. A worker in which nothing has been running
+    for a lease (`is_busy`) stops too: its messages do not wait behind a run, the pool has lost them.
+    """
+
+    def __init__(self, worker: Worker, runs: Deliveries[Any], kind: Kind) -> None:
+        super().__init__(worker)
+        self._runs = runs
+        self._kind = kind
+        self._lease_s = self._runtime.settings.lease
+        self._soon_s = min(SOON_S, self._runtime.settings.lost_after / 4)
+        self._busy_at = time.monotonic()
+
+    def _do(self, report: Report) -> None:
+        if self._worker.is_busy():
+            self._busy_at = time.monotonic()
+        elif time.monotonic() - self._busy_at > self._lease_s:
+            return
+        keys = self._runs.waiting(for_s=self._soon_s, every_s=self._lease_s / 4)
+        if keys:
+            report["vouched"] += checks.vouch(self._connections, self._kind, keys, wait_s=self._lease_s)

@@ -27,9 +27,8 @@ from ...store.errors import OutcomeUnknown, RowsLocked, first_line, will_be_refu
 from ...store.outbox import checks, holds
 from ...store.outbox.kinds import JOBS, TASKS, Kind
 from ..duty import Report
-from ..stopped_runs import Stop, end_from_outside
 from .deliveries import ENDED, GRACE_S, RELEASED, Deliveries, RunKey
-from .quiet_ends import SOON_S, UNFETCHED_S, Page, QuietEnd, QuietEnds
+from .run_ends import SOON_S, UNFETCHED_S, Page, QuietEnd, QuietEnds, Stop, end_from_outside
 from .worker import Worker, WorkerDuty
 
 PAGE = 1000

@@ -1,10 +1,12 @@
-"""The processes of a worker's pool, watched by their parent."""
+"""The processes of a worker's pool, watched by their parent; and the kernel's kills for lack of memory."""
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping, Set
-from time import monotonic
+from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 ENDS_OF_PLAN = frozenset({0, 0x9B})
@@ -63,7 +65,7 @@ class PoolProcesses:
                 del self._known[pid]
                 self._ended.add(pid)
                 if ended.status not in ENDS_OF_PLAN or pid in busy:
-                    self._unread[pid] = _Unread(ended.status, self._looks, monotonic())
+                    self._unread[pid] = _Unread(ended.status, self._looks, time.monotonic())
                     if self._replace is not None:
                         self._replace()
         died = {pid: one.status for pid, one in self._unread.items() if self._replace is None or self._was_read(one)}
@@ -72,7 +74,7 @@ class PoolProcesses:
         return died
 
     def _was_read(self, one: _Unread) -> bool:
-        return self._looks > one.looks or monotonic() - one.since > LONGEST_S
+        return self._looks > one.looks or time.monotonic() - one.since > LONGEST_S
 
 
 class _Unread(NamedTuple):
@@ -97,3 +99,57 @@ def _end_of(pid: int, process: Process | None) -> _Ended | None:
     if ended is None:
         return None
     return _Ended(ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status)
+
+
+WITHIN_S = 10.0
+"""Seconds for which a kill for lack of memory counts as one that has just happened: several beats."""
+GROUP = Path("/proc/self/cgroup")
+HOST = Path("/proc/vmstat")
+"""It counts the kills of the whole host; read where no control group counts them."""
+MOUNTS = {"": ("/sys/fs/cgroup", "memory.events"), "memory": ("/sys/fs/cgroup/memory", "memory.oom_control")}
+"""Where the groups of a hierarchy are, and the file that counts, by its controller; "" is version 2."""
+
+
+class MemoryKills:
+    """Watches how many processes the kernel has killed for lack of memory: this worker's control group counts them."""
+
+    def __init__(self, read: Callable[[], int | None] | None = None) -> None:
+        self._read = read or (lambda: kills_in(kill_counters()))
+        self._number = self._read()
+        self._rose_at = float("-inf")
+
+    def look(self) -> None:
+        """Note whether there were more kills since the last look."""
+        number = self._read()
+        if number is not None and self._number is not None and number > self._number:
+            self._rose_at = time.monotonic()
+        self._number = number
+
+    def were_just_now(self) -> bool | None:
+        """Look, and tell whether a process was just killed for want of memory; None if nothing can be read."""
+        self.look()
+        return None if self._number is None else time.monotonic() - self._rose_at < WITHIN_S
+
+
+def kill_counters() -> list[Path]:
+    """Return the files that may count: of this process' group, then of the outermost that it sees, then of the host."""
+    found = []
+    with suppress(OSError, ValueError):
+        for line in GROUP.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            mount = next((MOUNTS[one] for one in controllers.split(",") if one in MOUNTS), None)
+            if mount is not None:
+                # In a container the path may be that of the host, and the mount point is the group itself.
+                found += [Path(mount[0], path.lstrip("/"), mount[1]), Path(*mount)]
+    return [*found, HOST]
+
+
+def kills_in(paths: Iterable[Path]) -> int | None:
+    """Return the number of kills in the first of these files that counts them; None if none does."""
+    for path in paths:
+        with suppress(OSError, ValueError):
+            for line in path.read_text().splitlines():
+                name, _, number = line.partition(" ")
+                if name == "oom_kill":
+                    return int(number)
+    return None

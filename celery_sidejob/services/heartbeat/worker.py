@@ -1,20 +1,23 @@
-"""The state that the duties of one heartbeat share."""
+"""A worker in one store: the state that the duties of its heartbeat share, and the errands of its event loop."""
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from ...model import native
+from ...model.errors import StoreUnavailableError
+from ...model.logger import logger
 from ...model.loss import Loss
 from ...operations.runs import recovery
 from ...operations.runtime import Runtime
 from ...store.connection.own_executor import OwnExecutor
-from ..duty import Duty, Report
-from ..set_aside import SetAside
+from ...store.errors import RowsLocked
+from ..duty import Duty, Report, SetAside
 from .deliveries import Deliveries, RunKey
-from .errands import Errands
 
 
 class Worker:
@@ -81,3 +84,61 @@ class WorkerDuty(Duty):
                 has_begun=has_begun,
             )
         return taken
+
+
+WAIT_S = 0.1
+
+
+class Errands:
+    """Does one errand after the other: ending a revoked run waits for any transaction that has its job locked."""
+
+    def __init__(self, name: str = "errands") -> None:
+        self.name = name
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._one_at_a_time = threading.Lock()
+
+    def soon(self, errand: Callable[[], None]) -> None:
+        """Queue `errand` for the next turn; callable from any thread and from a signal handler."""
+        self._waiting.append(errand)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether an errand is queued or in progress."""
+        return bool(self._waiting)
+
+    def run_once(self) -> int:
+        """Do the queued errands and return their number; while the store is unavailable they stay queued.
+
+        An errand whose rows somebody's transaction has locked waits behind all others.
+        """
+        done, locked = 0, list[RowsLocked]()
+        with self._one_at_a_time:
+            while len(locked) < len(self._waiting):
+                try:
+                    self._waiting[0]()
+                except RowsLocked as error:
+                    locked.append(error)
+                    self._waiting.rotate(-1)
+                    continue
+                except StoreUnavailableError:
+                    raise
+                except Exception:
+                    logger.exception(
+                        "Something could not be done in time; the sweeper makes up for it where the store has a trace"
+                    )
+                self._waiting.popleft()
+                done += 1
+        if locked:
+            raise locked[0]
+        return done
+
+    def wait_s(self) -> float:
+        """Return how long to wait."""
+        return WAIT_S
+
+    def close(self) -> None:
+        """Do the errands that are left: the worker stops, and the runs it then still holds run again."""
+        try:
+            self.run_once()
+        except StoreUnavailableError as error:
+            logger.warning("Could not end runs that were revoked or took too long; they run again: %s", error)

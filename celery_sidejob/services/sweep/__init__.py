@@ -1,1 +1,1 @@
-"""The sweeper and its duties, one file each; `duties.py` is the list."""
+"""The sweeper and its duties, by subject; `sweeper.py` has the list."""

@@ -1,30 +1,34 @@
-"""Publishes due rows that were not published or have been silent since, and buries doomed rows."""
+"""Publishes due rows that were not published or have been silent since; buries doomed and unsendable rows."""
 
 from __future__ import annotations
 
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
 from ...model.crash_points import reach
 from ...model.durable import Address, Death, Message
-from ...model.errors import InvalidValueError
+from ...model.errors import InvalidValueError, StoreUnavailableError
 from ...model.logger import log_row_error, logger
 from ...model.loss import Loss
 from ...model.messages import CONTINUATION, Continuation, Doorbell
+from ...model.names import storable
 from ...model.protocols import Refused
 from ...operations import deduplication
 from ...operations.after_commit import dispatch
 from ...operations.ledger import burials
 from ...operations.publishing import publish_and_mark
 from ...operations.runtime import Runtime
+from ...store import workers
 from ...store.outbox import checks, publishing
 from ...store.outbox.kinds import JOBS, TASKS, Kind
 from ...store.parked import PATIENCE
-from ..duty import Count, Report
-from ..set_aside import SET_ASIDE_S
+from ..duty import SET_ASIDE_S, Count, Report
+from ..heartbeat.heartbeat import Heartbeat
+from ..heartbeat.run_ends import Stop, end_from_outside
 from .sweep import Sweep, SweepDuty
 
 BURIED = Count("tasks_buried", "Ordinary durable tasks that were lost, revoked or expired, and go to the dead set.")
@@ -121,6 +125,7 @@ class Due(SweepDuty):
     def __init__(self, sweep: Sweep) -> None:
         super().__init__(sweep)
         self._doomed = Doomed(sweep.runtime)
+        self._unsendable = Unsendable(sweep.runtime, sweep.worker)
         self._reserved: list[str] = []
 
     def is_due(self) -> bool:
@@ -167,7 +172,7 @@ class Due(SweepDuty):
         report["published"] += sent
         report["unpublished"] += len(rows) - sent
         if refused:  # if the backend is busy, the rows come again and are refused again
-            self._sweep.backend.do(lambda: self._sweep.unsendable.bury(refused, report))
+            self._sweep.backend.do(lambda: self._unsendable.bury(refused, report))
         if self._runtime.broker.ready:
             return True  # unpublished rows wait for the end of their reservation
         self._give_up(rows)
@@ -228,3 +233,70 @@ def _continuations(rows: Sequence[Any], refused: Refused) -> list[Continuation]:
     if newer:
         logger.warning("%d continuations are of a newer format than this version reads", newer)
     return found
+
+
+UNSENDABLE = "unsendable"
+
+
+class Unsendable:
+    """Buries messages that no queue will ever take: the sweeper would try them for ever.
+
+    Each is buried separately: a message that cannot be buried does not stop the others.
+
+    With a `worker` it claims runs under that worker's identity.
+    """
+
+    def __init__(self, runtime: Runtime, worker: Heartbeat | None = None) -> None:
+        self._runtime = runtime
+        self._worker = worker
+
+    def bury(self, refused: Refused, report: Report) -> None:
+        """Bury the refused messages, and count the durable tasks among them."""
+        if not refused:
+            return
+        for message, error in refused:
+            try:
+                buried = self._bury(message, f"{type(error).__name__}: {error}")
+                report["tasks_buried"] += buried and isinstance(message, Message)
+            except StoreUnavailableError:
+                raise
+            except Exception:
+                log_row_error(
+                    message.task_id, "The message of %s could not be buried; it is tried again", message.task_id
+                )
+
+    def _bury(self, message: Message | Doorbell | Continuation, error: str) -> bool:
+        if isinstance(message, Doorbell):
+            return self._fail_job(message, error)
+        if isinstance(message, Continuation):
+            return burials.bury_continuation(self._runtime, message, reason=UNSENDABLE, error=error)
+        return self._bury_task(message, error)
+
+    def _bury_task(self, message: Message, error: str) -> bool:
+        """Report it to the backend, then bury it; after a death in between it is reported once more."""
+        key = (message.task_id, message.generation)
+        (address,) = deduplication.addresses_of(self._runtime, [message])
+        if deduplication.gives_way(self._runtime, key, address):
+            return False
+        verdict, riders = self._runtime.results.tell_of_doom(
+            message, UNSENDABLE, error, place=self._runtime.store.place
+        )
+        if verdict != "bury":
+            return False
+        return burials.fail(
+            self._runtime, key, Death(UNSENDABLE, error), by="sweeper", worker_id=None, address=address, riders=riders
+        )
+
+    def _fail_job(self, bell: Doorbell, error: str) -> bool:
+        """Claim the run whose message cannot be sent, and end it as failed; a death in between leaves a lost run."""
+        kind, _, text = storable(error).partition(": ")
+        stop = Stop(kind, text, UNSENDABLE)
+        with self._lent_identity() as worker_id:
+            key = (bell.job_id, bell.for_run)
+            return end_from_outside(self._runtime, key, bell.task, stop, worker_id=worker_id)
+
+    def _lent_identity(self) -> AbstractContextManager[int]:
+        """Return an identity that can claim a run: the worker's, or a temporary one."""
+        if self._worker is not None:
+            return nullcontext(self._worker.worker_id)
+        return workers.as_worker(self._runtime.connections)

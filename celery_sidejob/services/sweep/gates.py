@@ -8,7 +8,6 @@ from ...operations.gates import permits
 from ...operations.gates.capacity import fill
 from ...operations.gates.queues import rank
 from ...store import queues
-from ...store.capacity import sample
 from ...store.permits import MOST_LET_IN
 from ..duty import Count, Report
 from .sweep import SweepDuty
@@ -48,12 +47,3 @@ class CapacityPools(SweepDuty):
 
     def _do(self, report: Report) -> None:
         report["pools_filled"] += fill(self._runtime)
-
-
-class CapacitySamples(SweepDuty):
-    """Samples every pool that has changed since its last sample; in a store without pools it only reads."""
-
-    interval_s = 10.0
-
-    def _do(self, report: Report) -> None:
-        report["pools_sampled"] += sample(self._connections)

@@ -10,12 +10,10 @@ from typing import Any
 from ...model.logger import logger
 from ...operations.runtime import Runtime
 from ...store.connection.turns import take_turns
-from ..duty import Duty
+from ..duty import Duty, SetAside
 from ..heartbeat.heartbeat import Heartbeat
 from ..loop import Turn
-from ..set_aside import SetAside
 from .backlog import Backlog
-from .unsendable import Unsendable
 
 
 class Sweep:
@@ -33,7 +31,6 @@ class Sweep:
         self.aside = SetAside()
         self.backlog = Backlog(runtime, may_go_on)
         self.backend = BackendThread(apart=worker is not None)
-        self.unsendable = Unsendable(runtime, worker)
         self.trouble_at = float("-inf")
         """When the store was last unavailable."""
         self.suspects = False

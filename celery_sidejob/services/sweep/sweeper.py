@@ -19,8 +19,51 @@ from ...store import workers
 from ...store.errors import StoreDown
 from ..duty import Duties, Report
 from ..heartbeat.heartbeat import Heartbeat
-from .duties import COUNTS, DUTIES, TOTALS
-from .sweep import Sweep
+from .asks import Publications, Timers, UnusedRoom
+from .broker import DeadList, EmptiedBroker, VanishedQueues
+from .dead_workers import DeadWorkers, LostRuns
+from .due import DueJobs, DueTasks
+from .ends import ParkedTerminations, TreeDeletions, TreeTerminations
+from .gates import CapacityPools, Gates, LimitKeys
+from .prune import Prune
+from .results import ExpiredResults, LateBodies, UnsentResults
+from .samples import CapacitySamples, RunSamples
+from .sweep import Sweep, SweepDuty
+from .works import Batches, Schedules
+
+DUTIES: tuple[type[SweepDuty], ...] = (
+    DeadWorkers,
+    LostRuns,
+    Timers,
+    UnusedRoom,
+    Schedules,
+    Batches,
+    TreeTerminations,
+    Publications,
+    EmptiedBroker,
+    VanishedQueues,
+    CapacityPools,
+    Gates,
+    DueJobs,
+    DeadList,  # before the tasks it dooms would count as missing and be published again
+    DueTasks,
+    UnsentResults,
+    LateBodies,
+    ParkedTerminations,
+    TreeDeletions,
+    LimitKeys,
+    CapacitySamples,
+    RunSamples,
+    ExpiredResults,
+    Prune,
+)
+
+COUNTS = {count.name: count for duty in DUTIES for count in duty.counts}
+"""All counts that a sweep shows to people, by name."""
+
+TOTALS = {count.total: count for count in COUNTS.values() if count.total is not None}
+"""The counts with a permanent total, by the name of their total."""
+
 
 TICK_S = 0.25
 """Seconds between two checks for dead workers; the other duties follow every `TURN_S`."""

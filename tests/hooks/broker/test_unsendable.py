@@ -344,7 +344,7 @@ def test_a_store_that_goes_away_ends_the_burials_of_a_turn(shop: Shop, monkeypat
         raise StoreUnavailableError("injected")
 
     with monkeypatch.context() as patched:
-        patched.setattr("celery_sidejob.services.sweep.unsendable.burials.bury_continuation", away)
+        patched.setattr("celery_sidejob.services.sweep.due.burials.bury_continuation", away)
         with pytest.raises(StoreUnavailableError):
             shop.poll()
     assert len(tried) == 1

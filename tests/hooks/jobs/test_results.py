@@ -42,7 +42,7 @@ def revoked(stage: Stage) -> Job:
     job = stage.task(body, name="body").enqueue(*GIVEN)
     hold = stage.claim(job)
     assert hold is not None
-    error = endings.error_json("TaskRevokedError", "revoked", "celery_sidejob.hooks.jobs.revocation")
+    error = endings.error_json("TaskRevokedError", "revoked", "celery_sidejob.hooks.errors")
     endings.end(stage.runtime, hold, None, Ending(RunEnd.FAILED, result=error, error=error), from_outside=True)
     return job
 

@@ -8,7 +8,7 @@ import kombu
 import pytest
 from amqp import Channel
 
-from celery_sidejob.hooks.patches.rabbitmq import without_waiting
+from celery_sidejob.hooks.patches.connections import without_confirmations
 
 
 def test_messages_of_a_block_wait_for_no_answer_and_all_answers_come(
@@ -24,7 +24,7 @@ def test_messages_of_a_block_wait_for_no_answer_and_all_answers_come(
         producer = kombu.Producer(channel)
         queue(channel).declare()
 
-        with without_waiting(channel, lambda: begun.append(None)):
+        with without_confirmations(channel, lambda: begun.append(None)):
             assert channel.basic_publish != channel.basic_publish_confirm
             with monkeypatch.context() as block:
                 block.setattr(channel, "wait", lambda *_, **__: pytest.fail("it waited"))

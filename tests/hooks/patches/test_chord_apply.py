@@ -9,9 +9,9 @@ import pytest
 from celery import Celery, chord, group
 from celery.canvas import _chord
 
-from celery_sidejob.hooks.patches import celery_chords
-from celery_sidejob.hooks.tasks import chord_transaction
-from celery_sidejob.hooks.tasks.present_call import calling
+from celery_sidejob.hooks.patches import app_methods
+from celery_sidejob.hooks.tasks import present
+from celery_sidejob.hooks.tasks.present import calling
 
 
 class Uncopyable:
@@ -25,8 +25,8 @@ def test_what_a_chord_calls_finds_its_transaction(app: Celery, monkeypatch: pyte
     assert list(inspect.signature(_chord.apply_async).parameters)[:3] == ["self", "args", "kwargs"]
     before = inspect.unwrap(_chord.apply_async)
     monkeypatch.setattr(_chord, "apply_async", before)
-    celery_chords.lend_transactions(calling)
-    celery_chords.lend_transactions(calling)
+    app_methods.lend_transactions(calling)
+    app_methods.lend_transactions(calling)
     assert inspect.unwrap(_chord.apply_async, stop=lambda function: function is before) is before
     app.sidejob = object()
     lent: list[tuple[str, Any]] = []
@@ -34,9 +34,9 @@ def test_what_a_chord_calls_finds_its_transaction(app: Celery, monkeypatch: pyte
     def send(name: str, *args: Any, **options: Any) -> Any:
         assert "transaction" not in options
         found: dict[str, Any] = {}
-        if chord_transaction.is_lending():
-            with chord_transaction.handed_over(found):
-                assert not chord_transaction.is_lending()
+        if present.is_lending():
+            with present.handed_over(found):
+                assert not present.is_lending()
         lent.append((name, found.get("transaction")))
         return app.AsyncResult(str(len(lent)))
 

@@ -10,7 +10,7 @@ import pytest
 from celery import Celery, chord
 from celery.backends.redis import RedisBackend
 
-from celery_sidejob.hooks.patches import celery_chords
+from celery_sidejob.hooks.patches import result_backend
 from tests.hooks.patches.conftest import task_of
 from tests.tools.versions import CELERY_5_7
 
@@ -27,7 +27,7 @@ def test_the_chord_is_forgotten_after_its_body_was_published(app: Celery, redis_
 
     def count(request: Any, *args: Any, **options: Any) -> Any:
         told.append(f"count {args[1]}")
-        return celery_chords.count(backend, request, *args, tell=pytest.fail, forget=forget, **options)
+        return result_backend.count_part(backend, request, *args, tell=pytest.fail, forget=forget, **options)
 
     def forget(before: Callable[..., Any], *, keys: Any, args: Any, client: Any) -> Any:
         told.append("forget")
@@ -41,8 +41,8 @@ def test_the_chord_is_forgotten_after_its_body_was_published(app: Celery, redis_
         return done[-1]
 
     backend.remove_pending_result = lambda result: result  # results unsubscribe when they go, perhaps after Redis
-    celery_chords.count_by(backend, count=count)
-    celery_chords.count_by(backend, count=count)
+    result_backend.count_by(backend, count=count)
+    result_backend.count_by(backend, count=count)
     part = task_of(app, "part", lambda number: number)
     body = task_of(app, "body", lambda numbers: told.append(f"body {numbers}"))
 
@@ -58,6 +58,6 @@ def test_the_chord_is_forgotten_after_its_body_was_published(app: Celery, redis_
 def test_other_backends_are_left_alone(app: Celery) -> None:
     before = dict(vars(app.backend))
 
-    celery_chords.count_by(app.backend, count=pytest.fail)
+    result_backend.count_by(app.backend, count=pytest.fail)
 
     assert vars(app.backend) == before

@@ -11,7 +11,7 @@ from celery import Celery, bootsteps
 from celery.platforms import EX_FAILURE, EX_OK
 from kombu import Queue
 
-from celery_sidejob.hooks.patches import celery_consumer
+from celery_sidejob.hooks.patches import celery_worker
 
 
 class Vanishing(bootsteps.StartStopStep):
@@ -36,7 +36,7 @@ def vanishing(app: Celery) -> None:
 def test_a_queue_that_was_deleted_meanwhile_ends_no_worker(make_worker: Any) -> None:
     assert list(inspect.signature(bootsteps.Blueprint.start).parameters) == ["self", "parent"]
     worker = make_worker()
-    celery_consumer.survive_deleted_queues(worker.consumer.blueprint)
+    celery_worker.survive_deleted_queues(worker.consumer.blueprint)
 
     worker.run()
 
@@ -54,7 +54,7 @@ def test_without_it_the_worker_ends(make_worker: Any) -> None:
 def test_what_its_user_declares_by_himself_has_to_be_there(app: Celery, make_worker: Any) -> None:
     app.conf.task_queues = [Queue("celery", no_declare=True)]
     worker = make_worker()
-    celery_consumer.survive_deleted_queues(worker.consumer.blueprint)
+    celery_worker.survive_deleted_queues(worker.consumer.blueprint)
 
     worker.run()
 

@@ -9,7 +9,7 @@ from celery import Celery, bootsteps
 from kombu import Consumer
 from kombu.common import QoS
 
-from celery_sidejob.hooks.patches import rabbitmq
+from celery_sidejob.hooks.patches import connections
 from tests.hooks.patches.conftest import task_of
 
 told: list[Any] = []
@@ -23,8 +23,8 @@ class Deciding(bootsteps.StartStopStep):
     def start(self, c: Any) -> None:
         assert isinstance(c.task_consumer, Consumer)
         assert isinstance(c.qos, QoS)
-        begin = rabbitmq.replace_consume(c.task_consumer, lambda: (told.append("consume"), begin())[0])
-        rabbitmq.replace_prefetch(c.qos, lambda **options: told.append(options))
+        begin = connections.replace_consume(c.task_consumer, lambda: (told.append("consume"), begin())[0])
+        connections.replace_prefetch(c.qos, lambda **options: told.append(options))
 
 
 def test_both_are_asked_by_the_worker_s_loop(app: Celery, make_worker: Any) -> None:

@@ -13,7 +13,7 @@ from amqp.exceptions import ConsumerCancelled
 from celery.worker.loops import _quick_drain
 
 from celery_sidejob import embedded
-from celery_sidejob.hooks.patches import draining
+from celery_sidejob.hooks.patches import connections
 from tests.tools.proxy import TcpProxy
 from tests.tools.waiting import wait_until
 
@@ -28,7 +28,7 @@ def test_the_connection_for_events_is_looked_at_without_waiting(amqp_url: str) -
         queue = kombu.Queue("told", channel=connection.default_channel, auto_delete=True)
         told: list[str] = []
         with kombu.Consumer(connection.default_channel, [queue], callbacks=[lambda body, _: told.append(body)]):
-            draining.look_without_waiting(connection)
+            connections.look_without_waiting(connection)
 
             began = time.monotonic()
             for _ in range(100):
@@ -55,7 +55,7 @@ def test_redis_is_asked_for_more_as_soon_as_there_is_room(own_valkey: embedded.V
         for number in range(5):
             producer.publish(number, routing_key=queue.name, declare=[queue])
         with kombu.Consumer(channel, [queue], callbacks=[end_soon], prefetch_count=1):
-            draining.fetch_when_there_is_room(connection, channel.qos)
+            connections.fetch_when_there_is_room(connection, channel.qos)
 
             began = time.monotonic()
             while len(got) < 5:
@@ -72,7 +72,7 @@ def test_redis_is_asked_for_more_as_soon_as_there_is_room(own_valkey: embedded.V
 def test_a_queue_that_is_deleted_in_the_first_moments_of_consuming(amqp_url: str, hears: bool) -> None:
     with kombu.Connection(amqp_url) as connection, kombu.Connection(amqp_url) as other:
         if hears:
-            draining.hear_cancellations(connection)
+            connections.hear_cancellations(connection)
         queue = kombu.Queue("vanishing", channel=connection.default_channel)
         with kombu.Consumer(connection.default_channel, [queue], accept=["json"]):
             other.default_channel.queue_delete("vanishing")
@@ -92,7 +92,7 @@ def test_a_break_that_an_acknowledgement_has_seen_first(amqp_url: str, hears: bo
         queue = kombu.Queue("broken", channel=connection.default_channel, auto_delete=True)
         with kombu.Consumer(connection.default_channel, [queue]) as consumer:
             if hears:
-                draining.notice_breaks(connection)
+                connections.notice_breaks(connection)
             proxy.cut()
             with pytest.raises(connection.connection_errors):
                 consumer.channel.basic_ack(1)

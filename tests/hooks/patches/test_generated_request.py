@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from celery import Celery
 from celery.worker.request import Request, create_request_cls
 
-from celery_sidejob.hooks.patches.celery_consumer import wrap_generated
+from celery_sidejob.hooks.patches.celery_worker import wrap_generated
 from tests.hooks.patches.conftest import task_of
 
 

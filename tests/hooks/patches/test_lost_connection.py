@@ -10,7 +10,7 @@ from celery import Celery, bootsteps
 from celery.worker import state
 from celery.worker.consumer import Consumer
 
-from celery_sidejob.hooks.patches import celery_consumer
+from celery_sidejob.hooks.patches import celery_worker
 from tests.hooks.patches.conftest import task_of
 
 
@@ -46,7 +46,7 @@ def test_what_it_cancels_is_known_to_be_so(app: Celery, make_worker: Any) -> Non
     task = task_of(app, "late", acks_late=True)
     worker = make_worker()
     told: list[Any] = []
-    celery_consumer.note_lost_connections(worker.consumer, told.append)
+    celery_worker.note_lost_connections(worker.consumer, told.append)
     running = Running(task, told)
     state.active_requests.add(running)
 

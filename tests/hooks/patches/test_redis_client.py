@@ -10,7 +10,7 @@ from kombu import Connection, Consumer, Producer, Queue
 from kombu.common import ignore_errors
 
 from celery_sidejob import embedded
-from celery_sidejob.hooks.patches.redis_client import keep_client
+from celery_sidejob.hooks.patches.connections import keep_client
 
 
 def test_a_channel_makes_one_client_for_each_pool(own_valkey: embedded.Valkey) -> None:

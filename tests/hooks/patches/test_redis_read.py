@@ -10,7 +10,7 @@ import pytest
 import redis
 from kombu.transport.redis import MultiChannelPoller
 
-from celery_sidejob.hooks.patches import celery_consumer
+from celery_sidejob.hooks.patches import celery_worker
 from tests.tools.waiting import wait_until
 
 
@@ -21,7 +21,7 @@ def test_what_is_no_message_is_dropped_and_told_of(redis_url: str, caplog: pytes
         consumer = connection.Consumer(
             kombu.Queue("q"), callbacks=[lambda body, message: got.append(body)], no_ack=True
         )
-        celery_consumer.drop_unreadable(connection.transport.cycle)
+        celery_worker.drop_unreadable(connection.transport.cycle)
         consumer.consume()
         server.lpush("q", "no JSON", "5", "{}", "[" * 100_000)
         connection.Producer().publish("good", routing_key="q")

@@ -9,7 +9,7 @@ from typing import Any
 from celery.apps.worker import on_cold_shutdown
 from celery.worker import WorkController
 
-from celery_sidejob.hooks.patches import stopping
+from celery_sidejob.hooks.patches import celery_worker
 
 
 def test_it_is_announced_before_a_cold_stop_waits(make_worker: Any) -> None:
@@ -19,7 +19,7 @@ def test_it_is_announced_before_a_cold_stop_waits(make_worker: Any) -> None:
     for name in ("cancel_active_requests", "cancel_all_unacked_requests"):
         setattr(worker.consumer, name, lambda: told.append("cut off"))
     worker.wait_for_soft_shutdown = lambda: told.append("waits")
-    stopping.announce_soft_shutdown(worker, lambda: told.append("announced"))
+    celery_worker.announce_soft_shutdown(worker, lambda: told.append("announced"))
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)}
     try:
         on_cold_shutdown(worker)

@@ -8,7 +8,7 @@ from typing import Any
 from celery import Celery
 from celery.worker.consumer import Consumer
 
-from celery_sidejob.hooks.patches import celery_consumer
+from celery_sidejob.hooks.patches import celery_worker
 from tests.hooks.patches.conftest import task_of
 
 
@@ -17,7 +17,7 @@ def test_a_message_that_cannot_be_taken_is_given_up_and_the_next_runs(app: Celer
     ran: list[str] = []
     task = task_of(app, "asked", lambda: ran.append("body"))
     worker = make_worker()
-    celery_consumer.give_up_malformed(worker.consumer)
+    celery_worker.give_up_malformed(worker.consumer)
     with app.connection_for_write() as connection:
         producer = connection.Producer()
         for odd in ([5], {}, 5):

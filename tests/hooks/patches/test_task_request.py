@@ -11,7 +11,7 @@ from celery import Celery
 from celery.worker.consumer import Consumer
 from celery.worker.request import Request
 
-from celery_sidejob.hooks.patches import celery_consumer
+from celery_sidejob.hooks.patches import celery_worker
 from tests.hooks.patches.conftest import task_of
 
 
@@ -29,7 +29,7 @@ def test_every_request_passes_it(app: Celery, make_worker: Any, options: dict[st
         if request.name == "contract.asked":
             app.send_task("contract.stop")
 
-    celery_consumer.hand_over_by(worker.consumer, handle)
+    celery_worker.hand_over_by(worker.consumer, handle)
     asked.apply_async(**options)
     worker.run(after=None)
 

@@ -9,8 +9,8 @@ import pytest
 from celery import Celery, chain, group
 from celery.app.amqp import AMQP
 
-from celery_sidejob.hooks.patches import task_sender
-from celery_sidejob.hooks.patches.task_sender import REPR_POSITION, DurableAMQP
+from celery_sidejob.hooks.patches import app_methods
+from celery_sidejob.hooks.patches.app_methods import REPR_POSITION, DurableAMQP
 from tests.hooks.patches.conftest import task_of
 
 
@@ -31,7 +31,7 @@ def test_the_messages_of_all_calls_are_given_to_the_sender(app: Celery, monkeypa
             noted.append((*self.noted, {"headers", "exchange", "routing_key", "correlation_id"} <= options.keys()))
 
     monkeypatch.setattr(DurableAMQP, "producer_of_durable", Noting, raising=False)
-    task_sender.install(app, DurableAMQP)
+    app_methods.send_messages_by(app, DurableAMQP)
 
     kept = task_of(app, "kept", durable=True)
 
@@ -50,7 +50,7 @@ def test_the_class_of_a_project_stays_in_place(app: Celery, base: type, used_bef
     before = app.amqp if used_before else None
     sender = app.amqp.send_task_message if used_before else None
 
-    task_sender.install(app, DurableAMQP)
+    app_methods.send_messages_by(app, DurableAMQP)
 
     assert isinstance(app.amqp, DurableAMQP)
     assert isinstance(app.amqp, base)
@@ -62,7 +62,7 @@ def test_where_a_message_says_how_its_arguments_look(app: Celery) -> None:
     names = list(inspect.signature(AMQP.as_task_v2).parameters)
     assert names[1:5] == ["task_id", "name", "args", "kwargs"]
     assert names[5 + REPR_POSITION :][:2] == ["argsrepr", "kwargsrepr"]
-    task_sender.install(app, DurableAMQP)
+    app_methods.send_messages_by(app, DurableAMQP)
 
     ours, theirs = (made("id", "contract.kept").headers for made in (app.amqp.as_task_v2, AMQP(app).as_task_v2))
 

@@ -10,7 +10,7 @@ from kombu import Connection, Consumer, Queue
 from kombu.transport.redis import QoS
 
 from celery_sidejob import embedded
-from celery_sidejob.hooks.patches import virtual_qos
+from celery_sidejob.hooks.patches import connections
 
 
 def test_nothing_is_fetched_without_room_and_each_end_is_told(own_valkey: embedded.Valkey) -> None:
@@ -24,8 +24,8 @@ def test_nothing_is_fetched_without_room_and_each_end_is_told(own_valkey: embedd
         queue = Queue("limited", channel=channel)
         for number in range(3):
             connection.Producer().publish(number, routing_key=queue.name, declare=[queue])
-        virtual_qos.limit(channel.qos, may=lambda: bool(room[0]), room=lambda: room[0])
-        virtual_qos.tell_of_ends(channel.qos, lambda: ends.append(len(got)))
+        connections.limit_fetching(channel.qos, may=lambda: bool(room[0]), room=lambda: room[0])
+        connections.tell_of_ends(channel.qos, lambda: ends.append(len(got)))
         with Consumer(channel, [queue], callbacks=[lambda _, message: got.append(message)]):
             with pytest.raises(TimeoutError):
                 connection.drain_events(timeout=0.2)

@@ -10,14 +10,14 @@ from celery.exceptions import WorkerTerminate
 from celery.platforms import EX_OK
 from celery.worker import WorkController
 
-from celery_sidejob.hooks.patches import stopping
+from celery_sidejob.hooks.patches import celery_worker
 
 
 def test_what_cuts_off_a_warm_stop_is_told_and_goes_on(make_worker: Any) -> None:
     assert list(inspect.signature(WorkController.stop).parameters) == ["self", "in_sighandler", "exitcode"]
     worker = make_worker()
     told: list[Any] = []
-    stopping.tell_of_cut_off(worker, told.append)
+    celery_worker.tell_of_cut_off(worker, told.append)
 
     def cut_off() -> None:
         raise WorkerTerminate(EX_OK)
@@ -32,7 +32,7 @@ def test_what_cuts_off_a_warm_stop_is_told_and_goes_on(make_worker: Any) -> None
 def test_a_warm_stop_that_nothing_cuts_off_is_not_told_of(make_worker: Any) -> None:
     worker = make_worker()
     told: list[Any] = []
-    stopping.tell_of_cut_off(worker, told.append)
+    celery_worker.tell_of_cut_off(worker, told.append)
 
     worker.run()
 

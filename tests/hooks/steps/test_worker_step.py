@@ -12,10 +12,10 @@ from celery import Celery
 from kombu.asynchronous import Hub
 
 from celery_sidejob import SideJob, StoreUnavailableError
-from celery_sidejob.hooks.steps import worker_step
-from celery_sidejob.hooks.steps.worker_step import SideJobStep, maintain_after_rings
-from celery_sidejob.hooks.worker.bell import Bell
-from celery_sidejob.services.heartbeat import liveness_lock
+from celery_sidejob.hooks import steps
+from celery_sidejob.hooks.steps import SideJobStep, maintain_after_rings
+from celery_sidejob.hooks.worker.holding import Bell
+from celery_sidejob.services.heartbeat import liveness
 from celery_sidejob.services.heartbeat.heartbeat import Heartbeat
 from celery_sidejob.store.connection import opening
 from celery_sidejob.store.connection.own_executor import OwnExecutor
@@ -81,8 +81,8 @@ def starting(stage: Stage) -> SideJobStep:
 def test_a_worker_whose_connection_ends_while_it_starts_tries_again(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(worker_step, "AGAIN_S", 0.0)
-    monkeypatch.setattr(liveness_lock, "AGAIN_S", 0.0)
+    monkeypatch.setattr(steps, "AGAIN_S", 0.0)
+    monkeypatch.setattr(liveness, "AGAIN_S", 0.0)
     monkeypatch.setattr(opening, "OwnExecutor", Ended)
     monkeypatch.setattr(Ended, "url", stage.database_url)
     stage.runtime.connections.close()
@@ -106,8 +106,8 @@ def test_a_worker_whose_connection_ends_while_it_starts_tries_again(
 
 
 def test_a_worker_without_a_store_ends_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_step, "AGAIN_S", 0.0)
-    monkeypatch.setattr(worker_step, "START_S", 0.1)
+    monkeypatch.setattr(steps, "AGAIN_S", 0.0)
+    monkeypatch.setattr(steps, "START_S", 0.1)
     app = Celery("away", broker="memory://", set_as_current=False)
     app.conf.update(sidejob_database_url="postgresql://127.0.0.1:1/none")
     step: SideJobStep = object.__new__(SideJobStep)

@@ -29,8 +29,8 @@ from celery_sidejob import (
 )
 from celery_sidejob.hooks.durability import is_durable
 from celery_sidejob.hooks.tasks import ending
-from celery_sidejob.hooks.tasks.marking import mark
-from celery_sidejob.hooks.tasks.present_run import RUNS
+from celery_sidejob.hooks.tasks.durable_task import mark
+from celery_sidejob.hooks.tasks.present import RUNS
 from celery_sidejob.inspection.tasks import TaskViews
 from celery_sidejob.model.durable import Death
 from celery_sidejob.model.loss import Loss

@@ -14,7 +14,7 @@ from celery import Task, chord, states
 from celery.app.trace import build_tracer
 
 from celery_sidejob import InvalidValueError
-from celery_sidejob.hooks.tasks.present_run import RUNS
+from celery_sidejob.hooks.tasks.present import RUNS
 from celery_sidejob.model.durable import DIGEST, HEADER, WORKER, Address, Death, Digest, digest_of
 from celery_sidejob.operations.ledger import burials, durable_locks
 from celery_sidejob.operations.ledger.durable_runs import Run

@@ -17,7 +17,7 @@ from redis.retry import Retry
 from celery_sidejob import JobFailed
 from celery_sidejob.hooks.messages import encoding
 from celery_sidejob.hooks.tasks import chords
-from celery_sidejob.hooks.tasks.present_run import RUNS
+from celery_sidejob.hooks.tasks.present import RUNS
 from celery_sidejob.operations.ledger import durable_ends
 from celery_sidejob.services.sweep.sweeper import Sweeper
 from tests.hooks.tasks.test_stale_runs import REPEATABLE, Shop, shop_fixture  # noqa: F401 - the fixture `shop`

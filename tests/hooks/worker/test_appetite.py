@@ -13,7 +13,7 @@ from celery.worker import state
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 
 from celery_sidejob import SideJob
-from celery_sidejob.hooks.steps.consumer_step import DisconnectionStep
+from celery_sidejob.hooks.steps import DisconnectionStep
 from celery_sidejob.hooks.worker import appetite as appetites
 from celery_sidejob.hooks.worker.appetite import Appetite, Fetcher
 from celery_sidejob.hooks.worker.delivered import Delivered

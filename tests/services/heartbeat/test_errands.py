@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_sidejob.model.errors import StoreUnavailableError
-from celery_sidejob.services.heartbeat.errands import Errands
+from celery_sidejob.services.heartbeat.worker import Errands
 from celery_sidejob.store.errors import RowsLocked
 
 

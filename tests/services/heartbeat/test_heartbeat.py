@@ -17,7 +17,7 @@ from celery_sidejob.operations.runs.runs import Unit
 from celery_sidejob.services.duty import Report
 from celery_sidejob.services.heartbeat.deliveries import ENDED, RELEASED
 from celery_sidejob.services.heartbeat.heartbeat import Heartbeat
-from celery_sidejob.services.stopped_runs import Stop, end_from_outside
+from celery_sidejob.services.heartbeat.run_ends import Stop, end_from_outside
 from tests.tools.in_process import Stage
 
 pytestmark = pytest.mark.pooled_too

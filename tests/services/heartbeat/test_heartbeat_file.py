@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from celery_sidejob import embedded
-from celery_sidejob.services.heartbeat.heartbeat_file import HeartbeatFile
+from celery_sidejob.services.heartbeat.liveness import HeartbeatFile
 from tests.tools.databases import prepare_template
 from tests.tools.recorder import Record
 from tests.tools.waiting import wait_until

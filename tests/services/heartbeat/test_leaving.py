@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_sidejob.services.heartbeat.heartbeat import Heartbeat
-from celery_sidejob.services.heartbeat.quiet_ends import QuietEnd
+from celery_sidejob.services.heartbeat.run_ends import QuietEnd
 from celery_sidejob.services.sweep.sweeper import Sweeper
 from tests.tools.in_process import Stage
 

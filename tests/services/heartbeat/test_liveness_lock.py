@@ -11,7 +11,7 @@ import pytest
 
 from celery_sidejob.model.settings import Settings
 from celery_sidejob.services.heartbeat.heartbeat import Heartbeat
-from celery_sidejob.services.heartbeat.liveness_lock import LivenessLock
+from celery_sidejob.services.heartbeat.liveness import LivenessLock
 from celery_sidejob.services.sweep.sweeper import Sweeper
 from celery_sidejob.store import workers
 from celery_sidejob.store.connection.connections import Connections

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from celery_sidejob.services.heartbeat import memory_kills
-from celery_sidejob.services.heartbeat.memory_kills import MemoryKills, count, files
+from celery_sidejob.services.heartbeat import pool_processes
+from celery_sidejob.services.heartbeat.pool_processes import MemoryKills, kill_counters, kills_in
 
 
 def test_the_first_file_that_knows_a_number_counts(tmp_path: Path) -> None:
@@ -16,9 +16,9 @@ def test_the_first_file_that_knows_a_number_counts(tmp_path: Path) -> None:
     version_1.write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 7\n")
     version_2.write_text("low 0\nhigh 0\nmax 3\noom 1\noom_kill 2\noom_group_kill 1\n")
     other.write_text("low 0\nsomething oom_kill 9\noom_kill many\n")
-    assert count([version_1, version_2]) == 7
-    assert count([tmp_path / "nowhere", other, version_2]) == 2
-    assert count([tmp_path / "nowhere", tmp_path, other]) is None
+    assert kills_in([version_1, version_2]) == 7
+    assert kills_in([tmp_path / "nowhere", other, version_2]) == 2
+    assert kills_in([tmp_path / "nowhere", tmp_path, other]) is None
 
 
 @pytest.mark.parametrize(
@@ -39,13 +39,13 @@ def test_the_first_file_that_knows_a_number_counts(tmp_path: Path) -> None:
 def test_the_group_of_this_process_is_looked_up_in_both_versions(
     text: str, found: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory_kills, "GROUP", tmp_path / "cgroup")
-    assert files() == [memory_kills.HOST], "there are no control groups at all"
+    monkeypatch.setattr(pool_processes, "GROUP", tmp_path / "cgroup")
+    assert kill_counters() == [pool_processes.HOST], "there are no control groups at all"
     (tmp_path / "cgroup").write_text(text)
     if found:
-        assert list(map(str, files())) == [*found, str(memory_kills.HOST)]
+        assert list(map(str, kill_counters())) == [*found, str(pool_processes.HOST)]
     else:
-        assert files() == [memory_kills.HOST]
+        assert kill_counters() == [pool_processes.HOST]
 
 
 def test_a_kill_counts_as_just_now_for_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +56,7 @@ def test_a_kill_counts_as_just_now_for_some_seconds(monkeypatch: pytest.MonkeyPa
     assert kills.were_just_now() is False, "the five before this worker began are none of its own"
     numbers[0] = 6
     assert kills.were_just_now() is True
-    now += memory_kills.WITHIN_S - 1
+    now += pool_processes.WITHIN_S - 1
     assert kills.were_just_now() is True
     now += 2
     assert kills.were_just_now() is False

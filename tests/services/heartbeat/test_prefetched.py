@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from celery_sidejob import Job
-from celery_sidejob.services.heartbeat import prefetched
-from celery_sidejob.services.heartbeat.heartbeat import Heartbeat
-from celery_sidejob.services.heartbeat.prefetched import Prefetched
+from celery_sidejob.services.heartbeat import heartbeat as module
+from celery_sidejob.services.heartbeat.heartbeat import Heartbeat, Prefetched
 from celery_sidejob.services.heartbeat.worker import Worker
 from celery_sidejob.store.outbox import checks
 from celery_sidejob.store.outbox.kinds import JOBS
@@ -33,7 +32,7 @@ def look_in(stage: Stage, job: Job) -> float:
 
 
 def test_a_worker_vouches_for_what_it_cannot_begin_for_one_lease(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetched, "SOON_S", 0.0)
+    monkeypatch.setattr(module, "SOON_S", 0.0)
     soon, late, unpublished, stale, elsewhere, running = (stage.job() for _ in range(6))
     publish(stage, soon, stale, elsewhere, running)
     publish(stage, late, look_in_s=1000)
@@ -63,14 +62,14 @@ def test_a_worker_vouches_for_a_job_only_behind_something_that_runs(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, is_busy: bool
 ) -> None:
     """What waits where nothing runs is behind nothing: the pool has lost it."""
-    monkeypatch.setattr(prefetched, "SOON_S", 0.0)
+    monkeypatch.setattr(module, "SOON_S", 0.0)
     job = stage.job()
     publish(stage, job)
     heartbeat = Heartbeat(stage.runtime, is_busy=lambda: is_busy)
     heartbeat.register()
     heartbeat.runs.received((job.id, 1))
     lease = stage.runtime.settings.lease
-    monkeypatch.setattr(prefetched.time, "monotonic", lambda clock=prefetched.time.monotonic: clock() + lease + 1)
+    monkeypatch.setattr(module.time, "monotonic", lambda clock=module.time.monotonic: clock() + lease + 1)
 
     heartbeat.run_once()
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from celery_sidejob.services.heartbeat import quiet_ends
-from celery_sidejob.services.heartbeat.quiet_ends import Page, QuietEnd, QuietEnds
+from celery_sidejob.services.heartbeat import run_ends
+from celery_sidejob.services.heartbeat.run_ends import Page, QuietEnd, QuietEnds
 from celery_sidejob.store.results import Ended, Kept
 
 
@@ -15,7 +15,7 @@ def end(name: str, *, has_result: bool) -> QuietEnd:
 
 
 def test_a_result_waits_for_no_other_end_unless_some_were_written_just_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quiet_ends, "SOON_S", 3600.0)
+    monkeypatch.setattr(run_ends, "SOON_S", 3600.0)
     written: list[list[str]] = []
 
     def write(page: Page) -> None:

@@ -11,9 +11,9 @@ import pytest
 import redis
 
 from celery_sidejob import RunningJob
-from celery_sidejob.services.heartbeat import prefetched
+from celery_sidejob.services.heartbeat import heartbeat
 from celery_sidejob.services.heartbeat.deliveries import Deliveries
-from celery_sidejob.services.heartbeat.prefetched import Prefetched
+from celery_sidejob.services.heartbeat.heartbeat import Prefetched
 from celery_sidejob.services.heartbeat.worker import Worker
 from celery_sidejob.services.sweep import backlog
 from celery_sidejob.services.sweep.backlog import Backlog
@@ -304,7 +304,7 @@ def worker(shop: Shop) -> Iterator[Worker]:
 def test_a_worker_vouches_for_what_it_has_received_and_cannot_begin(
     shop: Shop, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefetched, "SOON_S", 0.0)
+    monkeypatch.setattr(heartbeat, "SOON_S", 0.0)
     shop.call("soon", "late", "elsewhere", "moved", "unpublished")
     shop.poll()
     shop.aged(4000, "late")
@@ -333,7 +333,7 @@ def test_nobody_vouches_for_what_waits_where_nothing_has_been_running(
     shop: Shop, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is behind nothing: the pool has lost it."""
-    monkeypatch.setattr(prefetched, "SOON_S", 0.0)
+    monkeypatch.setattr(heartbeat, "SOON_S", 0.0)
     shop.call("swallowed")
     runs: Deliveries[tuple[str, int]] = Deliveries()
     runs.received(("swallowed", 1))
@@ -344,7 +344,7 @@ def test_nobody_vouches_for_what_waits_where_nothing_has_been_running(
 
     busy[0] = False
     lease = shop.sidejob.settings.lease
-    monkeypatch.setattr(prefetched.time, "monotonic", lambda clock=prefetched.time.monotonic: clock() + lease + 1)
+    monkeypatch.setattr(heartbeat.time, "monotonic", lambda clock=heartbeat.time.monotonic: clock() + lease + 1)
 
     assert waiting.run_once()["vouched"] == 0
     assert shop.rows()["swallowed"].look_in_s <= lease

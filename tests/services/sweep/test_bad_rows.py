@@ -12,8 +12,8 @@ from celery_sidejob.model.durable import Message
 from celery_sidejob.model.protocols import Refused
 from celery_sidejob.operations.hold import Hold
 from celery_sidejob.services.duty import Report
+from celery_sidejob.services.sweep.due import Unsendable
 from celery_sidejob.services.sweep.sweeper import Sweeper
-from celery_sidejob.services.sweep.unsendable import Unsendable
 from tests.tools.in_process import Stage
 
 pytestmark = pytest.mark.pooled_too

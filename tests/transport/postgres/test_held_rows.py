@@ -25,7 +25,7 @@ from celery_sidejob.model.loss import Loss, LossKind
 from celery_sidejob.operations.ledger import durable_ends, durable_locks
 from celery_sidejob.operations.ledger.durable_runs import Run
 from celery_sidejob.services.heartbeat.heartbeat import Heartbeat
-from celery_sidejob.services.heartbeat.quiet_ends import QuietEnd
+from celery_sidejob.services.heartbeat.run_ends import QuietEnd
 from celery_sidejob.store.results import Ended, Kept
 from celery_sidejob.testing.databases import declare_dead
 from celery_sidejob.transport.postgres.acknowledgements import SOON_S

@@ -15,12 +15,12 @@ import pytest
 import sqlalchemy
 from kombu import Connection
 
-from celery_sidejob.hooks.messages import reference
-from celery_sidejob.hooks.tasks.missing_row_warning import is_first
+from celery_sidejob.hooks.tasks.beginning import is_first
+from celery_sidejob.hooks.worker import outbox
 from celery_sidejob.model.durable import REPUBLISHED, Message
 from celery_sidejob.operations.ledger import durable_ends, durable_locks, revocation
 from celery_sidejob.operations.ledger.durable_runs import Run
-from celery_sidejob.services.heartbeat.quiet_ends import QuietEnds
+from celery_sidejob.services.heartbeat.run_ends import QuietEnds
 from celery_sidejob.store.broker.holds import NOBODY, Holder
 from celery_sidejob.store.outbox import references
 from tests.tools.contents import content_of
@@ -63,7 +63,7 @@ class Reading:
     is_busy = False
 
     def __init__(self, shop: Stage) -> None:
-        self.compose = partial(reference.delivered, shop.app)
+        self.compose = partial(outbox.message_of, shop.app)
         self.ends = QuietEnds("ends", lambda page: None, lambda end: None).page
 
     def asks(self) -> Holder:

@@ -10,7 +10,7 @@ from celery import Celery
 from kombu import Connection
 
 from celery_sidejob.hooks import configuration
-from celery_sidejob.hooks.patches.redis_client import keep_client
+from celery_sidejob.hooks.patches.connections import keep_client
 from tests.tools.apps import make_app
 from tests.transport.conftest import Connect
 from tests.transport.consuming import Consuming

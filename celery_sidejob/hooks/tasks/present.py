@@ -1,7 +1,8 @@
-"""The call being made: facts for which Celery's code, between a task's call and its message, has no parameter.
+"""What is present in this thread: the call being made, and the runs of durable tasks in this process.
 
-It belongs to a thread or greenlet and to all code that it calls meanwhile: a receiver of `before_task_publish` that
-calls another task does so within the first call.
+Celery's code, between a task's call and its message, has no parameter for the facts of a call. They belong to a thread
+or greenlet and to all code that it calls meanwhile: a receiver of `before_task_publish` that calls another task does so
+within the first call.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from celery import Celery
 from celery.app.task import Context
 
 from ...model.capacity import Admission
 from ...model.durable import Message
 from ...model.unique import Unique
-from ...operations.ledger.durable_runs import Claim
+from ...operations.ledger.durable_runs import Claim, Run
 from ...operations.runtime import Runtime
 
 
@@ -105,3 +107,43 @@ def calling(**changes: Any) -> Iterator[None]:
         yield
     finally:
         _call.reset(token)
+
+
+def is_lending() -> bool:
+    """Tell whether a chord with a transaction makes this call, or a group with a follow-up.
+
+    Celery copies the options of such a call for the chord's body, and a transaction cannot be copied. So Celery does
+    not get it, and the messages of the call take it from here; the body is a part of these messages.
+    """
+    return present_call().transaction is not None
+
+
+@contextmanager
+def handed_over(options: dict[str, Any]) -> Iterator[None]:
+    """Put the chord's transaction into the options of a call; calls within the block do not have it."""
+    options.setdefault("transaction", present_call().transaction)
+    with calling(transaction=None):
+        yield
+
+
+RUNS: dict[str, Run] = {}
+"""The runs by task id."""
+
+
+def run_of(task: Any) -> Run | None:
+    """Return the run of the task's present request, if it has begun one; a header may have the same name."""
+    found = getattr(getattr(task, "request", None), "sidejob_run", None)
+    return found if isinstance(found, Run) else None
+
+
+def run_of_request(request: Context | None) -> Run | None:
+    """Return the run of a request, even after Celery has left it."""
+    found = None if request is None else request.get("sidejob_run")
+    return found if isinstance(found, Run) else None
+
+
+def present_run(app: Celery) -> Run | None:
+    """Return the run of the durable task whose body, or whose end, this thread executes."""
+    parent = app.current_worker_task
+    found: Run | None = getattr(parent.request, "sidejob_run", None) if parent is not None else None
+    return found

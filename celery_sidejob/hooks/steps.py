@@ -1,33 +1,43 @@
-"""The worker's part: identity and heartbeat before the first task, sweeping, and giving everything back at the end."""
+"""Steps of a worker and of its consumer: they start our services, and stop them.
+
+The worker's step: identity and heartbeat before the first task, sweeping, and giving everything back at the end. The
+consumer's step: the setup of a new connection to the broker, and the messages to give back at its end.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from celery import bootsteps, signals
+from celery.concurrency.solo import TaskPool as Solo
 from celery.platforms import EX_FAILURE
 from celery.worker.state import active_requests
 
-from ...jobs import scheduling
-from ...model.errors import SideJobError, StoreUnavailableError
-from ...model.logger import logger
-from ...model.settings import Settings
-from ...operations.gates import queues
-from ...operations.runtime import Runtime
-from ...services import stop_flag
-from ...services.heartbeat.heartbeat import Heartbeat
-from ...services.heartbeat.heartbeat_file import HeartbeatFile
-from ...services.heartbeat.pool_processes import PoolProcesses
-from ...services.loop import Loop
-from ...services.sweep.sweeper import Sweeper
-from .. import configuration, task_check
-from ..broker.rabbitmq_watchdog import RabbitMQWatchdog
-from ..patches import pools, stopping
-from ..tasks import marking
-from ..worker import board, pool_kind
-from ..worker.bell import Bell
+from ..jobs import scheduling
+from ..model.errors import SideJobError, StoreUnavailableError
+from ..model.logger import logger
+from ..model.settings import Settings
+from ..operations.gates import queues
+from ..operations.runtime import Runtime
+from ..services.heartbeat.heartbeat import Heartbeat
+from ..services.heartbeat.liveness import HeartbeatFile
+from ..services.heartbeat.pool_processes import PoolProcesses
+from ..services.loop import Loop
+from ..services.sweep.sweeper import Sweeper
+from . import configuration, events, task_options
+from .broker.rabbitmq import RabbitMQWatchdog
+from .configuration import masked
+from .patches import celery_worker, connections, pools
+from .patches.connections import keep_client
+from .tasks import durable_task
+from .worker import declined, delivered, pool_kind, pool_process
+from .worker.appetite import Appetite
+from .worker.fetching import fetcher_of
+from .worker.holding import Bell
+from .worker.outbox import WorkerOutbox
 
 START_S = 10.0
 """How long a worker that starts waits for a store."""
@@ -48,8 +58,8 @@ class SideJobStep(bootsteps.StartStopStep):
         self._heartbeats: list[Heartbeat] = []
         self._processes: list[PoolProcesses] = []
         self._bell = Bell()
-        stop_flag.share()  # before the pool forks
-        marking.mark(worker.app)  # tasks of modules that were imported after the app was finalized
+        pool_process.share_flag()  # before the pool forks
+        durable_task.mark(worker.app)  # tasks of modules that were imported after the app was finalized
 
     def include_if(self, worker: Any) -> bool:
         """Only if there is a store; an app that merely imports us may run workers for its other tasks."""
@@ -68,7 +78,7 @@ class SideJobStep(bootsteps.StartStopStep):
 
     def _start(self, worker: Any) -> None:
         sidejob = self._sidejob
-        task_check.warn(worker.app)
+        task_options.warn(worker.app)
         file = _heartbeat_file(sidejob.settings)
         self._heartbeats = [
             self._heartbeat_of(worker, there, file if there.store.place == 0 else None)
@@ -83,12 +93,14 @@ class SideJobStep(bootsteps.StartStopStep):
             if sidejob.settings.worker_services:
                 self._loops.append(Loop(Sweeper(heartbeat.runtime, heartbeat)))
         if configuration.broker_family(worker.app) == "amqp":
-            self._loops.append(Loop(RabbitMQWatchdog(worker, sidejob.runtime.broker, sidejob.runtime.connections)))
+            self._loops.append(
+                Loop(RabbitMQWatchdog(worker, sidejob.runtime.broker.waiting, sidejob.runtime.connections))
+            )
         for loop in self._loops:
             loop.start()
-        signals.worker_shutting_down.connect(lambda **_: stop_flag.announce(), weak=False)
-        stopping.announce_soft_shutdown(worker, stop_flag.announce)
-        stopping.tell_of_cut_off(worker, self.terminate)
+        signals.worker_shutting_down.connect(lambda **_: pool_process.announce_stop(), weak=False)
+        celery_worker.announce_soft_shutdown(worker, pool_process.announce_stop)
+        celery_worker.tell_of_cut_off(worker, self.terminate)
         pools.report_failures(worker.pool)
         pool_kind.wait_in_greenlets(worker.pool)
         pools.end_quietly(worker.pool)
@@ -125,7 +137,7 @@ class SideJobStep(bootsteps.StartStopStep):
             file,
             check=check,
             is_busy=lambda: bool(active_requests),
-            board=board.read,
+            board=pool_process.runs_on_board,
         )
 
     def _register(self) -> None:
@@ -188,3 +200,84 @@ def _heartbeat_file(settings: Settings) -> HeartbeatFile | None:
     file = HeartbeatFile(settings.heartbeat_file, every_s=settings.heartbeat_interval)
     file.clear()
     return file
+
+
+STOPS = {bootsteps.CLOSE, bootsteps.TERMINATE}
+
+
+class DisconnectionStep(bootsteps.StartStopStep):
+    """Part of Celery's consumer, which is stopped and started again with every connection."""
+
+    # This runs after Celery has dropped its own things: it clears its queues before any step is stopped.
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def __init__(self, c: Any, task_events: bool = True, **kwargs: Any) -> None:
+        super().__init__(c, **kwargs)
+        events.remember(c, task_events)
+        celery_worker.survive_deleted_queues(c.blueprint)
+        celery_worker.note_lost_connections(c, delivered.note_lost_connection)
+        declined.install(c)
+        celery_worker.give_up_malformed(c)
+        self._looks: Loop | None = None
+        self._appetite: Appetite | None = None
+        if c.app.sidejob.settings.database_url is not None:
+            self._appetite = Appetite(c)
+
+    def start(self, c: Any) -> None:
+        """Listen to the broker's messages about a new connection's consumers; on Redis one client hears all of them."""
+        refers = c.app.sidejob.runtime.connections.is_broker
+        if refers:
+            c.connection.transport.outbox = WorkerOutbox(c.app)
+        broker, is_green = c.connection.transport.driver_type, getattr(c.pool, "is_green", False)
+        if broker == "amqp":
+            _hear_rabbitmq(c, is_green=is_green)
+        if broker == "redis":
+            celery_worker.drop_unreadable(c.connection.transport.cycle)
+        if broker == "redis" and is_green:
+            tell = connections.fetch_when_there_is_room(c.connection, c.task_consumer.channel.qos)
+            if self._appetite is not None:
+                self._appetite.tell = tell
+        # With solo an acknowledgement brings the next message, which could not be given back while a body runs. And if
+        # a reference were gone before its row is locked, a kill in between would leave a message that no worker
+        # fetches.
+        delivered.Delivered.acks_at_end = refers or (broker == "amqp" and isinstance(c.pool, Solo))
+        if self._appetite is not None:
+            self._appetite.start(fetcher_of(c, self._appetite))
+            if is_green:
+                self._looks = Loop(self._appetite)  # a greenlet
+                self._looks.start()
+        keep_client(c.task_consumer.channel)
+
+    def info(self, c: Any) -> dict[str, Any]:
+        """Return the broker's part of `inspect stats`, instead of the result of Celery's own step."""
+        broker = c.connection.info() if c.connection else {}
+        broker.pop("password", None)
+        return {"broker": masked(broker)} if broker else {}
+
+    def register_with_event_loop(self, c: Any, hub: Any) -> None:
+        """Let the event loop decide again and again how many messages are fetched."""
+        if self._appetite is not None:
+            self._appetite.register(hub)
+
+    def stop(self, c: Any) -> None:
+        """Give back messages that have not begun, if the worker stops; vouch for none, if the connection broke."""
+        if self._looks is not None:
+            self._looks.stop()
+            self._looks = None
+        if self._appetite is not None:
+            self._appetite.holding.disconnected()
+        # Celery before 5.7 does not close a broken connection.
+        if self._appetite is not None and c.connection is not None and c.blueprint.state in STOPS:
+            self._appetite.stop()
+        for heartbeat in c.app.sidejob.heartbeats:  # none without a store
+            begins = partial(delivered.begins_held, c.pool)
+            heartbeat.jobs.disconnected(begins)
+            heartbeat.tasks.disconnected(begins)
+
+
+def _hear_rabbitmq(c: Any, *, is_green: bool) -> None:
+    """Let the worker learn what RabbitMQ says about the consumers of a new connection."""
+    connections.hear_cancellations(c.connection)
+    connections.notice_breaks(c.connection)
+    if is_green and c.event_dispatcher:
+        connections.look_without_waiting(c.event_dispatcher.connection)
