@@ -19,8 +19,7 @@ from ..model.checks import shown as in_text
 from ..model.crash_points import Died
 from ..model.durable import Message
 from ..model.errors import InvalidValueError
-from ..operations.changes.noted_asks import apply_due, apply_noted_asks
-from ..operations.changes.publications import deliver_page
+from ..operations.changes.follow_up import apply_due, apply_noted_asks, deliver_page
 from ..operations.runtime import Runtime
 from ..services.duty import Report
 from ..services.heartbeat.heartbeat import Heartbeat

@@ -9,7 +9,7 @@ from typing import Any
 from celery import Celery
 
 from ...model.errors import InvalidValueError
-from ...operations.changes.lending import do_after_commit
+from ...operations.changes.follow_up import do_after_commit
 
 
 def send_in(app: Celery, send: Callable[..., Any], name: str, args: Sequence[Any], options: Mapping[str, Any]) -> Any:

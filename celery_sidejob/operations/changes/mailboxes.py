@@ -21,12 +21,12 @@ from ...model.changes import (
 )
 from ...model.errors import FullPort
 from ...model.port import WILDCARD, port_full, port_not_found, value_of
-from ...store import asks, packets, ports, publications, room
+from ...store import asks, jobs, packets, ports, publications, room
 from ...store.errors import Moved
+from ...store.publications import Page
 from ...store.statement import Transaction
 from ..after_commit import AfterCommit
 from ..lock_set import LockSet
-from .publications import deliver_to
 from .wakes import Wakes
 
 FEW = 100
@@ -293,3 +293,29 @@ def port_row(job_id: int, port: PortRow) -> dict[str, Any]:
         "channels": list(port.channels),
         "packet_limit": port.limit,
     }
+
+
+def deliver_to(
+    executor: Transaction, channel: str, page: Page, lock_set: LockSet, wakes: Wakes, *, noting: bool = False
+) -> bool:
+    """Deliver a page, and have its jobs woken by `wakes`; do nothing and return False if a transaction is in the way.
+
+    It never waits. A locked job gets its packets all the same, and its ask is noted. If a job or a port may be about to
+    be removed, the whole page waits for later.
+
+    `noting`: all asks are only noted.
+    """
+    if not noting:
+        lock_set.add(jobs.lock_all_free(executor, page.job_ids))
+    late = {job_id for job_id in page.job_ids if noting or not lock_set.knows(job_id)}
+    if late and late != jobs.keep(executor, late):
+        return False
+    delivered = publications.deliver(executor, channel, page)
+    for job_id, is_woken in sorted((delivered or {}).items()):
+        if job_id in late:
+            wakes.note(job_id, looks=not is_woken)
+        elif is_woken:
+            wakes.wake(job_id)
+        else:
+            wakes.look(job_id)
+    return delivered is not None

@@ -46,8 +46,7 @@ from ..lock_set import KeptPorts, LockSet
 from ..runtime import LocalRuntime, Runtime
 from . import batches, dependencies, finding, moving, unique_keys
 from .family import Family
-from .follow_up import follow_up
-from .lending import follow_commit_of
+from .follow_up import follow_commit_of, follow_up
 from .mailboxes import Mailboxes
 from .wakes import Wakes
 

@@ -21,8 +21,7 @@ from ...store.claims import Try
 from ...store.errors import OutcomeUnknown
 from ...store.outbox import doorbells
 from ...store.statement import Transaction
-from ..changes.follow_up import follow_up
-from ..changes.lending import follow_commit_of
+from ..changes.follow_up import follow_commit_of, follow_up
 from ..changes.unit_of_work import Applied
 from ..gates import permits
 from ..hold import BeginsAgainError, Hold, check_fence, lease_lost, repeat_until_known
