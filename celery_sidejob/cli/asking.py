@@ -12,7 +12,7 @@ from ..inspection.jobs import JobViews
 from ..jobs.job import Job
 from ..model.errors import DuplicateError
 from ..model.status import Status
-from ..operations.runs.shutdown import terminate_without_shutdown
+from ..operations.runs.terminations import terminate_without_shutdown
 from ..operations.waiting import is_parked
 from . import names
 from .command import Failed, answering, job_named, load_modules, with_app

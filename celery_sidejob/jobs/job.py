@@ -52,15 +52,14 @@ from ..model.port import WILDCARD
 from ..model.progress import Progress
 from ..model.status import FINISHED, Status, statuses_of
 from ..model.steps import BeginAnew, CopySteps, ForgetSteps, label, parse_label
-from ..operations.changes.cancelling import cancel as cancel_together
-from ..operations.changes.cancelling import to_cancel
 from ..operations.changes.deletion import delete
 from ..operations.changes.dependencies import check_waits
-from ..operations.changes.moving import check_may_move
+from ..operations.changes.family import check_may_move
 from ..operations.changes.unit_of_work import carry_out
 from ..operations.gates.queues import set_priority
 from ..operations.runs.recovery import move_by_force
-from ..operations.runs.shutdown import terminate_without_shutdown
+from ..operations.runs.terminations import cancel as cancel_together
+from ..operations.runs.terminations import terminate_without_shutdown, to_cancel
 from ..operations.runtime import Runtime
 from ..operations.waiting import waiting_for
 from ..store import aliases as alias_rows

@@ -44,7 +44,7 @@ from ...store.statement import Transaction
 from ..after_commit import AfterCommit
 from ..lock_set import KeptPorts, LockSet
 from ..runtime import LocalRuntime, Runtime
-from . import batches, dependencies, finding, moving, unique_keys
+from . import batches, dependencies, finding, unique_keys
 from .family import Family
 from .follow_up import follow_commit_of, follow_up
 from .mailboxes import Mailboxes
@@ -86,7 +86,6 @@ class Applied:
         kept: KeptPorts | None = None,
         bounded: bool = True,
     ) -> None:
-        self._runtime = runtime
         self._executor = executor
         self._changes = changes
         self._noting = noting
@@ -175,7 +174,7 @@ class Applied:
         elif isinstance(change, PortChange):
             self._mailboxes.apply(change)
         elif isinstance(change, Move):
-            if moving.apply(self._runtime, self._executor, change, self.lock_set, self.after_commit):
+            if self._family.move(change):
                 self.wakes.wake(change.job_id)
         elif isinstance(change, DependencyChange):
             dependencies.apply(self._executor, change, self.lock_set, self.after_commit)
