@@ -10,7 +10,7 @@ from ...model.durable import HEADER, Address, Death, key_of
 from ...model.errors import SettingsError, StoreUnavailableError
 from ...model.logger import logger
 from ...operations.ledger import burials
-from ...operations.ledger.contents import is_forged
+from ...operations.ledger.durable_locks import is_forged
 from .. import bodies
 from ..apps import runtime_for
 from .beginning import content_of

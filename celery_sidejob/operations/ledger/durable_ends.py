@@ -22,8 +22,7 @@ from ...store.write_behind import WriteBehind
 from ..after_commit import result_of, tell
 from ..gates import capacity
 from ..publishing import publish_kept
-from ..retrying import PAUSE_S, patiently
-from ..runtime import Runtime
+from ..runtime import PAUSE_S, Runtime, patiently
 from ..task_run_end import end_task_runs
 from .durable_runs import Run, lease_lost
 from .keeping import waits_of

@@ -29,8 +29,7 @@ from ..changes.follow_up import do_after_commit
 from ..changes.unique_keys import KeyHeldError
 from ..gates import capacity
 from ..publishing import publish_kept, sends
-from ..retrying import patiently
-from ..runtime import LocalRuntime, Runtime
+from ..runtime import LocalRuntime, Runtime, patiently
 
 T = TypeVar("T")
 

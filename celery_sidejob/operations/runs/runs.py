@@ -26,8 +26,7 @@ from ..changes.unit_of_work import Applied
 from ..gates import permits
 from ..hold import BeginsAgainError, Hold, check_fence, lease_lost, repeat_until_known
 from ..lock_set import KeptPorts
-from ..retrying import PAUSE_S
-from ..runtime import LocalRuntime, Runtime
+from ..runtime import PAUSE_S, LocalRuntime, Runtime
 from . import measuring
 
 KEPT_PORTS = 1000
