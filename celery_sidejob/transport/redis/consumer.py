@@ -14,7 +14,7 @@ from redis.exceptions import ConnectionError
 from ...model.process_name import new_name
 from .. import begun
 from ..quarantine import holds
-from .tags import parted, tag_of, tokens_of
+from .records import parted, tag_of, tokens_of
 
 logger = get_logger(__name__)
 

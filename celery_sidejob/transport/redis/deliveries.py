@@ -14,7 +14,7 @@ from .. import begun
 from ..decoding import NotAMessageError, made
 from ..quarantine import Quarantine
 from .fetching import Taken
-from .tags import parted
+from .records import parted
 
 logger = get_logger(__name__)
 
