@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 
 from kombu.log import get_logger
 
-from ..begun import is_counted_by_a_row
 from ..decoding import NotAMessageError, made
-from ..quarantine import Quarantine
+from ..quarantine import Quarantine, is_counted_by_a_row
 from . import dead, rows
 from .acknowledgements import Acknowledgements, Reference, Removed
 from .dead import headers_of

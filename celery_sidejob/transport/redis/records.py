@@ -17,7 +17,7 @@ from kombu.utils.json import dumps, loads
 
 from ...model.printable import counted
 from ..announcements import message_buried, messages_recovered
-from ..begun import SUSPECT, is_counted_by_a_row, is_for_later, returns
+from ..quarantine import SUSPECT, is_counted_by_a_row, is_for_later, returns
 from .keys import Keys
 from .scripts import GIVE_BACK
 
