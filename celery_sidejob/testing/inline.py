@@ -29,7 +29,7 @@ from ..services.sweep.sweep import Sweep
 from ..store import publications, workers
 from ..store.outbox.doorbells import doomed, due
 from .databases import declare_dead
-from .freezing import family
+from .processes import family
 from .subject import shown, sidejob_of
 from .waiting import wait_until
 
