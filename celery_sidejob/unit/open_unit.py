@@ -35,10 +35,9 @@ from ..store.connection import on_loop
 from ..store.outbox import holds
 from ..store.trouble import comes_from, is_trouble
 from . import view
-from .children import Children
 from .lent_unit import LentUnit, Undone, in_doubt
 from .progress import Told
-from .read_ahead import ReadAhead
+from .read_ahead import Children, ReadAhead
 from .steps import Steps
 
 R = TypeVar("R")
