@@ -71,9 +71,9 @@ from ..store import tracked as tracked_rows
 from ..unit import view as unit_view
 from ..unit.lookup import locate
 from ..unit.open_unit import active, submit
-from .creation import check_child_name_is_free, create, encode_state, port_rows, when
+from .creation import create
 from .depending import check_in_run, check_on_failure, ids_of, pending_edges
-from .drafts import Drafts, draft_single
+from .drafts import Drafts, check_child_name_is_free, draft_single, encode_state, port_rows, when
 from .history import HistoryEntry, entry_of, pending
 from .moving import move_of, moved_to, stage_of
 from .port import Port

@@ -15,7 +15,7 @@ from ..model.errors import InvalidValueError
 from ..model.names import why_not_name
 from ..operations.gates import capacity
 from ..operations.runtime import Runtime
-from .creation import port_rows, when
+from .drafts import port_rows, when
 
 
 def stage_of(  # noqa: PLR0913 - what a stage may change
