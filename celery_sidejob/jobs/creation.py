@@ -89,7 +89,7 @@ def _check_room(runtime: Runtime, unit: OpenUnit, made: Sequence[NewJob]) -> Non
     if not judged:
         return
     pending = Counter[str]()
-    for new in unit.new_jobs().values():
+    for new in unit.seen.new_jobs().values():
         if (admission := capacity.judged(new)) is not None:
             pending[admission.pool.name] += admission.weight
     for admission in judged:
@@ -244,6 +244,8 @@ def _holders(runtime: Runtime, unit: OpenUnit, drafts: Sequence[NewJob]) -> dict
     """Return the jobs that have the keys of drafts, as this unit leaves the store; it cannot replace its own jobs."""
     keys = [new.unique.key for new in drafts if new.unique is not None]
     own = {
-        new.unique.key: SimpleNamespace(job_id=new.id, waits=False) for new in unit.new_jobs().values() if new.unique
+        new.unique.key: SimpleNamespace(job_id=new.id, waits=False)
+        for new in unit.seen.new_jobs().values()
+        if new.unique
     }
     return {row.key: row for row in unique_keys.holders(runtime.connections, keys)} | own

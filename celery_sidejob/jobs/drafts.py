@@ -1,4 +1,4 @@
-"""Drafts of jobs: `draft` checks and encodes everything that a caller gives; `creation` writes the drafts.
+"""Drafts of jobs, and of the next stages of jobs: checks and encodes everything that a caller gives.
 
 The first call of a task is drafted in full, and further calls copy that draft. They differ only in the arguments and
 the task id. A job gets a full draft of its own if something depends on the single call, such as a routing function, or
@@ -15,13 +15,24 @@ from typing import Any
 
 from ..model import values
 from ..model.call import Call
-from ..model.changes import NewJob, PortRow
-from ..model.checks import MOST_S, in_seconds, is_near, shown
+from ..model.capacity import Admission
+from ..model.changes import Move, NewJob, PortRow, Stage
+from ..model.checks import MOST_S, in_seconds, is_near, is_number, shown
 from ..model.columns import OPTIONS
 from ..model.errors import InvalidValueError, JobNotFoundError
-from ..model.names import alias_taken, at_most, check_alias, check_child_name, check_key, check_tags, child_name_taken
+from ..model.names import (
+    alias_taken,
+    at_most,
+    check_alias,
+    check_child_name,
+    check_key,
+    check_tags,
+    child_name_taken,
+    why_not_name,
+)
 from ..model.port import NO_DATA, PortOptions, parse_ports
 from ..operations.changes import batches
+from ..operations.gates import capacity
 from ..operations.runtime import Runtime
 from ..store import jobs
 from ..store.statement import Transaction
@@ -116,9 +127,9 @@ def check_child_name_is_free(runtime: Runtime, parent_id: int, name: str) -> Non
     """Refuse a taken name at the call, inside a run, rather than at the run's commit."""
     unit = active()
     assert unit is not None
-    gained, gone = unit.family(parent_id)
+    gained, gone = unit.seen.family(parent_id)
     other = gained.get(name)
-    if other is None and parent_id not in unit.new_jobs():
+    if other is None and parent_id not in unit.seen.new_jobs():
         other = jobs.child(runtime.connections, parent_id, name)
     if other is not None and (name in gained or other not in gone):
         raise child_name_taken((parent_id, name))
@@ -254,3 +265,72 @@ def _parts(item: Mapping[str, Any]) -> tuple[str | None, Any, Any, Mapping[str, 
     else:
         name = task if isinstance(task, str) else getattr(task, "name", None)
     return name if isinstance(name, str) else None, args, kwargs, others or {}
+
+
+# -- the next stage of a job -------------------------------------------------------------------------------------------
+
+
+def stage_of(  # noqa: PLR0913 - what a stage may change
+    runtime: Runtime,
+    row: Any,
+    task: Any,
+    args: Any,
+    kwargs: Mapping[str, Any] | None,
+    *,
+    queue: str | None,
+    priority: int | None,
+) -> Stage:
+    """Check and encode the next stage of the job in `row`; a value of None keeps the present one.
+
+    With another task and no queue, the job moves to that task's own queue.
+    """
+    if priority is not None and not is_number(priority, most=9):
+        raise InvalidValueError(f"priority is a number from 0 to 9, higher is sooner; not {shown(priority)}.")
+    if queue is not None and (problem := why_not_name(queue)) is not None:
+        raise InvalidValueError(f"{shown(queue)} cannot be queue=: {problem}")
+    if task is None and args is None and kwargs is None:
+        return Stage(queue=queue, priority=priority, pool=_pool_of(runtime, row, row.task, queue or row.queue))
+    limit = runtime.settings.max_value_bytes
+    call = runtime.tasks.call(
+        row.task if task is None else task,
+        values.decode(row.args) if args is None else args,
+        values.decode(row.kwargs) if kwargs is None else kwargs,
+        queue=queue,
+        priority=priority,
+        options={},
+    )
+    is_other = task is not None
+    there = call.queue if is_other else queue
+    return Stage(
+        task=call.task if is_other else None,
+        queue=there,
+        priority=priority,
+        args=values.encode(list(call.args), limit=limit, what="args"),
+        kwargs=values.encode(dict(call.kwargs), limit=limit, what="kwargs"),
+        columns=call.columns if is_other else {},
+        ports=port_rows((call.inports, call.outports), None, None) if is_other else (),
+        pool=_pool_of(runtime, row, call.task, there or row.queue),
+    )
+
+
+def _pool_of(runtime: Runtime, row: Any, task: str, queue: str) -> Mapping[str, Any] | None:
+    """Return the columns of the pool into which a stage takes a job; None if the job keeps its pool."""
+    given, then = (runtime.tasks.admission(*of) for of in ((row.task, row.queue), (task, queue)))
+    if Admission.stays(row.pool, given, then):
+        return None
+    capacity.prepare(runtime, [then])
+    return {} if then is None else then.columns
+
+
+def moved_to(stage: Stage) -> str | None:
+    """Return the details of a move for the job's history, as JSON text: its new task and queue."""
+    told = {name: value for name, value in (("task", stage.task), ("queue", stage.queue)) if value is not None}
+    return json.dumps(told) if told else None
+
+
+def move_of(
+    runtime: Runtime, row: Any, stage: Stage, *, eta: datetime | None, countdown: float | timedelta | None
+) -> Move:
+    """Return the change that moves a job to a stage; a time in the past means now."""
+    wait_s, due_at = when(runtime, eta=eta, countdown=countdown)
+    return Move(row.id, stage, has_time=eta is not None or countdown is not None, due_at=due_at, wait_s=wait_s)
