@@ -119,16 +119,7 @@ class Mailboxes:
         for port in (source, *targets):
             if port.id not in now or not _has_channels_of(now[port.id], port):
                 raise Moved(f"port {port.name!r} of job {port.job_id} changed before it was locked")
-        if now[source.id].packet_limit is not None:
-            room.lock(self._executor, [source.id])  # a run may be marking the packets, and they would be passed over
-        moved = packets.move(self._executor, source.id, [port.id for port in targets])
-        for row in moved:  # they are returned, so an undecodable packet must be an error before the commit
-            value_of(row, change.source)
-        self.moved += moved
-        self.have_read(room.limited(moved))
-        for port in targets if moved else ():
-            self._need_room(now[port.id], len(moved))
-        self._check_room(written=True)
+        moved = self._move_packets(change.source, now[source.id], [now[port.id] for port in targets])
         default = now[source.id].default_value
         for key, port in zip(change.targets, targets, strict=True):
             self._publish_output(port, [(row.value, row.context, row.options) for row in moved])
@@ -136,6 +127,20 @@ class Mailboxes:
                 self._notify(port.job_id, port.direction, is_received=bool(now[port.id].received))
             if default is not None:
                 self._set_default(key, default, notify=change.notify and not moved)
+
+    def _move_packets(self, key: PortKey, source: Any, targets: Sequence[Any]) -> Sequence[Any]:
+        """Move the packets of a port to others that have room, and return them."""
+        if source.packet_limit is not None:
+            room.lock(self._executor, [source.id])  # a run may be marking the packets, and they would be passed over
+        moved = packets.move(self._executor, source.id, [port.id for port in targets])
+        for row in moved:  # they are returned, so an undecodable packet must be an error before the commit
+            value_of(row, key)
+        self.moved += moved
+        self.have_read(room.limited(moved))
+        for port in targets if moved else ():
+            self._need_room(port, len(moved))
+        self._check_room(written=True)
+        return moved
 
     def flush(self) -> None:
         """Store the packets, in the order in which they were written, and keep the messages of channels.

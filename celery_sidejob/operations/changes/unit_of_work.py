@@ -144,17 +144,7 @@ class Applied:
         entries = [change for change in self._changes if isinstance(change, Log)]
         finding.write_history(self._executor, entries, keep=self._history)
         for one in judged:
-            match one:
-                case Write() | Publish() | Connect():
-                    self._mailboxes.write(one)
-                case Ask() | CancelTimer() | Terminate():
-                    self.wakes.add(one)
-                case JoinBatch():
-                    batches.join(self._executor, one)
-                case CloseBatch():
-                    close_batch(self._executor, one.batch_id)
-                case Announce():
-                    self.after_commit.announcements.append((one.channel, one.value))
+            self._apply_data(one)
         self._mailboxes.flush()
         self.wakes.apply()
 
@@ -184,6 +174,19 @@ class Applied:
             steps.apply(self._executor, change, keep=self._history)
         elif isinstance(change, RememberInputs):
             jobs.remember_inputs(self._executor, change.job_id, change.memo)
+
+    def _apply_data(self, change: Change | None) -> None:
+        match change:
+            case Write() | Publish() | Connect():
+                self._mailboxes.write(change)
+            case Ask() | CancelTimer() | Terminate():
+                self.wakes.add(change)
+            case JoinBatch():
+                batches.join(self._executor, change)
+            case CloseBatch():
+                close_batch(self._executor, change.batch_id)
+            case Announce():
+                self.after_commit.announcements.append((change.channel, change.value))
 
     def _write_state(self) -> None:
         values: dict[tuple[int, str], str] = {}
