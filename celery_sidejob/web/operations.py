@@ -26,7 +26,7 @@ from .pages import NEXT_TIMES, POOLS, matching_jobs, port_of
 from .site import Refused
 from .verbs import noted, tell
 
-# -- jobs --------------------------------------------------------------------------------------------------------------
+# -- jobs ------------------------------------------------------------------------------------------------------------
 
 
 def version(call: Call) -> Any:
@@ -155,7 +155,7 @@ def get_tree(call: Call) -> Any:
     return {"items": [asdict(node) for node in nodes]}
 
 
-# -- ports and channels ------------------------------------------------------------------------------------------------
+# -- ports and channels ----------------------------------------------------------------------------------------------
 
 
 def peek_packets(call: Call) -> Any:
@@ -195,7 +195,7 @@ def write_log(call: Call) -> Any:
     return {"logged": True}
 
 
-# -- durable tasks and the dead set ------------------------------------------------------------------------------------
+# -- durable tasks and the dead set ----------------------------------------------------------------------------------
 
 
 def list_tasks(call: Call) -> Any:
@@ -263,7 +263,7 @@ def delete_dead(call: Call) -> Any:
     return {"deleted": verbs.delete_entry(call.visit, entry)}
 
 
-# -- what runs them ----------------------------------------------------------------------------------------------------
+# -- what runs them --------------------------------------------------------------------------------------------------
 
 
 def list_queues(call: Call) -> Any:
