@@ -452,7 +452,7 @@ class SideJob:
         runtime = self.runtime
         limit = runtime.settings.max_value_bytes
         change = Publish(channel, values.encode(message, limit=limit, what="message"), current_context(limit=limit))
-        applied = submit(runtime, "publish", change, transaction)
+        applied = submit(runtime, "publish", change, transaction=transaction)
         if applied is None:
             return publications.count_subscribers(runtime.connections, channel)
         return applied.after_commit.published.get(channel, 0)

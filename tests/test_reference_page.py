@@ -13,7 +13,7 @@ from celery.utils.dispatch import Signal
 
 import celery_sidejob
 from celery_sidejob.hooks import task_options
-from celery_sidejob.jobs import creation
+from celery_sidejob.jobs import drafts
 from celery_sidejob.model.columns import OPTIONS
 
 PAGE = (Path(__file__).parent.parent / "docs" / "reference.md").read_text()
@@ -97,7 +97,7 @@ def test_a_class_is_shown_as_it_is(name: str) -> None:
 
 
 def test_the_options_of_a_new_job() -> None:
-    options = inspect.signature(creation.draft).parameters.values()
+    options = inspect.signature(drafts.draft).parameters.values()
     taken = {f"{each.name}={each.default!r}" for each in options if each.kind is each.KEYWORD_ONLY}
     taken |= {f"{name}=None" for name in OPTIONS} | {"transaction=None", "unique=None", 'on_duplicate="return"'}
     assert set(rows("Options of a new job")) == taken - {"executor=None"}

@@ -12,10 +12,9 @@ from ..inspection.jobs import JobViews
 from ..jobs.job import Job
 from ..model.errors import DuplicateError
 from ..model.status import Status
-from ..operations.runs.shutdown import terminate_without_shutdown
+from ..operations.runs.terminations import terminate_without_shutdown
 from ..operations.waiting import is_parked
-from . import names
-from .command import Failed, answering, job_named, load_modules, with_app
+from .command import Failed, answering, job_named, load_modules, unknown_name, with_app
 from .looks import wait_for_none
 from .options import JsonValue, Moment, Seconds, job_argument, job_filters, jobs_or_filters, yes_option
 from .output import Output, at_least, line, status
@@ -48,7 +47,7 @@ def enqueue(
         raise click.UsageError("--eta and --countdown are two ways to say when; choose one.")
     load_modules(sidejob)
     queue = given["queue"]
-    unknown = names.unknown(sidejob, output, "queue", queue) if queue is not None else None  # its job makes it known
+    unknown = unknown_name(sidejob, output, "queue", queue) if queue is not None else None  # its job makes it known
     options = {"eta": eta, "countdown": countdown, **given}
     if given["unique"] is not None:
         options["on_duplicate"] = "refuse"  # so that the command can report the open job

@@ -7,11 +7,13 @@ obeys.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import click
 
+from ..inspection.queues import QueueViews
 from ..inspection.tasks import TaskViews
 from ..jobs.job import Job
 from ..model.checks import did_you_mean
@@ -28,6 +30,10 @@ NAMED = 10
 """The most names that are suggested if none matches."""
 PATIENCE_S = 60.0
 """How long a command waits for one transaction: for a locked row, or for a store that is silent."""
+UNKNOWN = {
+    "task": "no job and no waiting task has it, no worker has registered it, and the app has none of that name",
+    "queue": "nothing is in it, no worker serves it, and the app has none of that name",
+}
 
 
 class Failed(click.ClickException):
@@ -129,3 +135,40 @@ def _sidejob_of(app: Any) -> Any:
             "`transport` work without one."
         )
     return sidejob
+
+
+# -- names that a person may have misspelt -----------------------------------------------------------------------------
+
+
+def unknown_name(sidejob: Any, output: Output, kind: Literal["task", "queue"], name: str) -> str | None:
+    """Say that no worker or row has this name, and which similar name exists; None if the name is known."""
+    load_modules(sidejob)
+    queues = QueueViews(sidejob.runtime)
+    known = {*_of_app(sidejob.app, kind)}
+    if name in known or name in (known := known | queues.names(kind)):
+        return None
+    with output.progress(f"Looking for the {kind} {name} in all jobs"):
+        if TaskViews(sidejob.runtime).knows_task(name) if kind == "task" else queues.knows_queue(name):
+            return None
+    return f"Nobody knows a {kind} {name!r}: {UNKNOWN[kind]}.{did_you_mean(name, known)}"
+
+
+def hint_unknown(sidejob: Any, output: Output, **given: str | None) -> None:
+    """After a search without results, say which `task` or `queue` is unknown."""
+    for kind in ("task", "queue"):
+        name = given.get(kind)
+        if name is not None and (said := unknown_name(sidejob, output, kind, name)):
+            output.note(said)
+
+
+def _of_app(app: Any, kind: str) -> Iterator[str]:
+    if kind == "task":
+        yield from app.tasks
+        return
+    yield from app.amqp.queues
+    for task in app.tasks.values():
+        queue = getattr(task, "queue", None)
+        with suppress(Exception):  # a router of the app's own may need the arguments
+            queue = queue or app.amqp.router.route({}, task.name, task_type=task).get("queue")
+        if queue is not None:
+            yield str(getattr(queue, "name", queue))

@@ -14,8 +14,7 @@ from rich.text import Text
 from ..deadset import MOST_DIGITS, DeadEntry
 from ..model.errors import SideJobError
 from ..model.printable import counted
-from . import names
-from .command import Failed, answering, load_modules, nothing_matches
+from .command import Failed, answering, hint_unknown, load_modules, nothing_matches
 from .options import AtLeast, Seconds, check_one_way, limit_option, queue_option, task_option, together, yes_option
 from .output import Output, facts, in_short, table
 from .selection import Summary, confirm, end_if, until_stopped
@@ -314,7 +313,7 @@ def _suggest(
     elif task is not None:
         output.note(nothing_matches("the dead set", sidejob.dead.tasks(), task))
     else:
-        names.hint(sidejob, output, queue=queue)
+        hint_unknown(sidejob, output, queue=queue)
 
 
 def _report(output: Output, what: str, number: int) -> None:

@@ -13,13 +13,12 @@ from .batches import batches
 from .database import db
 from .dead import dead
 from .finding import tag, tags, track, tracked, untag, untrack
-from .jobs import jobs, tree, watch
+from .jobs import fork, jobs, steps, tree, watch
 from .ports import peek, take, write
 from .queues import pause, queues, resume, unmanage, workers
 from .schedules import schedules
 from .show import show
 from .stats import stats
-from .steps import fork, steps
 from .tasks import revoke, tasks
 from .transport import transport
 from .upkeep import doctor, drain, poll

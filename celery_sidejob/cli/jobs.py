@@ -1,4 +1,7 @@
-"""`jobs`, `tree` and `watch`: a list of jobs, a job with all jobs below it, and a job as it goes on."""
+"""`jobs`, `tree` and `watch`: a list of jobs, a job with all jobs below it, and a job as it goes on.
+
+`steps` removes steps of a job, to be done again; `fork` makes a job that continues another job's steps.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,9 @@ from rich.tree import Tree
 from ..inspection.jobs import DEEPEST, JobViews, Node
 from ..jobs.job import Job
 from ..model.status import FINISHED, Status
-from . import names
-from .command import INTERRUPTED, Failed, answering, job_named
+from .command import INTERRUPTED, Failed, answering, hint_unknown, job_named, load_modules
 from .looks import looks
-from .options import AtLeast, job_argument, job_filters, limit_option
+from .options import AtLeast, JsonValue, job_argument, job_filters, limit_option
 from .output import Output, at_least, in_short, lasting, line, status
 
 PARENT = "Parent"
@@ -73,7 +75,7 @@ def jobs(
     rows = (_row(shown, families=families) for shown in documents)
     output.answer_with_list(documents, columns, rows, more=more)
     if not found:
-        names.hint(sidejob, output, task=chosen["task"], queue=chosen["queue"])
+        hint_unknown(sidejob, output, task=chosen["task"], queue=chosen["queue"])
 
 
 def parent_of(info: dict[str, Any]) -> str:
@@ -180,3 +182,44 @@ def _shown(found: dict[str, Any]) -> Text:
     waits = f": waits for {', '.join(found['waiting_for'])}" if found["waiting_for"] else ""
     told = f"  {found['progress']['shown']}" if found["progress"] is not None else ""
     return line(status(found["status"]), waits, told)
+
+
+# -- steps -------------------------------------------------------------------------------------------------------------
+
+
+@click.group()
+def steps() -> None:
+    """Have steps of a job done again; `show --steps` lists them."""
+
+
+@steps.command()
+@job_argument
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@answering
+def forget(sidejob: Any, output: Output, job_id: str, names: tuple[str, ...]) -> None:
+    """Remove what a job keeps of steps, so that its next run does them again: NAME, or one of several as NAME#2.
+
+    It asks for no run: `run --force` does that, for a failed job too.
+    """
+    job = job_named(sidejob, job_id)
+    before = {str(step) for step in job.steps}
+    job.forget(*names)
+    gone = sorted(before - {str(step) for step in job.steps})
+    said = f"Job {job.id} forgets {', '.join(gone)}." if gone else f"Job {job.id} has no such step."
+    output.answer({"job": job.id, "forgotten": gone}, said)
+
+
+@click.command()
+@job_argument
+@click.option("--before", metavar="STEP", help="The new job does this step, and all that began after it, again.")
+@click.option("--args", metavar="JSON", type=JsonValue(list), help="Other positional arguments: a JSON list.")
+@click.option("--kwargs", metavar="JSON", type=JsonValue(dict), help="Other keyword arguments: a JSON object.")
+@click.option("--task", metavar="NAME", help="Another task.")
+@click.option("--queue", metavar="NAME", help="Another queue.")
+@answering
+def fork(sidejob: Any, output: Output, /, job_id: str, before: str | None, **changed: Any) -> None:
+    """Make a job with the task, arguments, state and finished steps of another one that has not completed."""
+    load_modules(sidejob)
+    job = job_named(sidejob, job_id)
+    made: Job = sidejob.fork(job, before, **{name: value for name, value in changed.items() if value is not None})
+    output.answer({"job": made.id, "of": job.id}, f"Made job {made.id} ({made.task}) from job {job.id}.")

@@ -11,8 +11,7 @@ from rich.text import Text
 from ..jobs.job import Job
 from ..jobs.queue import Queue
 from ..jobs.workers import WorkerInfo, WorkerRun
-from . import names
-from .command import answering
+from .command import answering, hint_unknown, unknown_name
 from .output import Output, duration, job_or_task, line, moment, table_if_any
 
 
@@ -45,7 +44,7 @@ def queues(sidejob: Any, output: Output) -> None:
 def pause(sidejob: Any, output: Output, queue: str, reason: str | None) -> None:
     """Begin no further run of a queue, on any worker, until `resume`; runs in progress go on."""
     paused = sidejob.queue(queue)
-    said = names.unknown(sidejob, output, "queue", queue)  # asked before, because a paused queue is known
+    said = unknown_name(sidejob, output, "queue", queue)  # asked before, because a paused queue is known
     paused.pause(reason)
     output.answer(_about(paused), f"Queue {queue} is paused. Runs in progress: {paused.counts.running}.")
     if said:
@@ -63,7 +62,7 @@ def resume(sidejob: Any, output: Output, queue: str) -> None:
     said = "goes on" if was_paused else "was not paused"
     output.answer(_about(resumed), f"Queue {queue} {said}. Waiting: {resumed.counts.waiting}.")
     if not was_paused:
-        names.hint(sidejob, output, queue=queue)
+        hint_unknown(sidejob, output, queue=queue)
 
 
 @click.command()
@@ -79,7 +78,7 @@ def unmanage(sidejob: Any, output: Output, queue: str) -> None:
     said = "is not managed any more" if was_managed else "was not managed"
     output.answer({"name": queue, "was_managed": was_managed}, f"Queue {queue} {said}.{was}")
     if not was_managed:
-        names.hint(sidejob, output, queue=queue)
+        hint_unknown(sidejob, output, queue=queue)
 
 
 def _about(queue: Queue) -> dict[str, Any]:

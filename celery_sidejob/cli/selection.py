@@ -12,8 +12,7 @@ import click
 from ..jobs.job import Job
 from ..model.errors import JobNotFoundError, SideJobError, StoreUnavailableError
 from ..model.printable import counted, printable
-from . import names
-from .command import INTERRUPTED, Failed, job_named, with_app
+from .command import INTERRUPTED, Failed, hint_unknown, job_named, with_app
 from .options import check_one_way
 from .output import Output
 
@@ -120,7 +119,7 @@ def act_on_each(
     output.answer({"matched": matched, "done": summary.done, "skipped": dict(summary.skipped)}, said)
     summary.note_errors(output)
     if not matched:
-        names.hint(sidejob, output, task=chosen["task"], queue=chosen["queue"])
+        hint_unknown(sidejob, output, task=chosen["task"], queue=chosen["queue"])
     end_if(stopped)
     if job_ids and summary.skipped:
         raise Failed("Some of these jobs were skipped.")

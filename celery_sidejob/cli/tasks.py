@@ -14,8 +14,7 @@ from ..inspection.tasks import TaskViews
 from ..model.printable import counted
 from ..operations.ledger import revocation
 from ..operations.ledger.revocation import RevokedInAll
-from . import names
-from .command import Failed, answering
+from .command import Failed, answering, hint_unknown
 from .looks import wait_for_none
 from .options import check_one_way, limit_option, task_filters, yes_option
 from .output import Output, duration, lasting, line, status
@@ -54,7 +53,7 @@ def tasks(sidejob: Any, output: Output, /, finished: bool, limit: int, **chosen:
     if not found and finished and not sidejob.settings.task_history:
         output.note("Nothing is kept of durable tasks that have ended: set sidejob_task_history to a number.")
     elif not found:
-        names.hint(sidejob, output, **which)
+        hint_unknown(sidejob, output, **which)
 
 
 def _row(task: dict[str, Any]) -> tuple[Any, ...]:
@@ -163,7 +162,7 @@ def _revoke_matching(sidejob: Any, output: Output, which: dict[str, Any], termin
     }
     output.answer(document, said if counts else "No task matches.")
     if not counts:
-        names.hint(sidejob, output, task=which["task"], queue=which["queue"])
+        hint_unknown(sidejob, output, task=which["task"], queue=which["queue"])
     end_if(stopped)
 
 

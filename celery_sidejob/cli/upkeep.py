@@ -20,8 +20,7 @@ from ..inspection.queues import QueueViews
 from ..model.finding import Finding, Level
 from ..model.printable import counted
 from ..services.sweep.sweeper import COUNTS
-from . import names
-from .command import Failed, answering, load_modules, with_app
+from .command import Failed, answering, load_modules, unknown_name, with_app
 from .looks import looks
 from .options import Seconds
 from .output import Output, moment, printable, table, table_if_any
@@ -103,7 +102,7 @@ def drain(sidejob: Any, output: Output, queue: str | None, timeout: float | None
     Ends with 0 when it is done, with 1 when the time is up, with 2 if nobody knows the queue.
     """
     views = QueueViews(sidejob.runtime)
-    if queue is not None and (said := names.unknown(sidejob, output, "queue", queue)):
+    if queue is not None and (said := unknown_name(sidejob, output, "queue", queue)):
         raise Failed(said, code=2)  # "nothing is left" would be misread as "all is done"
     horizon_s = sidejob.settings.timer_horizon if horizon is None else horizon
     left = _wait(partial(views.pending, queue, horizon_s=horizon_s), output, timeout)

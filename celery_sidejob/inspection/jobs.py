@@ -143,12 +143,7 @@ class JobViews:
             most = job_lists.LOOKED if text is not None else STEP if reason is not None else limit + 1 - len(found)
             rows, last = job_lists.look(self._runtime.connections, which, limit=most, newest_first=newest_first)
             looked = [Job(row.id, runtime=self._runtime, row=row) for row in rows]
-            if text is not None:
-                looked = [job for job in looked if self._shows(job, str(which.text))]
-            if reason is not None:
-                why = self.waiting_for(looked)
-                looked = [job for job in looked if reason in why.get(job.id, ())]
-            found += looked
+            found += self._matching(looked, which.text, reason)
             if len(found) > limit:
                 return JobPage(found[:limit], found[limit - 1].id, None)
             if last is None:
@@ -156,6 +151,15 @@ class JobViews:
             if time.monotonic() > until:
                 return JobPage(found, last, last)
             which = replace(which, before=last) if newest_first else replace(which, after=last)
+
+    def _matching(self, looked: list[Job], text: str | None, reason: str | None) -> list[Job]:
+        """Leave out jobs whose arguments do not have this text, or that do not wait for this reason."""
+        if text is not None:
+            looked = [job for job in looked if self._shows(job, text)]
+        if reason is not None:
+            why = self.waiting_for(looked)
+            looked = [job for job in looked if reason in why.get(job.id, ())]
+        return looked
 
     def _shows(self, job: Job, text: str) -> bool:
         """Tell whether the arguments of a job, as people may see them, have this text."""

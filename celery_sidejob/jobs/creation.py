@@ -1,119 +1,38 @@
-"""Making jobs: `draft` checks and encodes everything, then `create` writes it in one transaction or not at all."""
+"""Making jobs from drafts: `create` writes them in one transaction or not at all.
+
+Unique keys decide which jobs are made, and which open jobs are used or replaced.
+"""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
-from ..model import values
-from ..model.call import Call
-from ..model.changes import NewJob, PortRow
-from ..model.checks import MOST_S, in_seconds, is_near, shown
-from ..model.columns import OPTIONS
+from ..model.changes import Change, NewJob, Terminate
 from ..model.errors import (
     AliasTakenError,
     ChildNameTakenError,
+    IllegalMoveError,
     InvalidValueError,
-    JobNotFoundError,
     StoreUnavailableError,
 )
-from ..model.names import alias_taken, at_most, check_alias, check_child_name, check_key, check_tags, child_name_taken
-from ..model.port import NO_DATA, PortOptions, parse_ports
+from ..model.names import child_name_taken
 from ..operations.after_commit import AfterCommit, follow
-from ..operations.changes import batches
+from ..operations.changes.unique_keys import KeysTakenError, is_replaced
 from ..operations.changes.unit_of_work import carry_out
 from ..operations.gates import capacity
 from ..operations.runtime import Runtime
-from ..store import askings, jobs
+from ..store import askings, jobs, unique_keys
 from ..store.errors import NoAnswer, OutcomeUnknown
 from ..store.statement import Transaction
-from ..unit.lookup import locate
 from ..unit.open_unit import OpenUnit, active
-from .depending import edges_of
-from .uniqueness import create_unique, first_of_each, with_the_replaced
 
-Ports = Mapping[str, PortOptions]
-
-
-def draft(  # noqa: PLR0913 - the options of a new job
-    runtime: Runtime,
-    task: Any,
-    args: Any = (),
-    kwargs: Mapping[str, Any] | None = None,
-    *,
-    queue: str | None = None,
-    parent: int | str | None = None,
-    child_name: str | None = None,
-    eta: datetime | None = None,
-    countdown: float | None = None,
-    inports: Any = None,
-    outports: Any = None,
-    aliases: Iterable[str] = (),
-    state: Mapping[str, Any] | None = None,
-    tags: Iterable[str] = (),
-    priority: int | None = None,
-    depends_on: Iterable[Any] = (),
-    on_failure: str | None = None,
-    executor: Transaction | None = None,
-    **options: Any,
-) -> NewJob:
-    """Check and encode all parts of a new job, and return it without an id; nothing is written.
-
-    `options` are Celery's, and the options that go straight into a column (`OPTIONS`). `executor` reads the parent,
-    which may have been made in the caller's transaction.
-    """
-    given = {name: options.pop(name) for name in OPTIONS if name in options}
-    options |= {name: value for name, value in (("eta", eta), ("countdown", countdown)) if value is not None}
-    call = runtime.tasks.call(task, args, kwargs, queue=queue, priority=priority, options=options)
-    unit = active()
-    if unit is not None and given.get("created_by") is None:
-        given["created_by"] = f"job:{unit.hold.job_id}"
-    if not isinstance(state, Mapping | None):
-        raise InvalidValueError(f"state= takes a mapping of keys to values, not a {type(state).__name__}.")
-    limit = runtime.settings.max_value_bytes
-    wait_s, due_at = when(runtime, eta=call.eta, countdown=call.countdown)
-    edges = edges_of(runtime, depends_on, on_failure, executor)
-    admission, columns = call.admission, dict(call.columns)
-    if admission is not None:
-        columns |= admission.columns
-        if wait_s is not None or due_at is not None or edges:
-            admission = replace(admission, mode="wait")
-    return NewJob(
-        task_id=call.task_id,
-        task=call.task,
-        queue=call.queue,
-        priority=call.priority,
-        args=values.encode(list(call.args), limit=limit, what="args"),
-        kwargs=values.encode(dict(call.kwargs), limit=limit, what="kwargs"),
-        parent_id=_parent_id(runtime, call, parent, child_name, executor),
-        name=child_name,
-        **columns,
-        **{name: OPTIONS[name](name, value) for name, value in given.items()},
-        options=json.dumps(dict(call.options)) if call.options else None,
-        depends_on=edges,
-        batch=batches.present(),
-        unique=call.unique,
-        admission=admission,
-        due_at=due_at,
-        wait_s=wait_s,
-        ports=port_rows((call.inports, call.outports), inports, outports),
-        aliases=_aliases(runtime, call, aliases),
-        state=encode_state(state or {}, limit=limit),
-        tags=check_tags(tags, where="tags="),
-    )
-
-
-def encode_state(state: Mapping[str, Any], *, limit: int) -> dict[str, str]:
-    """Check the keys of a job's state, and return its values as texts."""
-    return {
-        check_key(key): values.encode(value, limit=limit, what=f"state[{key!r}]")
-        for key, value in at_most(state.items(), "keys of the state")
-    }
+Make = Callable[[Sequence[NewJob]], Sequence[NewJob]]
+"""Makes jobs, all or none, and returns them with their ids."""
 
 
 def create(runtime: Runtime, drafts: Sequence[NewJob], transaction: Any = None) -> Sequence[NewJob | int]:
@@ -153,83 +72,6 @@ def _create(runtime: Runtime, drafts: Sequence[NewJob], transaction: Any) -> Seq
     return made
 
 
-def check_child_name_is_free(runtime: Runtime, parent_id: int, name: str) -> None:
-    """Refuse a taken name at the call, inside a run, rather than at the run's commit."""
-    unit = active()
-    assert unit is not None
-    gained, gone = unit.family(parent_id)
-    other = gained.get(name)
-    if other is None and parent_id not in unit.new_jobs():
-        other = jobs.child(runtime.connections, parent_id, name)
-    if other is not None and (name in gained or other not in gone):
-        raise child_name_taken((parent_id, name))
-
-
-def port_rows(own: tuple[Ports, Ports], inports: Any, outports: Any) -> tuple[PortRow, ...]:
-    """Return the ports of a job: its task's ports, each replaced by the creator's port of the same name, if any."""
-    merged_in = {**own[0], **parse_ports(inports or (), where="inports")}
-    merged_out = {**own[1], **parse_ports(outports or (), where="outports")}
-    return (
-        *(_port_row("in", name, options) for name, options in merged_in.items()),
-        *(_port_row("out", name, options) for name, options in merged_out.items()),
-    )
-
-
-def when(
-    runtime: Runtime, *, eta: datetime | None, countdown: float | timedelta | None
-) -> tuple[float | None, datetime | None]:
-    """Return (seconds to wait, moment) of an `eta` or `countdown`; both None for now. `eta` wins."""
-    if eta is not None:
-        if not isinstance(eta, datetime):
-            raise InvalidValueError(f"eta= takes a datetime, not {type(eta).__name__}; seconds go into countdown=.")
-        return None, runtime.tasks.localize(eta)
-    if countdown is None:
-        return None, None
-    wait_s = in_seconds(countdown)
-    if not is_near(wait_s):
-        raise InvalidValueError(f"countdown= takes seconds, {MOST_S}, not {shown(wait_s)}.")
-    return (float(wait_s), None) if wait_s > 0 else (None, None)
-
-
-def _parent_id(
-    runtime: Runtime, call: Call, parent: int | str | None, child_name: str | None, executor: Transaction | None
-) -> int | None:
-    """Return the id of the parent of a new job; in a run its name must be free there.
-
-    The commit checks the name, and the aliases, if a unique key may resolve to the very job that has them.
-    """
-    if parent is None and child_name is None:
-        return None
-    above = None if parent is None else locate(runtime, parent, executor)
-    if parent is not None and above is None:
-        raise JobNotFoundError(f"There is no job {shown(parent)} to be the parent of a new {call.task!r}.")
-    if above is None or child_name is None:
-        raise InvalidValueError(
-            "A child of a job needs parent= and child_name= together; got "
-            f"parent={above and above[0]!r}, child_name={shown(child_name)}."
-        )
-    check_child_name(child_name)
-    if active() is not None and call.unique is None:
-        check_child_name_is_free(runtime, above[0], child_name)
-    return above[0]
-
-
-def _aliases(runtime: Runtime, call: Call, aliases: Iterable[str]) -> tuple[str, ...]:
-    """Return the aliases of a new job, each once; in a run they must be free."""
-    if isinstance(aliases, str):
-        raise InvalidValueError(f"aliases= takes a list of names, not the string {aliases!r}.")
-    names = tuple(dict.fromkeys(check_alias(name) for name in at_most(aliases, "aliases")))
-    for name in names if active() is not None and call.unique is None else ():
-        if (owner := locate(runtime, name)) is not None:
-            raise alias_taken(name, owner[0])
-    return names
-
-
-def _port_row(direction: Any, name: str, options: PortOptions) -> PortRow:
-    default = None if options.default is NO_DATA else values.encode(options.default, what=f"default of port {name!r}")
-    return PortRow(direction, name, default, options.channels, options.limit)
-
-
 def _numbered(drafts: Sequence[NewJob], ids: Iterable[int]) -> list[NewJob]:
     return [replace(new, id=job_id) for new, job_id in zip(drafts, ids, strict=True)]
 
@@ -247,7 +89,7 @@ def _check_room(runtime: Runtime, unit: OpenUnit, made: Sequence[NewJob]) -> Non
     if not judged:
         return
     pending = Counter[str]()
-    for new in unit.new_jobs().values():
+    for new in unit.seen.new_jobs().values():
         if (admission := capacity.judged(new)) is not None:
             pending[admission.pool.name] += admission.weight
     for admission in judged:
@@ -329,3 +171,81 @@ def _check_child_names(executor: Transaction, drafts: Iterable[NewJob]) -> None:
             continue
         if jobs.child(executor, new.parent_id, new.name) is not None:
             raise child_name_taken((new.parent_id, new.name))
+
+
+# -- unique keys -------------------------------------------------------------------------------------------------------
+
+
+def create_unique(
+    runtime: Runtime, drafts: Sequence[NewJob], make: Make, transaction: Any = None
+) -> Sequence[NewJob | int]:
+    """Make the jobs whose keys no open job has; return for each draft the new job, or the open job's id.
+
+    The keys are judged by the transaction that makes the jobs. If it finds a taken key, it writes nothing, and the jobs
+    to be made are chosen again. In a run the keys are judged now by the committed jobs, and again by the run's commit:
+    if another job has taken a key meanwhile, the run begins again. Raises DuplicateError if a draft asks for it.
+    """
+    unit = active() if transaction is None else None
+    left = first_of_each(drafts)
+    found: dict[str, int] = {}
+    taken: Mapping[str, Any] = {} if unit is None else _holders(runtime, unit, left)
+    while True:
+        left = [_judged(new, taken, found, transaction) for new in left]
+        wanted = [new for new in left if new.unique is None or new.unique.key not in found]
+        try:
+            made = {new.task_id: new for new in (make(wanted) if wanted else ())}
+            break
+        except KeysTakenError as error:
+            taken = error.holders
+    of_key: dict[str, NewJob | int] = {**found}
+    of_key.update({new.unique.key: new for new in made.values() if new.unique is not None})
+    return [made[new.task_id] if new.unique is None else of_key[new.unique.key] for new in drafts]
+
+
+def first_of_each(drafts: Sequence[NewJob]) -> list[NewJob]:
+    """Leave out drafts that use the job of an earlier draft with the same key."""
+    first: dict[str, NewJob] = {}
+    left = []
+    for new in drafts:
+        if new.unique is None or first.setdefault(new.unique.key, new) is new:
+            left.append(new)
+        elif new.unique.on_duplicate != "return":
+            raise InvalidValueError(
+                f"Two of the new jobs have the unique key {new.unique.key!r}: the second may only have "
+                "on_duplicate='return', which uses the first."
+            )
+    return left
+
+
+def with_the_replaced(made: Sequence[NewJob]) -> Sequence[Change]:
+    """Return the changes that make these jobs and terminate the jobs that they replace."""
+    return [*made, *(Terminate(new.replaces) for new in made if new.replaces is not None)]
+
+
+def _judged(new: NewJob, taken: Mapping[str, Any], found: dict[str, int], transaction: Any) -> NewJob:
+    """Judge a draft whose key is taken: note the open job as `found`, or return the draft that replaces it."""
+    if new.unique is None:
+        return new
+    holder = taken.get(new.unique.key)
+    if holder is None:
+        return replace(new, replaces=None)
+    if not is_replaced(new.unique, holder):
+        found[new.unique.key] = holder.job_id
+        return new
+    if transaction is not None:
+        raise IllegalMoveError(
+            f"Job {holder.job_id} has the unique key {new.unique.key!r}, and on_duplicate='replace' cannot be part of "
+            "transaction=: it would lock that job until your commit. Call it before or after your transaction."
+        )
+    return replace(new, replaces=holder.job_id)
+
+
+def _holders(runtime: Runtime, unit: OpenUnit, drafts: Sequence[NewJob]) -> dict[str, Any]:
+    """Return the jobs that have the keys of drafts, as this unit leaves the store; it cannot replace its own jobs."""
+    keys = [new.unique.key for new in drafts if new.unique is not None]
+    own = {
+        new.unique.key: SimpleNamespace(job_id=new.id, waits=False)
+        for new in unit.seen.new_jobs().values()
+        if new.unique
+    }
+    return {row.key: row for row in unique_keys.holders(runtime.connections, keys)} | own

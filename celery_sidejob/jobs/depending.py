@@ -57,7 +57,7 @@ def ids_of(runtime: Runtime, jobs: Iterable[Any], executor: Transaction | None =
 def check_in_run(runtime: Runtime, unit: OpenUnit, change: DependOn, row: Any) -> None:
     """Refuse a dependency at the call, inside a run, rather than at the run's commit."""
     dependencies.check_waits(row)
-    pending = {each.id: [on for on, _ in each.depends_on] for each in unit.new_jobs().values()}
+    pending = {each.id: [on for on, _ in each.depends_on] for each in unit.seen.new_jobs().values()}
     for each in unit.changes:
         if isinstance(each, DependOn):
             pending[each.job_id] = [*pending.get(each.job_id, ()), *each.on]

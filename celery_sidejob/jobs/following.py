@@ -14,7 +14,7 @@ from ..operations.gates import capacity
 from ..operations.gates.capacity import Work
 from ..operations.runtime import Runtime
 from ..operations.works import Works
-from .creation import draft
+from .drafts import draft
 
 OPTIONS = ("queue", "priority", "countdown")
 

@@ -52,15 +52,14 @@ from ..model.port import WILDCARD
 from ..model.progress import Progress
 from ..model.status import FINISHED, Status, statuses_of
 from ..model.steps import BeginAnew, CopySteps, ForgetSteps, label, parse_label
-from ..operations.changes.cancelling import cancel as cancel_together
-from ..operations.changes.cancelling import to_cancel
 from ..operations.changes.deletion import delete
 from ..operations.changes.dependencies import check_waits
-from ..operations.changes.moving import check_may_move
+from ..operations.changes.family import check_may_move
 from ..operations.changes.unit_of_work import carry_out
 from ..operations.gates.queues import set_priority
 from ..operations.runs.recovery import move_by_force
-from ..operations.runs.shutdown import terminate_without_shutdown
+from ..operations.runs.terminations import cancel as cancel_together
+from ..operations.runs.terminations import terminate_without_shutdown, to_cancel
 from ..operations.runtime import Runtime
 from ..operations.waiting import waiting_for
 from ..store import aliases as alias_rows
@@ -72,11 +71,20 @@ from ..store import tracked as tracked_rows
 from ..unit import view as unit_view
 from ..unit.lookup import locate
 from ..unit.open_unit import active, submit
-from .creation import check_child_name_is_free, create, encode_state, port_rows, when
+from .creation import create
 from .depending import check_in_run, check_on_failure, ids_of, pending_edges
-from .drafts import Drafts, draft_single
+from .drafts import (
+    Drafts,
+    check_child_name_is_free,
+    draft_single,
+    encode_state,
+    move_of,
+    moved_to,
+    port_rows,
+    stage_of,
+    when,
+)
 from .history import HistoryEntry, entry_of, pending
-from .moving import move_of, moved_to, stage_of
 from .port import Port
 from .scopes import current_context
 from .steps import Step, step_list
@@ -270,17 +278,14 @@ class Job:
         wait_s, due_at = when(self._runtime, eta=eta, countdown=countdown)
         ask = Ask(self.id, force=force, of_parent=parent, due_at=due_at, wait_s=wait_s)
         asked = self if not parent else Job(self.id, runtime=self._runtime).parent
-        unit = active()
         if asked is None:
             return None
         if fresh and transaction is not None:
             raise IllegalMoveError(f"run(fresh=True) of job {asked.id} with transaction=: ask for it after the commit.")
         changes: list[Change] = [BeginAnew(asked.id, force=force), ask] if fresh else [ask]
-        if unit is not None and transaction is None:
-            for change in changes:
-                unit.add(change)
+        done = submit(self._runtime, "run", *changes, transaction=transaction)
+        if done is None:
             return asked
-        done = carry_out(self._runtime, "run", changes, transaction)
         if done.wakes.refused & {asked.id, self.id}:
             return None
         return asked if transaction is not None else asked._forget()
@@ -412,11 +417,8 @@ class Job:
         told = Log(self.id, "moved", moved_to(stage), time.monotonic())
         if force:
             move_by_force(self._runtime, change, told)
-        elif unit is not None:
-            unit.add(change)
-            unit.add(told)
         else:
-            carry_out(self._runtime, "move", [change, told])
+            submit(self._runtime, "move", change, told)
         return self._forget()
 
     def terminate(self, *, recursive: bool = False, without_shutdown: bool = False, transaction: Any = None) -> Job:
@@ -502,7 +504,7 @@ class Job:
         found = {row.name: Job(row.id, runtime=self._runtime, row=row) for row in self._child_rows()}
         unit = active()
         if unit is not None:
-            gained, gone = unit.family(self.id)
+            gained, gone = unit.seen.family(self.id)
             found = {name: child for name, child in found.items() if name not in gone and child.id not in gone}
             found.update({name: Job(child, runtime=self._runtime) for name, child in gained.items()})
         return self._found(found)
@@ -514,7 +516,7 @@ class Job:
         if unit is None:
             child_id = self._found(jobs.child(self._runtime.connections, self.id, name))
             return None if child_id is None else Job(child_id, runtime=self._runtime)
-        gained, gone = unit.family(self.id)
+        gained, gone = unit.seen.family(self.id)
         if name in gained:
             return Job(gained[name], runtime=self._runtime)
         found = unit.children.find(self.id, name)
@@ -540,7 +542,7 @@ class Job:
             check_child_name_is_free(self._runtime, self.id, name)
             if job.parent is not None:
                 raise HasParentError(f"Job {job.id} is a child of job {job.parent.id}; disown it there first.")
-            above = unit.ancestors(self.id)
+            above = unit.seen.ancestors(self.id)
             if job.id in above:
                 raise circle(job.id, above)
         self._do("adopt", Adopt(self.id, job.id, name))
@@ -565,7 +567,7 @@ class Job:
         unit = active()
         found = set(alias_rows.of(self._runtime.connections, self.id))
         if unit is not None:
-            given, taken = unit.aliases(self.id)
+            given, taken = unit.seen.aliases(self.id)
             found = (found | given.keys()) - taken
         return self._found(sorted(found))
 
@@ -754,7 +756,7 @@ class Job:
     def _read(self) -> Any:
         if self._row is None:
             unit = active()
-            new = unit.new_jobs().get(self.id) if unit is not None else None
+            new = unit.seen.new_jobs().get(self.id) if unit is not None else None
             if new is not None:
                 return unit_view.row_of(new)
             found = jobs.find(self._runtime.connections, [self.id])
@@ -791,7 +793,7 @@ class Job:
     def _state(self, key: str | None = None) -> dict[str, str]:
         unit = active()
         if unit is not None:
-            return self._found(unit.state(self.id, key))
+            return self._found(unit.seen.state(self.id, key))
         return self._found(state_rows.read(self._runtime.connections, self.id, key))
 
     def _child_rows(self) -> Iterable[Any]:
@@ -802,12 +804,12 @@ class Job:
 
     def _ports(self, direction: Direction) -> list[Port]:
         unit = active()
-        found = unit.ports(self.id) if unit is not None else ports.of_job(self._runtime.connections, self.id)
+        found = unit.seen.ports(self.id) if unit is not None else ports.of_job(self._runtime.connections, self.id)
         names = self._found([name for side, name in found if side == direction])
         return [Port(self, direction, name) for name in sorted(names) if name != WILDCARD]
 
     def _do(self, name: str, change: Change, transaction: Any = None) -> None:
-        submit(self._runtime, name, change, transaction)
+        submit(self._runtime, name, change, transaction=transaction)
 
 
 def find(runtime: Runtime, id_or_alias: int | str | Job) -> Job | None:
@@ -872,13 +874,7 @@ def fork(runtime: Runtime, source: Job, before: str | None, changed: Mapping[str
     }
     new = draft_single(runtime, _with_parent({**like, **changed}), None)
     new = replace(new, id=jobs.next_ids(runtime.connections, 1)[0])
-    changes: list[Change] = [new, CopySteps(new.id, source.id, place)]
-    unit = active()
-    if unit is None:
-        carry_out(runtime, "fork", changes)
-    else:
-        for change in changes:
-            unit.add(change)
+    submit(runtime, "fork", new, CopySteps(new.id, source.id, place))
     return _handle(runtime, new, None)
 
 

@@ -78,7 +78,7 @@ class Group:
         if unit is None and transaction is None and log.announced(runtime, change):
             return
         try:
-            submit(runtime, "log", change, transaction)
+            submit(runtime, "log", change, transaction=transaction)
         except IllegalMoveError:  # the run is over: its last reads and writes are not committed either
             return
 

@@ -237,7 +237,7 @@ class Port:
             self._note_packets(applied.moved, keys, transaction)
             return [values.decode(row.value) for row in applied.moved]
         for port in targets:
-            if not unit.knows_port(port._key):
+            if not unit.seen.knows_port(port._key):
                 port._row()
         default = self._row().default_value
         found = unit.drain(self._key)
@@ -317,9 +317,9 @@ class Port:
     def _do(self, name: str, change: Change, transaction: Any = None) -> None:
         """Have a change of the port applied; a run checks here whether its commit would refuse the change."""
         unit = active()
-        if unit is not None and transaction is None and not unit.knows_port(self._key):
+        if unit is not None and transaction is None and not unit.seen.knows_port(self._key):
             self._row()
-        submit(self._runtime, name, change, transaction)
+        submit(self._runtime, name, change, transaction=transaction)
 
     def _next(self, transaction: Any = None, *, many: bool = False) -> tuple[Any | None, str | None]:
         """Read the oldest packet; if there is none, return None and the default."""
@@ -365,10 +365,10 @@ class Port:
         unit = active()
         if unit is None:
             rows = ports.of_job(executor or self._runtime.connections, self.job.id)
-        elif (seen := unit.port(self._key)) is not None:
+        elif (seen := unit.seen.port(self._key)) is not None:
             return seen
         else:
-            rows = unit.ports(self.job.id)
+            rows = unit.seen.ports(self.job.id)
         rows = rows or self.job._ports_made()
         row = rows.get((self.direction, self.name)) or rows.get((self.direction, WILDCARD))
         if row is None:

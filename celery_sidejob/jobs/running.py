@@ -21,10 +21,9 @@ from ..operations.ledger import durable_locks, durable_runs
 from ..unit.open_unit import OpenUnit, Suspend, active
 from ..unit.steps import turn_key
 from . import steps
-from .creation import when
+from .drafts import stage_of, when
 from .job import Job
 from .log_entries import one_entry
-from .moving import stage_of
 from .port import Port
 from .scopes import current_context
 from .steps import RetryOn, StepInTransaction, Tries, Was, steps_of

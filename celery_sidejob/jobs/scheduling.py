@@ -18,7 +18,7 @@ from ..operations.runtime import Runtime
 from ..operations.schedules import ScheduledWorks
 from ..store import schedules as rows
 from ..store.schedules import Row
-from .creation import draft
+from .drafts import draft
 from .following import ready
 
 PAGE = 100

@@ -15,8 +15,7 @@ from ..store import claims
 from ..store.errors import OutcomeUnknown
 from ..store.statement import Transaction
 from .lock_set import KeptPorts
-from .retrying import PAUSE_S
-from .runtime import Runtime
+from .runtime import PAUSE_S, Runtime
 
 T = TypeVar("T")
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import operator
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
+from ..model.errors import SchemaError, StoreUnavailableError
 from ..model.protocols import Announcer, Broker, Observer, Publisher, ResultRules, Results, Tasks
 from ..model.settings import Settings
 from ..store.connection.connections import Connections
@@ -15,6 +17,9 @@ from .audience import Audience, Tracking
 from .stores import Store, Stores
 
 T = TypeVar("T")
+
+PAUSE_S = 0.2
+"""Seconds between two tries to reach an unavailable store."""
 
 
 class LocalRuntime(Protocol):
@@ -107,3 +112,20 @@ class Runtime:
     def patience_s(self) -> float | None:
         """Seconds that a run's statements wait for an answer: without another store None, while this one answers."""
         return self.settings.lease if self.stores.several else None
+
+
+def patiently(runtime: Runtime, once: Callable[[], T]) -> T:
+    """Repeat `once`, for a lease, while the store is unavailable: a short outage must not make a run fail.
+
+    It also repeats while a table or a right is missing, as during an upgrade by hand or a restore.
+    """
+    deadline = time.monotonic() + runtime.settings.lease
+    while True:
+        try:
+            return once()
+        except (StoreUnavailableError, SchemaError) as error:
+            if time.monotonic() > deadline:
+                raise (
+                    error if isinstance(error, StoreUnavailableError) else StoreUnavailableError(str(error))
+                ) from error
+            time.sleep(PAUSE_S)

@@ -18,8 +18,7 @@ from ..model.checks import shown as in_text
 from ..model.crash_points import Died
 from ..model.durable import Message
 from ..model.errors import InvalidValueError
-from ..operations.changes.noted_asks import apply_due, apply_noted_asks
-from ..operations.changes.publications import deliver_page
+from ..operations.changes.follow_up import apply_due, apply_noted_asks, deliver_page
 from ..operations.runtime import Runtime
 from ..services.duty import Report
 from ..services.heartbeat.heartbeat import Heartbeat
@@ -29,7 +28,7 @@ from ..services.sweep.sweep import Sweep
 from ..store import publications, workers
 from ..store.outbox.doorbells import doomed, due
 from .databases import declare_dead
-from .freezing import family
+from .processes import family
 from .subject import shown, sidejob_of
 from .waiting import wait_until
 

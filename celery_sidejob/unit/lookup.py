@@ -33,7 +33,7 @@ def locate(
 def _by_alias(reader: Reader, alias: str) -> tuple[int, Any | None] | None:
     unit = active()
     if unit is not None:
-        given, taken = unit.aliases()
+        given, taken = unit.seen.aliases()
         if alias in given:
             return given[alias], None
         if alias in taken:
@@ -44,7 +44,7 @@ def _by_alias(reader: Reader, alias: str) -> tuple[int, Any | None] | None:
 
 def _by_id(reader: Reader, job_id: int) -> tuple[int, Any | None] | None:
     unit = active()
-    if unit is not None and job_id in unit.new_jobs():
+    if unit is not None and job_id in unit.seen.new_jobs():
         return job_id, None
     if not -(2**63) <= job_id < 2**63:
         return None

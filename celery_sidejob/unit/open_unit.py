@@ -18,10 +18,9 @@ from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 from ..awaiting import Parts
-from ..model.changes import Change, ConfigurePorts, NewJob, PortKey, RememberInputs, Stage, Terminate
+from ..model.changes import Change, ConfigurePorts, PortKey, RememberInputs, Stage, Terminate
 from ..model.crash_points import reach
 from ..model.errors import IllegalMoveError, LeaseLostError, PortFullError, SideJobError, StoreUnavailableError
-from ..model.port import WILDCARD
 from ..model.status import RunEnd
 from ..model.steps import KeepStep
 from ..operations.changes.unit_of_work import Applied, carry_out
@@ -29,16 +28,15 @@ from ..operations.hold import BeginsAgainError, Hold
 from ..operations.runs import measuring, runs
 from ..operations.runs.runs import Unit
 from ..operations.runtime import Runtime
-from ..store import claims, jobs, ports, state, trees
+from ..store import claims, jobs
 from ..store.borrowed.lending import owners
 from ..store.connection import on_loop
 from ..store.outbox import holds
 from ..store.trouble import comes_from, is_trouble
 from . import view
-from .children import Children
 from .lent_unit import LentUnit, Undone, in_doubt
 from .progress import Told
-from .read_ahead import ReadAhead
+from .read_ahead import Children, ReadAhead
 from .steps import Steps
 
 R = TypeVar("R")
@@ -75,8 +73,7 @@ class OpenUnit:
         self.children = Children(runtime, hold)
         self.stopping: Callable[[], bool] = lambda: False
         self._ahead = ReadAhead(runtime, hold)
-        self._ports: dict[int, dict[tuple[str, str], Any]] = {}
-        self._known: set[PortKey] = set()
+        self.seen = view.Seen(runtime, hold, changes=lambda: self.changes, empty=self._ahead.empty)
         self._lent: LentUnit | None = None
         self._undone: Undone | None = None
         self._block_unheard = False
@@ -361,7 +358,7 @@ class OpenUnit:
         """Go on with the next unit. A time limit may strike meanwhile: then all of this is repeated."""
         done, then = self.unit, self._own or Unit()
         then.took |= done.took  # what a run took stays taken until it ends
-        self._ports.clear()
+        self.seen.begin_next()
         self.turns_over = self.turns_over and bool(then.read)
         self.startup = self.startup and (0, 0)
         if self.steps is not None:
@@ -571,65 +568,13 @@ class OpenUnit:
 
     @property
     def changes(self) -> list[Change]:
-        """What this unit will apply, in order; a unit in the caller's transaction is settled once that is over."""
+        """What this unit will apply, in order; in a step with what the body has done before.
+
+        A unit in the caller's transaction is settled once that is over.
+        """
         if self._lent is not None and not self._lent.is_open(self.runtime.connections):
             self.settle()
-        return self._seen
-
-    @property
-    def _seen(self) -> list[Change]:
-        """The changes that a read sees: in a step those of the body too."""
         return self.unit.changes if self._own is None else [*self._own.changes, *self.unit.changes]
-
-    def new_jobs(self) -> dict[int, NewJob]:
-        """Return the jobs this unit will create."""
-        return view.new_jobs(self.changes)
-
-    def state(self, job_id: int, key: str | None = None) -> dict[str, str]:
-        """Return a job's state as this unit leaves it, {key: JSON text}."""
-        new = self.new_jobs().get(job_id)
-        found = new.state if new else state.read(self.runtime.connections, job_id, key)
-        return view.state(self._seen, job_id, found)
-
-    def family(self, parent_id: int) -> tuple[dict[str, int], set[int]]:
-        """Return the children this unit gives a job, {name: id}, and the ids or names it takes away."""
-        return view.family(self.changes, parent_id)
-
-    def ancestors(self, job_id: int) -> list[int]:
-        """Return a job and everything above it as this unit leaves them, the root last."""
-        return view.ancestors(self.changes, job_id, lambda start: trees.ancestors(self.runtime.connections, start))
-
-    def aliases(self, job_id: int | None = None) -> tuple[dict[str, int], set[str]]:
-        """Return the aliases this unit gives, {name: job id}, and those it takes away; of one job, or of all."""
-        return view.aliases(self.changes, job_id)
-
-    def ports(self, job_id: int) -> dict[tuple[str, str], Any]:
-        """Return a job's ports as this unit leaves them, {(direction, name): row}."""
-        new = self.new_jobs().get(job_id)
-        if new is not None:
-            return view.ports(self._seen, job_id, view.ports_made(new.ports))
-        if job_id not in self._ports:
-            self._ports[job_id] = ports.of_job(self.runtime.connections, job_id)
-        return view.ports(self._seen, job_id, self._ports[job_id])
-
-    def port(self, key: PortKey) -> Any | None:
-        """Return a port as this unit leaves it, or the pattern that allows it; None if the job has no such port."""
-        job_id, direction, name = key
-        empty = self._ahead.empty(key)
-        rows = self.ports(job_id) if empty is None else view.ports(self.changes, job_id, {(direction, name): empty})
-        found = rows.get((direction, name)) or rows.get((direction, WILDCARD))
-        if found is not None:
-            self._known.add(key)
-        return found
-
-    def knows_port(self, key: PortKey) -> bool:
-        """Tell without the store whether a port is there: it was found before, or is the run's own by its task."""
-        job_id, direction, name = key
-        if key not in self._known and job_id == self.hold.job_id:
-            declared = self.runtime.tasks.ports(self.hold.row.task)[direction == "out"]
-            if name in declared or WILDCARD in declared:
-                self._known.add(key)
-        return key in self._known
 
     def inputs_memo(self) -> dict[str, Any]:
         """Return with which defaults `for_inputs` has called the body already, as this unit leaves it."""
@@ -758,13 +703,14 @@ def within(unit: OpenUnit | None) -> Iterator[None]:
         _active.reset(token)
 
 
-def submit(runtime: Runtime, name: str, change: Change, transaction: Any = None) -> Applied | None:
-    """Have a change applied: by the commit of the run in progress here, else now or in the caller's transaction.
+def submit(runtime: Runtime, name: str, *changes: Change, transaction: Any = None) -> Applied | None:
+    """Have changes applied: by the commit of the run in progress here, else now or in the caller's transaction.
 
-    Returns None if it is left to the commit of a run.
+    Returns None if they are left to the commit of a run.
     """
     unit = active()
-    if unit is not None and transaction is None:
+    if unit is None or transaction is not None:
+        return carry_out(runtime, name, changes, transaction)
+    for change in changes:
         unit.add(change)
-        return None
-    return carry_out(runtime, name, [change], transaction)
+    return None

@@ -29,6 +29,11 @@ from ..model.changes import (
 from ..model.columns import SHOWN
 from ..model.port import WILDCARD
 from ..model.status import Status
+from ..operations.hold import Hold
+from ..operations.runtime import Runtime
+from ..store import ports as port_rows
+from ..store import state as state_rows
+from ..store import trees
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,84 @@ class Written:
     context: str | None
     options: str | None
     written_at: None = None
+
+
+class Seen:
+    """The store as the body of a run sees it: what its unit will make of it. `changes` returns those of the unit.
+
+    `empty` returns the row of a port of which it is known that no packet waits there.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        hold: Hold,
+        *,
+        changes: Callable[[], Sequence[Change]],
+        empty: Callable[[PortKey], Any | None],
+    ) -> None:
+        self._runtime = runtime
+        self._hold = hold
+        self._changes = changes
+        self._empty = empty
+        self._ports: dict[int, dict[tuple[str, str], Any]] = {}
+        self._known: set[PortKey] = set()
+
+    def begin_next(self) -> None:
+        """Read ports anew from now on: a unit was committed."""
+        self._ports.clear()
+
+    def new_jobs(self) -> dict[int, NewJob]:
+        """Return the jobs this unit will create."""
+        return new_jobs(self._changes())
+
+    def state(self, job_id: int, key: str | None = None) -> dict[str, str]:
+        """Return a job's state as this unit leaves it, {key: JSON text}."""
+        changes = self._changes()
+        new = new_jobs(changes).get(job_id)
+        found = new.state if new else state_rows.read(self._runtime.connections, job_id, key)
+        return state(changes, job_id, found)
+
+    def family(self, parent_id: int) -> tuple[dict[str, int], set[int]]:
+        """Return the children this unit gives a job, {name: id}, and the ids or names it takes away."""
+        return family(self._changes(), parent_id)
+
+    def ancestors(self, job_id: int) -> list[int]:
+        """Return a job and everything above it as this unit leaves them, the root last."""
+        return ancestors(self._changes(), job_id, lambda start: trees.ancestors(self._runtime.connections, start))
+
+    def aliases(self, job_id: int | None = None) -> tuple[dict[str, int], set[str]]:
+        """Return the aliases this unit gives, {name: job id}, and those it takes away; of one job, or of all."""
+        return aliases(self._changes(), job_id)
+
+    def ports(self, job_id: int) -> dict[tuple[str, str], Any]:
+        """Return a job's ports as this unit leaves them, {(direction, name): row}."""
+        changes = self._changes()
+        new = new_jobs(changes).get(job_id)
+        if new is not None:
+            return ports(changes, job_id, ports_made(new.ports))
+        if job_id not in self._ports:
+            self._ports[job_id] = port_rows.of_job(self._runtime.connections, job_id)
+        return ports(changes, job_id, self._ports[job_id])
+
+    def port(self, key: PortKey) -> Any | None:
+        """Return a port as this unit leaves it, or the pattern that allows it; None if the job has no such port."""
+        job_id, direction, name = key
+        empty = self._empty(key)
+        rows = self.ports(job_id) if empty is None else ports(self._changes(), job_id, {(direction, name): empty})
+        found = rows.get((direction, name)) or rows.get((direction, WILDCARD))
+        if found is not None:
+            self._known.add(key)
+        return found
+
+    def knows_port(self, key: PortKey) -> bool:
+        """Tell without the store whether a port is there: it was found before, or is the run's own by its task."""
+        job_id, direction, name = key
+        if key not in self._known and job_id == self._hold.job_id:
+            declared = self._runtime.tasks.ports(self._hold.row.task)[direction == "out"]
+            if name in declared or WILDCARD in declared:
+                self._known.add(key)
+        return key in self._known
 
 
 def new_jobs(changes: Sequence[Change]) -> dict[int, NewJob]:

@@ -17,7 +17,6 @@ except ImportError as error:
         f"The web page needs the library {error.name}: install celery-sidejob[web].", name=error.name
     ) from error
 
-from .app import asgi_app
-from .mounting import django_urls, wsgi_app
+from .app import asgi_app, django_urls, wsgi_app
 
 __all__ = ["asgi_app", "django_urls", "wsgi_app"]

@@ -1,12 +1,15 @@
-"""`asgi_app`: the web page of an app."""
+"""The web page of an app: alone as ASGI (`asgi_app`), and inside a web application as ASGI, WSGI or in Django."""
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from collections.abc import Callable, MutableMapping
+from typing import Any, cast
 
+from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from ..model.errors import SettingsError
+from ..model.errors import MissingLibraryError, SettingsError
 from . import api
 from .actions import OPERATING
 from .bulk import BULK
@@ -15,6 +18,9 @@ from .operations import OPERATIONS
 from .pages import READING
 from .site import Authenticate, Site
 from .users import Users
+
+USER = "celery_sidejob.web.user"
+"""The key under which Django's user is handed on, as (name, role)."""
 
 
 def asgi_app(
@@ -40,3 +46,93 @@ def site_app(site: Site) -> ASGIApp:
     """Return the ASGI application of a site."""
     more = [*api.routes(site, OPERATIONS), *(Live(site).routes(READING) if site.is_live else ())]
     return site.app((*BULK, *READING, *OPERATING), more)
+
+
+def wsgi_app(sidejob: Any, auth: Authenticate | None = None, *, secret: str | None = None) -> Any:
+    """Return the web page as a WSGI application; the parameters are those of `asgi_app`."""
+    try:
+        from a2wsgi import ASGIMiddleware
+    except ImportError as error:
+        raise MissingLibraryError(
+            "The web page as a WSGI application needs the library a2wsgi: install celery-sidejob[web].", name="a2wsgi"
+        ) from error
+    app = asgi_app(sidejob, auth, secret=secret, is_live=False)
+    return ASGIMiddleware(cast(Any, app))  # it has a type of its own for the same thing
+
+
+def django_urls(sidejob: Any, may_operate: Callable[[Any], bool] | None = None) -> list[Any]:
+    """Return URL patterns for Django: ``path("sidejob/", include(django_urls(sidejob)))``.
+
+    Staff may read. Superusers may operate, or the users for which `may_operate` returns True; anyone else is sent to
+    the admin's login.
+    """
+    from asgiref.sync import async_to_sync
+    from django.conf import settings
+    from django.contrib.admin.views.decorators import staff_member_required
+    from django.http import HttpResponse
+    from django.urls import re_path
+    from django.views.decorators.csrf import csrf_exempt
+
+    app = asgi_app(sidejob, _django_user, secret=settings.SECRET_KEY, is_live=False)
+
+    def page(request: Any, rest: str) -> Any:
+        user = request.user
+        operates = user.is_superuser if may_operate is None else may_operate(user)
+        scope = _scope(request, rest, (user.get_username(), "operate" if operates else "read"))
+        status, headers, body = async_to_sync(_answer)(app, scope, request.body)
+        response = HttpResponse(body, status=status)
+        for name, value in headers:
+            response[name] = value
+        return response
+
+    # Its forms have tokens of their own, which are checked.
+    return [re_path(r"^(?P<rest>(?s:.*))\Z", csrf_exempt(staff_member_required(page)))]
+
+
+def _django_user(request: Request) -> tuple[str, str] | None:
+    user: tuple[str, str] | None = request.scope.get(USER)
+    return user
+
+
+def _scope(request: Any, rest: str, user: tuple[str, str]) -> dict[str, Any]:
+    root = request.path[: len(request.path) - len(rest)].rstrip("/") if rest else request.path.rstrip("/")
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": request.method,
+        "scheme": request.scheme,
+        "path": f"{root}/{rest}",
+        "raw_path": None,
+        "root_path": root,
+        "query_string": request.META.get("QUERY_STRING", "").encode("latin-1"),
+        "headers": [(name.lower().encode(), value.encode("latin-1")) for name, value in request.headers.items()],
+        "client": (request.META.get("REMOTE_ADDR", ""), 0),
+        "server": None,
+        USER: user,
+    }
+
+
+async def _answer(
+    app: ASGIApp, scope: MutableMapping[str, Any], body: bytes
+) -> tuple[int, list[tuple[str, str]], bytes]:
+    """Give an ASGI app one request, and return its whole answer."""
+    status, headers, parts = 500, [], []
+
+    unread = [body]
+
+    async def receive() -> dict[str, Any]:
+        if not unread:
+            await asyncio.Event().wait()  # Django does not tell that a browser has gone
+        return {"type": "http.request", "body": unread.pop(), "more_body": False}
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        nonlocal status, headers
+        if message["type"] == "http.response.start":
+            status = message["status"]
+            headers = [(name.decode("latin-1"), text.decode("latin-1")) for name, text in message["headers"]]
+        else:
+            parts.append(message.get("body", b""))
+
+    await app(scope, receive, send)
+    return status, headers, b"".join(parts)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
-from datetime import datetime
 from importlib.metadata import version as version_of
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import msgspec
-from msgspec import Meta, Struct
 
 from ..deadset import DeadEntry
 from ..examination import examine
@@ -22,205 +20,11 @@ from ..inspection.statistics import StatisticsViews
 from ..inspection.tasks import TaskViews
 from ..jobs.job import Job
 from ..model.names import at_most, check_key, check_tags
-from . import answers, verbs
+from . import answers, requests, verbs
 from .api import Call, Operation, openapi
 from .pages import NEXT_TIMES, POOLS, matching_jobs, port_of
 from .site import Refused
 from .verbs import noted, tell
-
-MOST = 200
-"""The most items of a page, and of a bulk operation."""
-
-Limit = Annotated[int, Meta(ge=1, le=MOST)]
-JobId = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-Seconds = Annotated[float, Meta(ge=0, le=1e9)]
-Priority = Annotated[int, Meta(ge=0, le=9)]
-Name = Annotated[str, Meta(min_length=1)]
-
-
-class Strict(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """What an operation is given; an unknown name is refused."""
-
-
-class JobsQuery(Strict):
-    """Filters of jobs, as those of `sidejob.jobs`."""
-
-    status: str | None = None
-    waiting_for: str | None = None
-    task: str | None = None
-    queue: str | None = None
-    tag: str | None = None
-    batch: str | None = None
-    alias: str | None = None
-    schedule: str | None = None
-    unique: str | None = None
-    parent: str | None = None
-    created_by: str | None = None
-    since: str | None = None
-    older_than: str | None = None
-    text: str | None = None
-    order: Literal["newest", "oldest"] = "newest"
-    cursor: JobId | None = None
-    limit: Limit = 50
-
-
-class NewJob(Strict):
-    """A job to be made, as by `sidejob.enqueue`."""
-
-    task: Name
-    args: list[Any] = []
-    kwargs: dict[str, Any] = {}
-    queue: str | None = None
-    parent: int | str | None = None
-    child_name: str | None = None
-    eta: datetime | None = None
-    countdown: Seconds | None = None
-    priority: Priority | None = None
-    aliases: list[str] = []
-    tags: list[str] = []
-    state: dict[str, Any] | None = None
-    inports: list[str] | None = None
-    outports: list[str] | None = None
-    unique: str | None = None
-    on_duplicate: Literal["return", "refuse", "replace"] = "return"
-    limit_key: str | None = None
-    depends_on: list[int | str] = []
-    on_failure: Literal["wait", "fail", "run"] = "wait"
-    context: dict[str, Any] = {}
-
-
-class Run(Strict):
-    """How a job is asked to run."""
-
-    force: bool = False
-    fresh: bool = False
-    parent: bool = False
-    countdown: Seconds | None = None
-
-
-class Terminate(Strict):
-    """How a job is terminated."""
-
-    recursive: bool = False
-
-
-class Change(Strict):
-    """What is changed of a job that waits or rests."""
-
-    priority: Priority | None = None
-    queue: str | None = None
-    tag: list[str] = []
-    untag: list[str] = []
-
-
-class Fork(Strict):
-    """Where a fork begins."""
-
-    before: str | None = None
-
-
-class Adopt(Strict):
-    """A job that becomes a child."""
-
-    job: int | str
-    name: Name
-
-
-class Disown(Strict):
-    """The name of a child that is one no longer."""
-
-    name: Name
-
-
-class State(Strict):
-    """Keys of a job's state to set and to remove."""
-
-    set: dict[str, Any] = {}
-    unset: list[str] = []
-
-
-class Packets(Strict):
-    """Values for a port: either one, or several in order."""
-
-    value: Any = msgspec.UNSET
-    values: list[Any] | None = None
-    context: dict[str, Any] = {}
-
-
-class Few(Strict):
-    """How many."""
-
-    limit: Limit = 50
-
-
-class TasksQuery(Strict):
-    """Filters of durable tasks."""
-
-    status: Literal["queued", "scheduled", "gated", "running"] | None = None
-    task: str | None = None
-    queue: str | None = None
-    text: str | None = None
-    cursor: str = ""
-    limit: Limit = 50
-
-
-class Revoke(Strict):
-    """Whether the processes of a running task are ended, too."""
-
-    terminate: bool = False
-
-
-class DeadFilters(Strict):
-    """Filters of the dead set."""
-
-    group: str | None = None
-    task: str | None = None
-    queue: str | None = None
-    reason: str | None = None
-    limit: Limit = 50
-
-
-class DeadQuery(DeadFilters):
-    """A page of the dead set."""
-
-    cursor: str | None = None
-
-
-class Reason(Strict):
-    """Why something is paused."""
-
-    reason: str | None = None
-
-
-class Limits(Strict):
-    """Limits of a queue: a number, null for none; one that is not given stays."""
-
-    limit: int | msgspec.UnsetType | None = msgspec.UNSET
-    limit_per_key: int | msgspec.UnsetType | None = msgspec.UNSET
-    rate: str | msgspec.UnsetType | None = msgspec.UNSET
-    ordered: bool | msgspec.UnsetType = msgspec.UNSET
-
-
-class Slots(Strict):
-    """The slots of a capacity pool."""
-
-    limit: Annotated[int, Meta(ge=1, le=2**31 - 1)]
-
-
-class Message(Strict):
-    """A message for a channel."""
-
-    channel: Name
-    message: Any
-    context: dict[str, Any] = {}
-
-
-class LogEntry(Strict):
-    """An entry of the log."""
-
-    entry: dict[str, Any] | str
-    context: dict[str, Any] = {}
-
 
 # -- jobs ------------------------------------------------------------------------------------------------------------
 
@@ -599,41 +403,41 @@ PORT = "/jobs/{id}/ports/{direction}/{name}"
 OPERATIONS = (
     Operation(GET, "/", READ, version, answers.Version),
     Operation(GET, "/openapi.json", READ, get_openapi, answers.Document),
-    Operation(GET, "/jobs", READ, list_jobs, answers.Jobs, query=JobsQuery),
-    Operation(POST, "/jobs", WRITE, make_job, answers.JobInfo, NewJob, status=201),
+    Operation(GET, "/jobs", READ, list_jobs, answers.Jobs, query=requests.JobsQuery),
+    Operation(POST, "/jobs", WRITE, make_job, answers.JobInfo, requests.NewJob, status=201),
     Operation(GET, "/jobs/{id}", READ, get_job, answers.JobDetails),
-    Operation(PATCH, "/jobs/{id}", OPERATE, change_job, answers.JobInfo, Change),
+    Operation(PATCH, "/jobs/{id}", OPERATE, change_job, answers.JobInfo, requests.Change),
     Operation(DELETE, "/jobs/{id}", OPERATE, delete_job, answers.Deleted),
-    Operation(POST, "/jobs/{id}/run", OPERATE, run_job, answers.JobInfo, Run),
-    Operation(POST, "/jobs/{id}/terminate", OPERATE, terminate_job, answers.JobInfo, Terminate),
-    Operation(POST, "/jobs/{id}/fork", OPERATE, fork_job, answers.JobInfo, Fork, status=201),
-    Operation(POST, "/jobs/{id}/adopt", OPERATE, adopt_job, answers.JobInfo, Adopt),
-    Operation(POST, "/jobs/{id}/disown", OPERATE, disown_job, answers.JobInfo, Disown),
-    Operation(PATCH, "/jobs/{id}/state", WRITE, change_state, answers.JobInfo, State),
+    Operation(POST, "/jobs/{id}/run", OPERATE, run_job, answers.JobInfo, requests.Run),
+    Operation(POST, "/jobs/{id}/terminate", OPERATE, terminate_job, answers.JobInfo, requests.Terminate),
+    Operation(POST, "/jobs/{id}/fork", OPERATE, fork_job, answers.JobInfo, requests.Fork, status=201),
+    Operation(POST, "/jobs/{id}/adopt", OPERATE, adopt_job, answers.JobInfo, requests.Adopt),
+    Operation(POST, "/jobs/{id}/disown", OPERATE, disown_job, answers.JobInfo, requests.Disown),
+    Operation(PATCH, "/jobs/{id}/state", WRITE, change_state, answers.JobInfo, requests.State),
     Operation(GET, "/jobs/{id}/steps", READ, get_steps, answers.Steps),
-    Operation(GET, "/jobs/{id}/tree", READ, get_tree, answers.Tree, query=Few),
-    Operation(GET, PORT, READ, peek_packets, answers.SeenPackets, query=Few),
-    Operation(POST, PORT, WRITE, write_packets, answers.Written, Packets),
-    Operation(POST, f"{PORT}/take", WRITE, take_packets, answers.Taken, Few),
-    Operation(POST, "/publish", WRITE, publish, answers.Written, Message),
-    Operation(POST, "/log", WRITE, write_log, answers.Logged, LogEntry),
-    Operation(GET, "/tasks", READ, list_tasks, answers.Tasks, query=TasksQuery),
+    Operation(GET, "/jobs/{id}/tree", READ, get_tree, answers.Tree, query=requests.Few),
+    Operation(GET, PORT, READ, peek_packets, answers.SeenPackets, query=requests.Few),
+    Operation(POST, PORT, WRITE, write_packets, answers.Written, requests.Packets),
+    Operation(POST, f"{PORT}/take", WRITE, take_packets, answers.Taken, requests.Few),
+    Operation(POST, "/publish", WRITE, publish, answers.Written, requests.Message),
+    Operation(POST, "/log", WRITE, write_log, answers.Logged, requests.LogEntry),
+    Operation(GET, "/tasks", READ, list_tasks, answers.Tasks, query=requests.TasksQuery),
     Operation(GET, "/tasks/{id}", READ, get_task, answers.Task),
-    Operation(POST, "/tasks/{id}/revoke", OPERATE, revoke_task, answers.Revoked, Revoke),
-    Operation(GET, "/dead", READ, list_dead, answers.DeadEntries, query=DeadQuery),
+    Operation(POST, "/tasks/{id}/revoke", OPERATE, revoke_task, answers.Revoked, requests.Revoke),
+    Operation(GET, "/dead", READ, list_dead, answers.DeadEntries, query=requests.DeadQuery),
     Operation(GET, "/dead/groups", READ, list_dead_groups, answers.Groups),
-    Operation(POST, "/dead/retry", OPERATE, retry_many_dead, answers.Retried, DeadFilters),
+    Operation(POST, "/dead/retry", OPERATE, retry_many_dead, answers.Retried, requests.DeadFilters),
     Operation(GET, "/dead/{id}", READ, get_dead, DeadEntry),
     Operation(POST, "/dead/{id}/retry", OPERATE, retry_dead, answers.RetriedOne),
     Operation(DELETE, "/dead/{id}", OPERATE, delete_dead, answers.Removed),
     Operation(GET, "/queues", READ, list_queues, answers.Queues),
-    Operation(PATCH, "/queues/{name}", OPERATE, configure_queue, answers.Configured, Limits),
-    Operation(POST, "/queues/{name}/pause", OPERATE, pause_queue, answers.Paused, Reason),
+    Operation(PATCH, "/queues/{name}", OPERATE, configure_queue, answers.Configured, requests.Limits),
+    Operation(POST, "/queues/{name}/pause", OPERATE, pause_queue, answers.Paused, requests.Reason),
     Operation(POST, "/queues/{name}/resume", OPERATE, resume_queue, answers.Paused),
     Operation(GET, "/pools", READ, list_pools, answers.Pools),
-    Operation(PATCH, "/pools/{name}", OPERATE, resize_pool, answers.Resized, Slots),
+    Operation(PATCH, "/pools/{name}", OPERATE, resize_pool, answers.Resized, requests.Slots),
     Operation(GET, "/schedules", READ, list_schedules, answers.Schedules),
-    Operation(POST, "/schedules/{name}/pause", OPERATE, pause_schedule, answers.Schedule, Reason),
+    Operation(POST, "/schedules/{name}/pause", OPERATE, pause_schedule, answers.Schedule, requests.Reason),
     Operation(POST, "/schedules/{name}/resume", OPERATE, resume_schedule, answers.Schedule),
     Operation(POST, "/schedules/{name}/run", OPERATE, run_schedule, answers.Made),
     Operation(GET, "/workers", READ, list_workers, answers.Workers),

@@ -27,8 +27,7 @@ from ..model.checks import is_keepable
 from ..model.errors import SideJobError, StoreUnavailableError
 from ..model.logger import logger
 from .rendering import environment
-from .sessions import Sessions, is_from_here
-from .users import Role, User, Users
+from .users import Role, Sessions, User, Users, is_from_here
 from .words import SAID
 
 Authenticate = Callable[[Request], tuple[str, str] | None]

@@ -9,8 +9,7 @@ from typing import Any
 
 from celery_sidejob import NO_DATA, Job, RunningJob
 from celery_sidejob.model.crash_points import Died
-from celery_sidejob.operations.changes.noted_asks import apply_due
-from celery_sidejob.operations.changes.publications import deliver_page
+from celery_sidejob.operations.changes.follow_up import apply_due, deliver_page
 from celery_sidejob.store import publications
 from tests.dataflow.model import NONE, Key, Options
 from tests.tools.in_process import Stage

@@ -22,7 +22,7 @@ from celery_sidejob import (
 from celery_sidejob.inspection.jobs import JobViews
 from celery_sidejob.model.crash_points import Died
 from celery_sidejob.operations.changes import dependencies as operations
-from celery_sidejob.operations.changes.noted_asks import apply_due_timers
+from celery_sidejob.operations.changes.follow_up import apply_due_timers
 from celery_sidejob.operations.runs.recovery import rescue
 from tests.jobs.test_queue import QUEUE, taken
 from tests.tools.between import between_look_and_lock

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from celery_sidejob import CycleError, DependencyFailedError, HasDependentsError, Job, RunningJob
-from celery_sidejob.operations.changes.noted_asks import apply_due
+from celery_sidejob.operations.changes.follow_up import apply_due
 from tests.tools.in_process import EMPTY, Stage
 
 STEPS = 50
@@ -112,10 +112,7 @@ class Dependencies(RuleBasedStateMachine):
         if not dies:
             yield
             return
-        with (
-            mock.patch("celery_sidejob.operations.changes.follow_up.look"),
-            mock.patch("celery_sidejob.operations.changes.noted_asks.look"),
-        ):
+        with mock.patch("celery_sidejob.operations.changes.follow_up.look"):
             yield
         apply_due(self.stage.runtime, 1000)
 

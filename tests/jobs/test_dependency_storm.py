@@ -14,7 +14,7 @@ import pytest
 
 from celery_sidejob import Job, RunningJob, SideJobError
 from celery_sidejob.model.crash_points import Died, acting
-from celery_sidejob.operations.changes.noted_asks import apply_due
+from celery_sidejob.operations.changes.follow_up import apply_due
 from celery_sidejob.operations.runs.recovery import rescue
 from tests.tools.crash_points import lost
 from tests.tools.in_process import Stage

@@ -13,7 +13,7 @@ import pytest
 from celery_sidejob import IllegalMoveError, Job, Status
 from celery_sidejob.operations import lock_set
 from celery_sidejob.operations.changes import deletion, tree_terminations
-from celery_sidejob.operations.changes.noted_asks import apply_noted_asks
+from celery_sidejob.operations.changes.follow_up import apply_noted_asks
 from celery_sidejob.operations.lock_set import TOGETHER
 from celery_sidejob.services.duty import Report
 from celery_sidejob.services.sweep import ends as sweep

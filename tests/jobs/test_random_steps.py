@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from celery_sidejob import NO_DATA, ChildFailedError, Job, RunningJob, StepFailedError
 from celery_sidejob.model.crash_points import AnswerLost, Died, acting
-from celery_sidejob.operations.changes.noted_asks import apply_due
+from celery_sidejob.operations.changes.follow_up import apply_due
 from celery_sidejob.operations.runs import recovery
 from tests.tools.in_process import EMPTY, Stage
 

@@ -24,7 +24,7 @@ from celery_sidejob import (
     Suspend,
     Timer,
 )
-from celery_sidejob.operations.changes.noted_asks import apply_noted_asks
+from celery_sidejob.operations.changes.follow_up import apply_noted_asks
 from celery_sidejob.store import asks
 from tests.tools.crash_points import Arm, lost
 from tests.tools.in_process import Stage

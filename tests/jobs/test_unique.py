@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from celery_sidejob import ChildNameTakenError, DuplicateError, IllegalMoveError, InvalidValueError, Job, RunningJob
-from celery_sidejob.operations.changes.noted_asks import apply_noted_asks
+from celery_sidejob.operations.changes.follow_up import apply_noted_asks
 from tests.acceptance.lenders import LENDERS
 from tests.tools.between import between_look_and_lock
 from tests.tools.crash_points import Arm, lost

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from celery_sidejob.operations.changes import mailboxes, publications
+from celery_sidejob.operations.changes import follow_up, mailboxes
 from tests.tools.apps import make_app
 
 CHANNEL = "/news"
@@ -15,7 +15,7 @@ CHANNEL = "/news"
 
 def main() -> None:
     """Publish 1, then 2."""
-    publications.PAGE = 10
+    follow_up.PAGE = 10
     mailboxes.FEW = 0
     app = make_app("publisher", broker="memory://", sidejob_database_url=os.environ["DATABASE_URL"])
     for message in (1, 2):

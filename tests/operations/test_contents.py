@@ -8,7 +8,7 @@ import pytest
 
 from celery_sidejob.model.durable import Content, digest_of
 from celery_sidejob.operations.ledger import durable_locks
-from celery_sidejob.operations.ledger.contents import is_forged
+from celery_sidejob.operations.ledger.durable_locks import is_forged
 from celery_sidejob.operations.ledger.durable_runs import Run
 from celery_sidejob.store import workers
 from tests.tools.contents import content_of

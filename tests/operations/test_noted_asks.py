@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_sidejob.operations.changes.noted_asks import apply_noted_asks
+from celery_sidejob.operations.changes.follow_up import apply_noted_asks
 from tests.tools.in_process import Stage
 
 DENY = """

@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 from celery_sidejob import Job, RunningJob, StoreUnavailableError
-from celery_sidejob.operations.changes import mailboxes, publications
+from celery_sidejob.operations.changes import follow_up, mailboxes
 from celery_sidejob.services.sweep import asks as duty
 from celery_sidejob.services.sweep.asks import Publications
 from celery_sidejob.services.sweep.sweep import Sweep
@@ -33,7 +33,7 @@ MANY = 25
 
 @pytest.fixture
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publications, "PAGE", 10)
+    monkeypatch.setattr(follow_up, "PAGE", 10)
     monkeypatch.setattr(mailboxes, "FEW", 0)
 
 
@@ -128,7 +128,7 @@ def test_each_page_is_a_transaction_of_the_same_few_statements(
 
 @pytest.mark.usefixtures("small_pages")
 def test_as_many_subscribers_as_fit_are_one_page(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publications, "PAGES", 1)
+    monkeypatch.setattr(follow_up, "PAGES", 1)
     subscribed(stage, 10)
     assert stage.sidejob.publish(CHANNEL, "x") == 10
     assert sweep(stage) == 0
@@ -176,7 +176,7 @@ def test_the_messages_of_a_unit_are_one_publication_for_each_channel_and_keep_th
 def test_a_publisher_leaves_what_is_beyond_its_pages_to_the_sweeper(
     stage: Stage, subscribers: list[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(publications, "PAGES", 1)
+    monkeypatch.setattr(follow_up, "PAGES", 1)
     assert stage.sidejob.publish(CHANNEL, "x") == MANY
     assert Counter(map(len, map(arrived, subscribers))) == {1: 10, 0: 15}
     (late,) = subscribed(stage, 1)

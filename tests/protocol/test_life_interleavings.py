@@ -22,7 +22,7 @@ from celery_sidejob import (
     RunningJob,
     StoreUnavailableError,
 )
-from celery_sidejob.operations.changes.noted_asks import apply_due_timers
+from celery_sidejob.operations.changes.follow_up import apply_due_timers
 from celery_sidejob.operations.runs import recovery
 from tests.tools.crash_points import Arm, lost
 from tests.tools.in_process import Stage

@@ -11,7 +11,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
 from celery_sidejob import Job, RunningJob, Status
-from celery_sidejob.operations.changes.noted_asks import apply_noted_asks
+from celery_sidejob.operations.changes.follow_up import apply_noted_asks
 from celery_sidejob.operations.runs import recovery
 from tests.tools.in_process import Stage
 from tests.tools.pgbouncer import direct

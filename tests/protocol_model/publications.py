@@ -4,7 +4,7 @@ The publisher commits a row for each message, then delivers, one page (here: one
 no older message waits, it delivers to all in the transaction that publishes. It may die at any time; two more deliver
 too, as the sweeper and another publisher of the channel do. Meanwhile each subscriber is locked by its claim or its
 unit, and takes what it then sees. Rules are those of `store/publications.py` and
-`operations/changes/publications.py`; each of `MISTAKES` is what one is tempted to do instead.
+`operations/changes/follow_up.py`; each of `MISTAKES` is what one is tempted to do instead.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from celery import chord, states
 from celery_sidejob.model.crash_points import Died
 from celery_sidejob.model.errors import StoreUnavailableError
 from celery_sidejob.operations.ledger import durable_ends
-from celery_sidejob.operations.retrying import patiently
+from celery_sidejob.operations.runtime import patiently
 from celery_sidejob.services.sweep.sweeper import Sweeper
 from tests.hooks.tasks.test_stale_runs import Shop
 from tests.results.test_job_ends import Dying

@@ -15,7 +15,7 @@ from celery import chord, states
 from celery_sidejob import Job, RunningJob
 from celery_sidejob.model.crash_points import Died
 from celery_sidejob.model.status import RunEnd
-from celery_sidejob.operations.runs import endings, recovery, run_pages, shutdown
+from celery_sidejob.operations.runs import endings, recovery, run_pages, terminations
 from celery_sidejob.operations.runs.job_run_end import Ending
 from celery_sidejob.results import ear
 from celery_sidejob.services.sweep.sweeper import Sweeper
@@ -78,7 +78,7 @@ def terminated(stage: Stage, job: Job) -> None:
 
 
 def terminated_without_shutdown(stage: Stage, job: Job) -> None:
-    shutdown.terminate_without_shutdown(stage.runtime, job.id, recursive=False)
+    terminations.terminate_without_shutdown(stage.runtime, job.id, recursive=False)
 
 
 def given_up(stage: Stage, job: Job) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from celery_sidejob.embedded.processes import is_alive
-from celery_sidejob.testing.freezing import family, freeze, send_all, thaw
+from celery_sidejob.testing.processes import family, freeze, send_all, thaw
 
 __all__ = ["family", "freeze", "frozen", "is_alive", "send_all", "thaw"]
 

@@ -20,7 +20,7 @@ from celery_sidejob.hooks.jobs.run import run_claimed
 from celery_sidejob.hooks.worker import pool_process
 from celery_sidejob.model.crash_points import reach
 from celery_sidejob.model.errors import LeaseLostError
-from celery_sidejob.operations.changes.noted_asks import apply_due
+from celery_sidejob.operations.changes.follow_up import apply_due
 from celery_sidejob.operations.hold import Hold
 from celery_sidejob.operations.runs import run_pages, runs
 from celery_sidejob.store import workers

@@ -12,9 +12,8 @@ from itsdangerous import URLSafeTimedSerializer
 from celery_sidejob import SettingsError
 from celery_sidejob.web import asgi_app
 from celery_sidejob.web.pages import READING
-from celery_sidejob.web.sessions import COOKIE
 from celery_sidejob.web.site import Site
-from celery_sidejob.web.users import FAILURES, Role, Users, hashed
+from celery_sidejob.web.users import COOKIE, FAILURES, Role, Users, hashed
 from tests.tools.apps import make_app
 from tests.tools.browsers import ENTRIES, PASSWORDS, Browser, Program, browser_of, serving
 from tests.tools.databases import SCHEMA
@@ -143,7 +142,7 @@ def test_forged_and_outdated_sessions(site: Site, stranger: Browser, monkeypatch
         found = stranger.get("/", headers={"cookie": f"{COOKIE}={forged}".encode()})
         assert found.status_code == 303, forged
     assert stranger.get("/", headers={"cookie": f"{COOKIE}={good}"}).status_code == 200
-    monkeypatch.setattr("celery_sidejob.web.sessions.LASTS_S", -1)
+    monkeypatch.setattr("celery_sidejob.web.users.LASTS_S", -1)
     assert stranger.get("/", headers={"cookie": f"{COOKIE}={good}"}).status_code == 303
 
 

@@ -118,7 +118,7 @@ def test_a_stream_ends_with_the_session_of_its_reader(
             stage.sidejob.batch("import 7")
             assert next(told) == "changed", "while it lasts"
             if how == "outdated":
-                monkeypatch.setattr("celery_sidejob.web.sessions.LASTS_S", -1)
+                monkeypatch.setattr("celery_sidejob.web.users.LASTS_S", -1)
             elif how == "removed":
                 del site.users._users["ron"]
             else:

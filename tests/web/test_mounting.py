@@ -22,7 +22,7 @@ from starlette.routing import Mount
 from celery_sidejob import CapacityPool, RunningJob
 from celery_sidejob.web import asgi_app, wsgi_app
 from celery_sidejob.web.pages import READING
-from celery_sidejob.web.sessions import COOKIE
+from celery_sidejob.web.users import COOKIE
 from tests.tools.browsers import ENTRIES, PASSWORDS, Browser
 from tests.tools.commands import ask
 from tests.tools.in_process import Stage

@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from celery_sidejob.web.live import QUIET_S, Live
-from celery_sidejob.web.sessions import COOKIE
 from celery_sidejob.web.site import LIVE, Site
+from celery_sidejob.web.users import COOKIE
 from tests.tools.in_process import Stage
 from tests.tools.waiting import wait_until
 

@@ -35,7 +35,7 @@ from ...model.errors import StoreUnavailableError
 from ...model.logger import logger
 from ...operations.gates.permits import AtGateError
 from ...operations.ledger import durable_locks
-from ...operations.ledger.contents import as_kept, is_forged
+from ...operations.ledger.durable_locks import as_kept, is_forged
 from ...operations.ledger.durable_runs import Run
 from ...operations.runs import measuring
 from ...operations.runtime import Runtime

@@ -17,7 +17,7 @@ from kombu.utils.uuid import uuid
 from ...model.errors import IllegalMoveError, InvalidValueError
 from ...model.logger import logger
 from ...model.unique import Unique
-from ...operations.changes.lending import do_after_commit
+from ...operations.changes.follow_up import do_after_commit
 from ...operations.changes.unique_keys import KeyHeldError, is_replaced
 from ...operations.ledger import keeping
 from ..admission import admission_of, is_follower
@@ -185,7 +185,7 @@ def _send_in(app: Celery, send: Callable[..., Any], name: str, args: Sequence[An
         )
     if options.get("connection"):
         raise InvalidValueError(f"A call of {name} has a transaction and a connection to the broker: give either.")
-    from ...transport.postgres.batch import LENT, Lent  # this needs kombu 5.7, as this broker does
+    from ...transport.postgres.sending import LENT, Lent  # this needs kombu 5.7, as this broker does
 
     borrowed = runtime.connections.borrow(options["transaction"])
     own = {option: value for option, value in options.items() if option not in ("transaction", "publisher")}

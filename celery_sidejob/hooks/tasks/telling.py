@@ -26,7 +26,7 @@ from ...model.logger import logger
 from ...model.names import storable
 from ...operations.ledger.durable_ends import LATE_END_PATIENCE_S
 from ...operations.ledger.durable_runs import Run
-from ...operations.retrying import PAUSE_S
+from ...operations.runtime import PAUSE_S
 from .. import bodies
 from ..patches import result_backend
 from . import chords, ending

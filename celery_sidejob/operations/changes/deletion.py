@@ -70,15 +70,20 @@ def delete(runtime: Runtime, job_id: int) -> bool:
 
     deleted = runtime.connections.transact("delete", work)
     if deleted is True:
-        tree = TerminatedTree(runtime, job_id)
-        try:
-            while tree.read() and any(list(tree.parts(waits=True))):  # read again if the sweeper had a part in it
-                pass
-        except FAILURES as error:
-            logger.warning("The sweeper goes on deleting job %d and everything below it: %s", job_id, error)
+        _delete_parts(runtime, job_id)
     elif deleted:
         tell(runtime, *deleted)
     return deleted is not False
+
+
+def _delete_parts(runtime: Runtime, job_id: int) -> None:
+    """Delete a large tree whose deletion has begun; after an error the sweeper does it."""
+    tree = TerminatedTree(runtime, job_id)
+    try:
+        while tree.read() and any(list(tree.parts(waits=True))):  # read again if the sweeper had a part in it
+            pass
+    except FAILURES as error:
+        logger.warning("The sweeper goes on deleting job %d and everything below it: %s", job_id, error)
 
 
 def _begin(executor: Transaction, job_id: int) -> bool:

@@ -1,14 +1,14 @@
-"""The changes of one transaction to jobs, their parents and their aliases."""
+"""The changes of one transaction to jobs, their parents and their aliases, and the moves of jobs that are in no run."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...model.changes import AddAlias, Adopt, Disown, FamilyChange, NewJob, RemoveAlias
+from ...model.changes import AddAlias, Adopt, Disown, FamilyChange, Move, NewJob, RemoveAlias
 from ...model.errors import HasParentError, IllegalMoveError, InvalidAliasError, NotAChildError
 from ...model.names import alias_taken, child_name_taken, circle
 from ...model.status import Status
-from ...store import aliases, jobs, ports, state, trees
+from ...store import aliases, asks, jobs, moving, ports, state, trees
 from ...store.errors import Moved
 from ...store.statement import Transaction
 from ..after_commit import AfterCommit
@@ -17,11 +17,11 @@ from ..lock_set import LockSet
 from ..runtime import LocalRuntime
 from . import batches, dependencies, finding, unique_keys
 from .deletion import is_being_deleted
-from .mailboxes import port_row
+from .mailboxes import add_ports, port_row
 
 
 class Family:
-    """The jobs that a transaction makes, and the jobs whose parents or aliases it changes. `own`: the run's own job."""
+    """The jobs that a transaction makes or moves, or gives other parents or aliases. `own`: the run's own job."""
 
     def __init__(
         self,
@@ -76,6 +76,29 @@ class Family:
             if self._own is None:
                 raise
             raise capacity.PoolFilledError(full.admission) from None
+
+    def move(self, change: Move) -> bool:
+        """Move a job to another queue, task, arguments or time; returns whether it must be asked to run now."""
+        job_id, lock_set, after_commit = change.job_id, self._lock_set, self._after_commit
+        status, before = lock_set.statuses[job_id], lock_set.job(job_id)
+        in_run = job_id not in lock_set.new and before.unit_no is not None
+        check_may_move(job_id, status, in_run=in_run, has_time=change.has_time)
+        if change.has_time:
+            moving.forget_times(self._executor, job_id, later=change.is_later)
+        moved = moving.move(
+            self._executor, job_id, change.stage, now=change.has_time, check_interval_s=self._check_interval_s
+        )
+        assert moved is not None  # it is locked
+        add_ports(self._executor, job_id, change.stage.ports, after_commit)
+        after_commit.silence(job_id)
+        after_commit.ring(moved, moved)
+        if before.pool not in (None, moved.pool):
+            after_commit.pools.add(before.pool)  # it has given up a slot there
+        if change.is_later:
+            after = asks.set_timer(self._executor, job_id, due_at=change.due_at, wait_s=change.wait_s, ask="run")
+            after_commit.moved(moved, status, after.status, after.changes)
+            lock_set.statuses[job_id] = after.status
+        return change.has_time and not change.is_later and moved.task_id is None
 
     def apply(self, change: FamilyChange) -> None:
         """Change aliases or parents."""
@@ -150,3 +173,18 @@ class Family:
         for name, job_id in named:
             if owners[name] != job_id:
                 raise alias_taken(name, owners[name])
+
+
+def check_may_move(job_id: int, status: str, *, in_run: bool, has_time: bool) -> None:
+    """Raise IllegalMoveError if a job with this status cannot be moved."""
+    if status in (Status.TERMINATING, Status.TERMINATED):
+        raise IllegalMoveError(f"Job {job_id} is {status}: it is not moved. Force a run of it first.")
+    if in_run:
+        raise IllegalMoveError(
+            f"A run of job {job_id} is in progress: move it when that has ended, or with force=True, which takes the "
+            "job from that run. In its own body call job.then()."
+        )
+    if has_time and status == Status.FAILED:
+        raise IllegalMoveError(
+            f"Job {job_id} has failed: move it without eta= and countdown=, and retry it from the dead set."
+        )

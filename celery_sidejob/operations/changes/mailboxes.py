@@ -21,12 +21,12 @@ from ...model.changes import (
 )
 from ...model.errors import FullPort
 from ...model.port import WILDCARD, port_full, port_not_found, value_of
-from ...store import asks, packets, ports, publications, room
+from ...store import asks, jobs, packets, ports, publications, room
 from ...store.errors import Moved
+from ...store.publications import Page
 from ...store.statement import Transaction
 from ..after_commit import AfterCommit
 from ..lock_set import LockSet
-from .publications import deliver_to
 from .wakes import Wakes
 
 FEW = 100
@@ -119,16 +119,7 @@ class Mailboxes:
         for port in (source, *targets):
             if port.id not in now or not _has_channels_of(now[port.id], port):
                 raise Moved(f"port {port.name!r} of job {port.job_id} changed before it was locked")
-        if now[source.id].packet_limit is not None:
-            room.lock(self._executor, [source.id])  # a run may be marking the packets, and they would be passed over
-        moved = packets.move(self._executor, source.id, [port.id for port in targets])
-        for row in moved:  # they are returned, so an undecodable packet must be an error before the commit
-            value_of(row, change.source)
-        self.moved += moved
-        self.have_read(room.limited(moved))
-        for port in targets if moved else ():
-            self._need_room(now[port.id], len(moved))
-        self._check_room(written=True)
+        moved = self._move_packets(change.source, now[source.id], [now[port.id] for port in targets])
         default = now[source.id].default_value
         for key, port in zip(change.targets, targets, strict=True):
             self._publish_output(port, [(row.value, row.context, row.options) for row in moved])
@@ -136,6 +127,20 @@ class Mailboxes:
                 self._notify(port.job_id, port.direction, is_received=bool(now[port.id].received))
             if default is not None:
                 self._set_default(key, default, notify=change.notify and not moved)
+
+    def _move_packets(self, key: PortKey, source: Any, targets: Sequence[Any]) -> Sequence[Any]:
+        """Move the packets of a port to others that have room, and return them."""
+        if source.packet_limit is not None:
+            room.lock(self._executor, [source.id])  # a run may be marking the packets, and they would be passed over
+        moved = packets.move(self._executor, source.id, [port.id for port in targets])
+        for row in moved:  # they are returned, so an undecodable packet must be an error before the commit
+            value_of(row, key)
+        self.moved += moved
+        self.have_read(room.limited(moved))
+        for port in targets if moved else ():
+            self._need_room(port, len(moved))
+        self._check_room(written=True)
+        return moved
 
     def flush(self) -> None:
         """Store the packets, in the order in which they were written, and keep the messages of channels.
@@ -293,3 +298,29 @@ def port_row(job_id: int, port: PortRow) -> dict[str, Any]:
         "channels": list(port.channels),
         "packet_limit": port.limit,
     }
+
+
+def deliver_to(
+    executor: Transaction, channel: str, page: Page, lock_set: LockSet, wakes: Wakes, *, noting: bool = False
+) -> bool:
+    """Deliver a page, and have its jobs woken by `wakes`; do nothing and return False if a transaction is in the way.
+
+    It never waits. A locked job gets its packets all the same, and its ask is noted. If a job or a port may be about to
+    be removed, the whole page waits for later.
+
+    `noting`: all asks are only noted.
+    """
+    if not noting:
+        lock_set.add(jobs.lock_all_free(executor, page.job_ids))
+    late = {job_id for job_id in page.job_ids if noting or not lock_set.knows(job_id)}
+    if late and late != jobs.keep(executor, late):
+        return False
+    delivered = publications.deliver(executor, channel, page)
+    for job_id, is_woken in sorted((delivered or {}).items()):
+        if job_id in late:
+            wakes.note(job_id, looks=not is_woken)
+        elif is_woken:
+            wakes.wake(job_id)
+        else:
+            wakes.look(job_id)
+    return delivered is not None

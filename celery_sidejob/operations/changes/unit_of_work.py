@@ -44,10 +44,9 @@ from ...store.statement import Transaction
 from ..after_commit import AfterCommit
 from ..lock_set import KeptPorts, LockSet
 from ..runtime import LocalRuntime, Runtime
-from . import batches, dependencies, finding, moving, unique_keys
+from . import batches, dependencies, finding, unique_keys
 from .family import Family
-from .follow_up import follow_up
-from .lending import follow_commit_of
+from .follow_up import follow_commit_of, follow_up
 from .mailboxes import Mailboxes
 from .wakes import Wakes
 
@@ -87,7 +86,6 @@ class Applied:
         kept: KeptPorts | None = None,
         bounded: bool = True,
     ) -> None:
-        self._runtime = runtime
         self._executor = executor
         self._changes = changes
         self._noting = noting
@@ -146,17 +144,7 @@ class Applied:
         entries = [change for change in self._changes if isinstance(change, Log)]
         finding.write_history(self._executor, entries, keep=self._history)
         for one in judged:
-            match one:
-                case Write() | Publish() | Connect():
-                    self._mailboxes.write(one)
-                case Ask() | CancelTimer() | Terminate():
-                    self.wakes.add(one)
-                case JoinBatch():
-                    batches.join(self._executor, one)
-                case CloseBatch():
-                    close_batch(self._executor, one.batch_id)
-                case Announce():
-                    self.after_commit.announcements.append((one.channel, one.value))
+            self._apply_data(one)
         self._mailboxes.flush()
         self.wakes.apply()
 
@@ -176,7 +164,7 @@ class Applied:
         elif isinstance(change, PortChange):
             self._mailboxes.apply(change)
         elif isinstance(change, Move):
-            if moving.apply(self._runtime, self._executor, change, self.lock_set, self.after_commit):
+            if self._family.move(change):
                 self.wakes.wake(change.job_id)
         elif isinstance(change, DependencyChange):
             dependencies.apply(self._executor, change, self.lock_set, self.after_commit)
@@ -186,6 +174,19 @@ class Applied:
             steps.apply(self._executor, change, keep=self._history)
         elif isinstance(change, RememberInputs):
             jobs.remember_inputs(self._executor, change.job_id, change.memo)
+
+    def _apply_data(self, change: Change | None) -> None:
+        match change:
+            case Write() | Publish() | Connect():
+                self._mailboxes.write(change)
+            case Ask() | CancelTimer() | Terminate():
+                self.wakes.add(change)
+            case JoinBatch():
+                batches.join(self._executor, change)
+            case CloseBatch():
+                close_batch(self._executor, change.batch_id)
+            case Announce():
+                self.after_commit.announcements.append((change.channel, change.value))
 
     def _write_state(self) -> None:
         values: dict[tuple[int, str], str] = {}

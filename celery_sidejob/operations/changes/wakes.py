@@ -166,7 +166,7 @@ class Wakes:
             ):
                 self.ask([job_id], force=timer.ask == "force" or status == Status.FAILED, late_s=timer.late_s)
 
-    def _apply_batch(self, kind: str, ids: list[int]) -> None:  # noqa: PLR0912 - an arm for each kind
+    def _apply_batch(self, kind: str, ids: Sequence[int]) -> None:  # noqa: PLR0912 - an arm for each kind
         if not ids:
             return
         if kind == "timer":
@@ -176,23 +176,33 @@ class Wakes:
             for place in ids:
                 self._cancel(self._cancelled[place])
         elif kind in NOTED or self._noting:
-            noted = {"ask": "run", "look": "look", **NOTED}.get(kind, kind)
-            late = [job_id for job_id in ids if not (noted in ("run", "look") and self._just_created(job_id))]
-            asks.note(self._executor, late, noted)
-            self._after_commit.noted += late
-        elif kind == "terminate":
-            for job_id in ids:  # a plain termination does not cancel a noted recursive termination
-                self.apply_due(job_id)
-            self.terminate(ids, tree=False)
+            self._note_batch(kind, ids)
         elif kind == "terminate_tree":
             self._terminate_trees(ids)
+        elif kind == "terminate":
+            self._apply_noted(ids)  # a plain termination does not cancel a noted recursive termination
+            self.terminate(ids, tree=False)
+        elif kind == "force":
+            self._apply_noted(ids)  # otherwise an earlier noted termination would win
+            self.ask(ids, force=True)
         elif kind == "look":
-            self._look([job_id for job_id in ids if not self._just_created(job_id)])
+            self._look(self._made_before(ids))
         else:
-            for job_id in ids if kind == "force" else ():  # otherwise an earlier noted termination would win
-                self.apply_due(job_id)
-            late = [job_id for job_id in ids if kind == "force" or not self._just_created(job_id)]
-            self.ask(late, force=kind == "force")
+            self.ask(self._made_before(ids))
+
+    def _note_batch(self, kind: str, ids: Sequence[int]) -> None:
+        noted = "run" if kind == "ask" else NOTED.get(kind, kind)
+        late = self._made_before(ids) if noted in ("run", "look") else ids
+        asks.note(self._executor, late, noted)
+        self._after_commit.noted += late
+
+    def _apply_noted(self, ids: Sequence[int]) -> None:
+        for job_id in ids:
+            self.apply_due(job_id)
+
+    def _made_before(self, ids: Sequence[int]) -> Sequence[int]:
+        """Leave out jobs whose first run is owed by being new."""
+        return [job_id for job_id in ids if not self._just_created(job_id)]
 
     def _look(self, ids: Sequence[int]) -> None:
         completed = {job_id for job_id in ids if self._lock_set.statuses[job_id] == Status.COMPLETED}
@@ -209,7 +219,7 @@ class Wakes:
             tree_terminations.split(self._executor, [job_id])
         return True
 
-    def _terminate_trees(self, ids: list[int]) -> None:
+    def _terminate_trees(self, ids: Sequence[int]) -> None:
         large = [job_id for job_id in ids if job_id in self._lock_set.large]
         small = [job_id for job_id in ids if job_id not in self._lock_set.large]
         if large:

@@ -25,10 +25,9 @@ from .. import deduplication
 from ..after_commit import tell
 from ..gates import capacity
 from ..publishing import publish_and_mark
-from ..retrying import patiently
-from ..runtime import Runtime
+from ..runtime import Runtime, patiently
 from ..task_run_end import end_task_runs
-from .contents import as_kept
+from .durable_locks import as_kept
 
 
 def fail(  # noqa: PLR0913, PLR0915 - which row, why, and by whom; its inner functions count too

@@ -22,8 +22,7 @@ from ...store.write_behind import WriteBehind
 from ..after_commit import result_of, tell
 from ..gates import capacity
 from ..publishing import publish_kept
-from ..retrying import PAUSE_S, patiently
-from ..runtime import Runtime
+from ..runtime import PAUSE_S, Runtime, patiently
 from ..task_run_end import end_task_runs
 from .durable_runs import Run, lease_lost
 from .keeping import waits_of
@@ -57,11 +56,7 @@ def go_on(runtime: Runtime, run: Run, message: Message, *, enters_pool: bool = F
             is_unknown = True
             raise
 
-    kept = patiently(runtime, once)
-    if kept is None and is_unknown:
-        row = tasks.read(runtime.connections, run.key[0])
-        if row is not None and row.generation == run.key[1] + 1:
-            kept = Kept(waits=not row.unpublished, generation=row.generation)
+    kept = patiently(runtime, once) or (_moved_before(runtime, run) if is_unknown else None)
     if kept is None:
         raise lease_lost(run)
     run.moved = True
@@ -155,6 +150,14 @@ def end_held(runtime: Runtime, over: results.Ended, content: Content, *, is_unkn
 # --------------------------------------------------------------------------------------------------------------------
 
 
+def _moved_before(runtime: Runtime, run: Run) -> Kept | None:
+    """Return how the next message of a run is kept, if a try whose answer was lost has kept it."""
+    row = tasks.read(runtime.connections, run.key[0])
+    if row is None or row.generation != run.key[1] + 1:
+        return None
+    return Kept(waits=not row.unpublished, generation=row.generation)
+
+
 def _is_kept(runtime: Runtime, key: Key) -> bool:
     """Tell whether the row exists, for another run or in the dead set: then no end of this run has removed it.
 
@@ -228,51 +231,75 @@ def _has_claim(run: Run) -> bool:
     return held is not None
 
 
-def _end(runtime: Runtime, run: Run, *, patient: bool) -> bool:  # noqa: PLR0915 - its inner functions count too
-    """End a run; False while another process may publish its chord. With `patient` it tries for a lease."""
-    due: list[Message] = []
-    keeps = result_of(run.riders)
+class _End:
+    """The commit that ends a run: its row goes, or the loss is revoked; its follow-ups and its result are kept."""
 
-    def remove(executor: Transaction) -> bool:
-        ended = end_task_runs(executor, holds.remove(run.key, worker_id=run.worker_id, keeps=keeps))
-        if ended and keeps is not None:
-            run.riders[0].kept(is_listened=ended[0].listened)
-        return finish(executor, bool(ended), run.riders if keeps is None else ())
+    def __init__(self, runtime: Runtime, run: Run, *, patient: bool) -> None:
+        self._runtime = runtime
+        self._run = run
+        self._patient = patient
+        self._keeps = result_of(run.riders)
+        self.due: list[Message] = []
+        """The follow-ups that are to be published now."""
 
-    def take_back(executor: Transaction) -> bool:
-        taken = burials.take_back(executor, run.key, run.content, entry_too=not run.is_counted)
-        return finish(executor, taken, run.riders)
+    def remove(self) -> bool | None:
+        """Remove the row; False if the run has it no longer, None while another process may publish its chord."""
+        run, keeps = self._run, self._keeps
 
-    def finish(executor: Transaction, ended: bool, riders: Sequence[Rider]) -> bool:
-        due.clear()
+        def work(executor: Transaction) -> bool:
+            ended = end_task_runs(executor, holds.remove(run.key, worker_id=run.worker_id, keeps=keeps))
+            if ended and keeps is not None:
+                run.riders[0].kept(is_listened=ended[0].listened)
+            return self._finish(executor, bool(ended), riders)
+
+        riders = run.riders if keeps is None else ()
+        return self._try(work, riders)
+
+    def take_back(self) -> bool | None:
+        """Revoke the loss of the run; False if another run has had the row since, None as in `remove`."""
+        run = self._run
+
+        def work(executor: Transaction) -> bool:
+            taken = burials.take_back(executor, run.key, run.content, entry_too=not run.is_counted)
+            return self._finish(executor, taken, run.riders)
+
+        return self._try(work, run.riders)
+
+    def _finish(self, executor: Transaction, ended: bool, riders: Sequence[Rider]) -> bool:
+        self.due = []
         if not ended:
             return False
-        for message in run.follows:
-            kept = tasks.keep(executor, message, waits_of(runtime))
+        for message in self._run.follows:
+            kept = tasks.keep(executor, message, waits_of(self._runtime))
             if kept is not None and not kept.waits:
-                due.append(message)
+                self.due.append(message)
         for rider in riders:
             rider.write(executor)
         return True
 
-    def once(work: Callable[[Transaction], bool]) -> bool | None:
-        if not _may_end(run, wait_s=runtime.settings.lease if patient else 0.0):
+    def _try(self, work: Callable[[Transaction], bool], riders: Sequence[Rider]) -> bool | None:
+        once = partial(self._once, work, riders)
+        return patiently(self._runtime, once) if self._patient else once()
+
+    def _once(self, work: Callable[[Transaction], bool], riders: Sequence[Rider]) -> bool | None:
+        runtime = self._runtime
+        if not _may_end(self._run, wait_s=runtime.settings.lease if self._patient else 0.0):
             return None
+        single = not self._run.follows and not riders
         try:
-            kept = keeps is not None and work is remove
-            single = not run.follows and (kept or not run.riders)
             return runtime.connections.transact("durable-end", work, single=single, within_s=runtime.patience_s)
         except OutcomeUnknown:
-            run.end_is_unknown = True
+            self._run.end_is_unknown = True
             raise
 
-    def try_(work: Callable[[Transaction], bool]) -> bool | None:
-        return patiently(runtime, lambda: once(work)) if patient else once(work)
 
+def _end(runtime: Runtime, run: Run, *, patient: bool) -> bool:
+    """End a run; False while another process may publish its chord. With `patient` it tries for a lease."""
+    end = _End(runtime, run, patient=patient)
     reach("durable-end:before")
-    ended = try_(remove)
+    ended = end.remove()
     if ended is False and not run.is_revoked:
-        ended = try_(take_back)
+        ended = end.take_back()
         if ended:
             tell(runtime, TaskEndedWell(run.key[0], run.task))
     if ended is None:
@@ -282,7 +309,7 @@ def _end(runtime: Runtime, run: Run, *, patient: bool) -> bool:  # noqa: PLR0915
     reach("durable-end:after")
     if run.claim is not None:
         run.claim.settle()
-    publish_kept(runtime, due)
+    publish_kept(runtime, end.due)
     for rider in run.riders:
         rider.committed()
     return True

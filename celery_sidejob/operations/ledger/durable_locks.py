@@ -1,4 +1,7 @@
-"""The lock of a durable task's run: the run owns the row from its beginning to its end, or until it loses the row."""
+"""The lock of a durable task's run: the run owns the row from its beginning to its end, or until it loses the row.
+
+Any program that reaches the broker can name a row. So a delivery must have the task and body of its row.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,9 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from ...model.durable import NOWHERE, Address, Content, Held, Message
+from ...model.durable import NOWHERE, Address, Content, Held, Key, Message, digest_of
 from ...model.events import Measured, TaskLost, TaskRescued, TaskReturned
+from ...model.logger import logger
 from ...model.loss import Loss
 from ...model.statistics import Measure
 from ...store import duplicates
@@ -21,10 +25,8 @@ from .. import deduplication
 from ..after_commit import tell
 from ..gates import permits
 from ..gates.permits import AtGateError
-from ..retrying import patiently
-from ..runtime import Runtime
+from ..runtime import Runtime, patiently
 from ..task_run_end import end_task_runs
-from .contents import is_forged
 from .durable_runs import Run, current, lease_lost
 
 
@@ -212,3 +214,37 @@ def _lose(runtime: Runtime, end: TaskEnd) -> Sequence[Any]:
             lost = TaskLost(row.task_id, row.task, loss.why, loss.facts)
             tell(runtime, lost, *rescued, Measured(row.queue, row.task, Measure.LOSS), *doomed)
     return taken
+
+
+# -- the content of a delivery -----------------------------------------------------------------------------------------
+
+
+def as_kept(runtime: Runtime, key: Key, content: Content) -> Content:
+    """Return the content of a delivery in the form of its row; a compressed row's body is read for this."""
+    if content.unpack is None:
+        return content
+    row = tasks.content_of(runtime.connections, key, whole=True)
+    digest = content.digest
+    if row is not None and row.digest != digest:
+        try:
+            if digest_of(content.unpack(bytes(row.body))) == digest:
+                digest = row.digest
+        except Exception as error:  # it is compressed in another way, or not at all
+            logger.debug("The row of task %s is not compressed as a delivery says: %r", key[0], error)
+    return Content(content.task, digest)
+
+
+def is_forged(runtime: Runtime, key: Key, content: Content) -> bool:
+    """Tell, and log, whether a delivery that is not run names a waiting or running row with another content."""
+    row = tasks.content_of(runtime.connections, key)
+    if row is None or (row.task, row.digest) == as_kept(runtime, key, content)[:2]:
+        return False
+    logger.error(
+        "A message with the id of task %s is forged, and rejected: it would run %s, and the task is %s%s",
+        key[0],
+        content.task,
+        row.task,
+        "" if row.task != content.task else " with another body",
+        extra={"task_id": key[0], "task": row.task},
+    )
+    return True

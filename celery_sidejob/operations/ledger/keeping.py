@@ -25,12 +25,11 @@ from ...store.outbox import tasks
 from ...store.outbox.tasks import Kept, Waits
 from ...store.statement import Reader, Transaction
 from ..changes import batches
-from ..changes.lending import do_after_commit
+from ..changes.follow_up import do_after_commit
 from ..changes.unique_keys import KeyHeldError
 from ..gates import capacity
 from ..publishing import publish_kept, sends
-from ..retrying import patiently
-from ..runtime import LocalRuntime, Runtime
+from ..runtime import LocalRuntime, Runtime, patiently
 
 T = TypeVar("T")
 

@@ -104,7 +104,7 @@ def _ended_before(runtime: Runtime, hold: Hold) -> str:
     return str(row.status if row is not None else Status.TERMINATED)
 
 
-def _end(  # noqa: PLR0912, PLR0913, PLR0915 - the order of what it does matters
+def _end(  # noqa: PLR0913 - which run, how it has ended, and what is known of it
     runtime: LocalRuntime,
     executor: Transaction,
     hold: Hold,
@@ -113,20 +113,9 @@ def _end(  # noqa: PLR0912, PLR0913, PLR0915 - the order of what it does matters
     from_outside: bool,
     parents: Mapping[int, int | None],
 ) -> tuple[Applied, str]:
+    """End a run in this transaction; the order of what it does matters."""
     changes = list(unit.changes if unit is not None else ending.asked)
-    begun: set[int] = set()
-    handed_down = hold.kind == "shutdown" and _hand_down(executor, hold, changes, begun)
-    applied = Applied(runtime, executor, changes, own=hold.job_id, bounded=hold.kind != "shutdown")
-    applied.after_commit.trees |= begun
-    try:
-        applied.lock([hold.job_id], parents=parents)
-    except JobNotFoundError:
-        check_fence(hold, applied.lock_set.rows.get(hold.job_id), any_unit=from_outside)
-        raise
-    job = applied.lock_set.rows[hold.job_id]
-    check_fence(hold, job, any_unit=from_outside)
-    if hold.kind == "shutdown" and job.terminate_tree and not handed_down:
-        raise Moved("the shutdown became one of the whole tree")
+    applied = _locked(runtime, executor, hold, changes, parents, any_unit=from_outside)
     if unit is not None and _is_thrown_away(applied, hold, unit):
         unit, ending = Unit(took=unit.took), Ending(RunEnd.SUSPENDED)
     else:
@@ -142,12 +131,48 @@ def _end(  # noqa: PLR0912, PLR0913, PLR0915 - the order of what it does matters
         raise lease_lost(hold)
     announce(hold, applied.lock_set.statuses[hold.job_id], row, ending, applied.after_commit)
     applied.lock_set.statuses[hold.job_id] = row.status
-    parent_may_run = row.parent_id is not None and applied.lock_set.statuses.get(row.parent_id) in ASKABLE
-    parent_may_run = parent_may_run and ending.then is None
-    if parent_may_run and ending.how != RunEnd.RETRIED and not ending.waits_for:
+    _wake_parent(applied, ending, row)
+    return applied, row.status
+
+
+def _locked(
+    runtime: LocalRuntime,
+    executor: Transaction,
+    hold: Hold,
+    changes: list[Change],
+    parents: Mapping[int, int | None],
+    *,
+    any_unit: bool,
+) -> Applied:
+    """Lock the jobs that the end of a run affects; `changes` are those of its last unit, and get those of a shutdown.
+
+    Raises LeaseLostError if the run is no longer current.
+    """
+    begun: set[int] = set()
+    handed_down = hold.kind == "shutdown" and _hand_down(executor, hold, changes, begun)
+    applied = Applied(runtime, executor, changes, own=hold.job_id, bounded=hold.kind != "shutdown")
+    applied.after_commit.trees |= begun
+    try:
+        applied.lock([hold.job_id], parents=parents)
+    except JobNotFoundError:
+        check_fence(hold, applied.lock_set.rows.get(hold.job_id), any_unit=any_unit)
+        raise
+    job = applied.lock_set.rows[hold.job_id]
+    check_fence(hold, job, any_unit=any_unit)
+    if hold.kind == "shutdown" and job.terminate_tree and not handed_down:
+        raise Moved("the shutdown became one of the whole tree")
+    return applied
+
+
+def _wake_parent(applied: Applied, ending: Ending, row: Any) -> None:
+    """Ask the parent to run, if the job has ended its asking and the parent may be asked; `row` is the job's new row.
+
+    A retry, the next stage, and a wait for room go on with the asking.
+    """
+    may_run = row.parent_id is not None and applied.lock_set.statuses.get(row.parent_id) in ASKABLE
+    if may_run and ending.then is None and ending.how != RunEnd.RETRIED and not ending.waits_for:
         applied.wakes.look(row.parent_id)
         applied.wakes.apply()
-    return applied, row.status
 
 
 def _is_thrown_away(applied: Applied, hold: Hold, unit: Unit) -> bool:

@@ -108,12 +108,9 @@ def end_job_run(  # noqa: PLR0913 - a run, how it ended, and where that is writt
     row = _write(runtime, executor, hold, unit, ending, closes, by_worker=by_worker, quiet=quiet)
     if row is None:
         return None
-    # Readers may have found nothing while the run had the packets. A rescue has not locked the parent: note its ask.
-    to_ask = packets.release(executor, hold.job_id, hold.run_no) if unit is None or unit.took else set()
-    if to_ask:
-        asks.note(executor, to_ask, "run")
-        after_commit.noted += to_ask
-    if ending.gives_up and row.parent_id is not None:
+    if unit is None or unit.took:
+        _release_packets(executor, hold, after_commit)
+    if ending.gives_up and row.parent_id is not None:  # a rescue has not locked the parent
         asks.note(executor, [row.parent_id], "look")
         after_commit.noted.append(row.parent_id)
     if row.task_id is not None:
@@ -135,6 +132,14 @@ def end_job_run(  # noqa: PLR0913 - a run, how it ended, and where that is writt
 def end_page(runtime: LocalRuntime, executor: Transaction, runs: Collection[Ended], *, worker_id: int) -> Sequence[Any]:
     """End runs that leave nothing else to be written; see `claims.end_page`."""
     return claims.end_page(executor, runs, worker_id=worker_id, history=runtime.settings.history) if runs else ()
+
+
+def _release_packets(executor: Transaction, hold: Hold, after_commit: AfterCommit) -> None:
+    """Give back packets that the run has taken, and note asks of readers, which may have found nothing meanwhile."""
+    to_ask = packets.release(executor, hold.job_id, hold.run_no)
+    if to_ask:
+        asks.note(executor, to_ask, "run")
+        after_commit.noted += to_ask
 
 
 def _note_failure(hold: Hold, ending: Ending, after_commit: AfterCommit) -> None:

@@ -12,9 +12,8 @@ from ...store import packets, room
 from ...store.errors import Moved
 from ...store.statement import Transaction
 from ..after_commit import AfterCommit
-from ..changes.lending import follow_commit_of
+from ..changes.follow_up import apply_noted_asks, follow_commit_of
 from ..changes.mailboxes import make_room
-from ..changes.noted_asks import apply_noted_asks
 from ..hold import Hold
 from ..runtime import Runtime
 

@@ -22,8 +22,7 @@ from ..changes.unit_of_work import Applied
 from ..changes.wakes import Wakes
 from ..hold import Hold, check_fence, lease_lost
 from ..lock_set import LockSet
-from ..retrying import patiently
-from ..runtime import LocalRuntime, Runtime
+from ..runtime import LocalRuntime, Runtime, patiently
 from .endings import announce, error_json
 from .job_run_end import Ending, end_job_run
 

@@ -21,14 +21,12 @@ from ...store.claims import Try
 from ...store.errors import OutcomeUnknown
 from ...store.outbox import doorbells
 from ...store.statement import Transaction
-from ..changes.follow_up import follow_up
-from ..changes.lending import follow_commit_of
+from ..changes.follow_up import follow_commit_of, follow_up
 from ..changes.unit_of_work import Applied
 from ..gates import permits
 from ..hold import BeginsAgainError, Hold, check_fence, lease_lost, repeat_until_known
 from ..lock_set import KeptPorts
-from ..retrying import PAUSE_S
-from ..runtime import LocalRuntime, Runtime
+from ..runtime import PAUSE_S, LocalRuntime, Runtime
 from . import measuring
 
 KEPT_PORTS = 1000

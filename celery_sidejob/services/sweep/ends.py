@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ...model.logger import logger
 from ...operations.changes.deletion import TerminatedTree
 from ...operations.changes.tree_terminations import terminate_page
-from ...operations.runs.shutdown import end_parked
+from ...operations.runs.terminations import end_parked
 from ...store import parked, tree_deletions
 from ..duty import Count, Report
 from .sweep import PAGE, SLICE_S, Sweep, SweepDuty

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from math import inf
 from time import monotonic
-from typing import Protocol
+from typing import Any, Protocol
 
 from kombu.log import get_logger
+from kombu.transport import virtual
 
 from ...store.broker import messages
 from ...store.results import Ended
@@ -215,3 +216,42 @@ def _emptied(ends: deque[int]) -> Iterator[int]:
             yield ends.popleft()
         except IndexError:
             return
+
+
+# -- kombu's view of them ----------------------------------------------------------------------------------------------
+
+
+class QoS(virtual.QoS):
+    """kombu's, whose ends of messages any thread may report: they are only noted."""
+
+    def ack(self, delivery_tag: Any) -> None:
+        """Adds to kombu's: the row is removed soon."""
+        if _is_row(delivery_tag):
+            self.channel.acknowledgements.acknowledge(delivery_tag, "ack")
+        super().ack(delivery_tag)
+
+    def reject(self, delivery_tag: Any, requeue: bool = False) -> None:
+        """Replaces sending the message again: its row becomes free where it is."""
+        if not _is_row(delivery_tag):
+            pass
+        elif requeue:
+            self.channel.acknowledgements.give_back(delivery_tag, begun=True)
+        else:
+            self.channel.acknowledgements.acknowledge(delivery_tag, "reject")
+        super().ack(delivery_tag)
+
+    @property
+    def unacknowledged_rows(self) -> list[int]:
+        """The messages that are neither acknowledged nor given back, but for those that have no row of the broker."""
+        return [tag for tag in self._delivered if _is_row(tag) and not isinstance(tag, Removed)]
+
+    def restore_unacked(self) -> None:
+        """Replaces giving back one by one: all rows become free in one statement."""
+        self.channel.leave()
+        self._delivered.clear()
+        self._dirty.clear()
+
+
+def _is_row(delivery_tag: Any) -> bool:
+    """Tell whether a message has a row of its own: a broadcast is everybody's, and goes by itself."""
+    return isinstance(delivery_tag, int)

@@ -18,14 +18,12 @@ from ...store.broker import consumers, messages
 from ..decoding import Message, NotAMessageError
 from ..quarantine import Quarantine
 from . import rows, sending
-from .acknowledgements import Acknowledgements
-from .batch import PublishBatch
+from .acknowledgements import Acknowledgements, QoS
 from .dead import DeadList
-from .deliveries import Deliveries
+from .deliveries import Deliveries, sort, times_back
 from .fetching import AT_MOST, SPARE_S, Fetching
 from .link import BINDINGS, LOST, Link, Run, ring_of_exchange, ring_of_queue, ring_of_return
-from .qos import QoS
-from .suspects import sort, times_back
+from .sending import PublishBatch
 
 logger = get_logger(__name__)
 

@@ -17,8 +17,7 @@ from ...model.crash_points import reach
 from ...store.broker import messages
 from ...store.broker.holds import NOBODY
 from ...store.broker.messages import HIGHEST_PRIORITY, Watermark
-from .acknowledgements import SOON_S, Acknowledgements
-from .qos import QoS
+from .acknowledgements import SOON_S, Acknowledgements, QoS
 
 AT_MOST = 64
 """The most messages that one fetch takes."""

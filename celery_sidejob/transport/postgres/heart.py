@@ -21,8 +21,7 @@ from ...model.process_name import new_name
 from ...store.broker import consumers, queues, sessions
 from ...store.connection.own_executor import OwnExecutor
 from ..pulse import Pulse
-from . import bindings, events
-from .expiry import remove_expired
+from . import sending, topology
 from .link import BINDINGS, DEATH, LOST, Link, Run, carry_out
 from .pipe import Pipe
 
@@ -104,7 +103,7 @@ class Heart:
             executor.close()
             raise
         self._executor = executor
-        events.begin(self._link, self)
+        sending.begin_beats(self._link, self)
         native.Thread(self._run, name="sidejobpg-heart").start()
 
     @property
@@ -133,7 +132,7 @@ class Heart:
     def stop(self) -> None:
         """End it; the consumer is removed, and the events are sent that are left, by whoever stops it."""
         self._stopping = True
-        events.end(self._link, self)
+        sending.end_beats(self._link, self)
         if self.is_ours:
             self._wakes.write()
 
@@ -141,7 +140,7 @@ class Heart:
 
     def _run(self) -> None:
         if self.listens:
-            bindings.hear(self._link.channel)
+            topology.hear(self._link.channel)
         try:
             self._go_on()
         except Exception as error:
@@ -151,9 +150,9 @@ class Heart:
                 self.error = error
                 self._consumes.wake()
         finally:
-            events.end(self._link, self)
+            sending.end_beats(self._link, self)
             if self.listens:
-                bindings.hear_no_more(self._link.channel)
+                topology.hear_no_more(self._link.channel)
             self._executor.close()
             self._wakes.close()
 
@@ -182,7 +181,7 @@ class Heart:
 
     def _hear(self, payload: str) -> None:
         if payload == BINDINGS:
-            bindings.note_change(self._link.channel)
+            topology.note_change(self._link.channel)
         elif payload == DEATH or payload in self.wanted:
             with self._lock:
                 is_news = payload not in self._rings
@@ -212,7 +211,7 @@ class Heart:
     def _talk(self) -> consumers.Beaten:
         """Beat, and with the same statement send the events of this process and read those that it listens to."""
         consumer, schema = self.consumer, self._link.schema
-        said, (since, exchanges) = events.take(self._link), self._consumes.listens_to()
+        said, (since, exchanges) = sending.take_events(self._link), self._consumes.listens_to()
         if not said and not exchanges:
             return self._transact("beat", lambda executor: consumers.beat(executor, consumer, schema))
         try:
@@ -223,7 +222,7 @@ class Heart:
                 ),
             )
         except BaseException:
-            events.put_back(self._link, said)
+            sending.put_back_events(self._link, said)
             raise
 
     def _use(self) -> None:
@@ -232,7 +231,7 @@ class Heart:
             self._transact("use", lambda executor: queues.use(executor, names))
 
     def _expire(self) -> None:
-        remove_expired(self._transact)
+        topology.remove_expired(self._transact)
         self._consumes.bound_dead_list(self._transact)
 
 

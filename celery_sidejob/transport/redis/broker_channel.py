@@ -28,18 +28,15 @@ from ..decoding import Message
 from ..options import DEFAULTS
 from ..quarantine import Quarantine
 from ..topics import TopicExchange
-from .acknowledgements import Acknowledgement, Acknowledgements
+from .acknowledgements import Acknowledgement, Acknowledgements, QoS
 from .connections import WITHOUT_NOTICES, breaking, has_come, unless_full
 from .consumer import Consumer
 from .dead import DeadList
 from .deliveries import Deliveries
 from .fetching import Fetch, Fetching
 from .keys import Keys
-from .line import Line
-from .qos import QoS
-from .records import BELL_MS, Records
-from .scripts import PUT
-from .tags import parted, tag_of
+from .records import BELL_MS, Records, parted, tag_of
+from .scripts import PUT, Line
 
 logger = get_logger(__name__)
 

@@ -12,9 +12,8 @@ from kombu.log import get_logger
 from redis.exceptions import ConnectionError
 
 from ...model.process_name import new_name
-from .. import begun
-from ..quarantine import holds
-from .tags import parted, tag_of, tokens_of
+from ..quarantine import holds, running_tags, waiting_tags
+from .records import parted, tag_of, tokens_of
 
 logger = get_logger(__name__)
 
@@ -95,7 +94,7 @@ class Consumer:
             try:
                 # Otherwise finished messages would be given back. After a longer wait, others have declared us dead.
                 channel.acknowledgements.settle(within_s=channel.consumer_timeout)
-                channel.records.leave(name, begun=tokens_of(name, begun.running()))
+                channel.records.leave(name, begun=tokens_of(name, running_tags()))
             except (*channel.connection_errors, channel.ResponseError) as error:
                 logger.warning(
                     "The messages of %s could not be given back; other workers will recover them: %s", name, error
@@ -135,4 +134,4 @@ class Consumer:
 
 def _unbegun(consumer: str) -> set[str]:
     """Return the tokens of messages that a consumer holds and has not begun."""
-    return tokens_of(consumer, begun.waiting())
+    return tokens_of(consumer, waiting_tags())

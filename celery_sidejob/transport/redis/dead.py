@@ -16,8 +16,8 @@ from redis import Redis
 
 from ...model.broker_view import Cursor
 from .. import dead_list
-from ..begun import SUSPECT
 from ..dead_list import DAY_S, log_dropped
+from ..quarantine import SUSPECT
 from .keys import Keys
 from .records import BELL_MS
 from .scripts import BOUND_DEAD, DELIVER_AGAIN

@@ -10,11 +10,10 @@ from typing import Any
 from kombu.log import get_logger
 from kombu.utils.json import loads
 
-from .. import begun
 from ..decoding import NotAMessageError, made
-from ..quarantine import Quarantine
+from ..quarantine import SUSPECT, Quarantine, is_for_later, returns
 from .fetching import Taken
-from .tags import parted
+from .records import parted
 
 logger = get_logger(__name__)
 
@@ -70,9 +69,9 @@ class Deliveries:
     def _begin_quarantine(self, payload: Any, one: Taken) -> None:
         """Put a message whose worker died with it, or left, into quarantine."""
         properties = payload["properties"]
-        is_suspect = begun.SUSPECT in properties and not begun.is_for_later(payload.get("headers") or {})
+        is_suspect = SUSPECT in properties and not is_for_later(payload.get("headers") or {})
         if is_suspect and one.tag is not None:
-            self._quarantine.begin(one.tag, begun.returns(properties))
+            self._quarantine.begin(one.tag, returns(properties))
 
     def _decoded(self, taken: Iterable[Taken]) -> Iterator[tuple[Any, Taken]]:
         """Decode messages; bury those that are invalid."""

@@ -10,9 +10,8 @@ from kombu.utils.scheduling import priority_cycle, round_robin_cycle
 from redis.exceptions import NoScriptError
 
 from .consumer import Consumer
-from .records import BELL_MS
+from .records import BELL_MS, tag_of
 from .scripts import FETCH
-from .tags import tag_of
 
 AT_MOST = 32
 """The most messages that one fetch takes."""

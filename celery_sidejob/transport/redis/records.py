@@ -1,4 +1,7 @@
-"""The records of consumers: an acknowledgement, or the return to its list, removes a message from its record."""
+"""The records of consumers: an acknowledgement, or the return to its list, removes a message from its record.
+
+A delivery tag names the consumer that has the message, and the message's token in that consumer's record.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from kombu.utils.json import dumps, loads
 
 from ...model.printable import counted
 from ..announcements import message_buried, messages_recovered
-from ..begun import SUSPECT, is_counted_by_a_row, is_for_later, returns
+from ..quarantine import SUSPECT, is_counted_by_a_row, is_for_later, returns
 from .keys import Keys
 from .scripts import GIVE_BACK
 
@@ -214,3 +217,22 @@ def _obituary(keys: Keys, move: Move) -> str:
             "message": text,
         }
     )
+
+
+# -- delivery tags -----------------------------------------------------------------------------------------------------
+
+
+def tag_of(consumer: str, token: str) -> str:
+    """Return the tag of a delivery."""
+    return f"{consumer}#{token}"
+
+
+def parted(delivery_tag: str) -> tuple[str, str]:
+    """Split a delivery tag into its consumer and the token in the record; no consumer if the tag is not ours."""
+    consumer, _, token = str(delivery_tag).rpartition("#")
+    return consumer, token
+
+
+def tokens_of(consumer: str, tags: Iterable[str]) -> set[str]:
+    """Return the tokens of the delivery tags that belong to this consumer."""
+    return {token for owner, token in map(parted, tags) if owner == consumer}

@@ -18,7 +18,7 @@ from kombu import Queue
 
 from celery_sidejob import embedded
 from celery_sidejob.store.schema.migrate import upgrade
-from celery_sidejob.transport.postgres.expiry import remove_expired
+from celery_sidejob.transport.postgres.topology import remove_expired
 from tests.tools.brokers import in_postgres
 from tests.tools.recorder import Record
 from tests.tools.waiting import wait_until

@@ -16,7 +16,7 @@ from kombu import Queue
 from celery_sidejob.hooks.messages import doorbell
 from celery_sidejob.hooks.worker.delivered import return_to_head
 from celery_sidejob.model import durable
-from celery_sidejob.transport import begun
+from celery_sidejob.transport import quarantine
 from tests.tools.recorder import Record
 from tests.tools.waiting import wait_until
 from tests.tools.workers import Processes
@@ -210,7 +210,7 @@ def test_a_suspect_has_a_fetch_of_its_own(connect: Connect, server: redis.Redis)
     for place, text in enumerate(server.lrange("queue", 0, -1)):
         if "suspect" in body_of(text):
             message = json.loads(text)
-            message["properties"][begun.SUSPECT] = True
+            message["properties"][quarantine.SUSPECT] = True
             server.lset("queue", place, json.dumps(message))
     consuming = Consuming(connect(**SHORT), "queue", prefetch=6)
     assert consuming.take(6) == names
@@ -249,8 +249,8 @@ def test_a_list_that_expires_does_so_after_something_was_sent_back(connect: Conn
 
 
 def test_what_has_a_row_may_be_sent_back_as_often_as_its_store_is_away(connect: Connect, server: redis.Redis) -> None:
-    assert set(begun.ROWS) == {doorbell.HEADER, durable.HEADER}
-    for header in begun.ROWS:
+    assert set(quarantine.ROWS) == {doorbell.HEADER, durable.HEADER}
+    for header in quarantine.ROWS:
         publish(connect(), header, 0, headers={header: {"v": 1}})
         consuming = Consuming(connect(delivery_limit=1), header, prefetch=1)
         consuming.take(1)

@@ -459,7 +459,7 @@ STRIKES = [
     ("celery_sidejob.transport.redis.deliveries.loads", SoftTimeLimitExceeded),
     ("kombu.transport.virtual.Message.__init__", SoftTimeLimitExceeded),
     ("kombu.transport.virtual.Message.__init__", KeyboardInterrupt),
-    ("celery_sidejob.transport.redis.qos.QoS.append", SoftTimeLimitExceeded),
+    ("celery_sidejob.transport.redis.acknowledgements.QoS.append", SoftTimeLimitExceeded),
 ]
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from kombu.transport import redis as stock
 
+from celery_sidejob.transport.redis.acknowledgements import QoS
 from celery_sidejob.transport.redis.broker_channel import Channel
-from celery_sidejob.transport.redis.qos import QoS
 from celery_sidejob.transport.redis.sentinel import SentinelChannel
 from celery_sidejob.transport.redis.transport import Transport
 

@@ -1,4 +1,7 @@
-"""Terminating a job without its shutdown: the caller does not want it, or no worker has the task any more."""
+"""Terminations that are more than a change: of many jobs together, and of jobs without their shutdown.
+
+A shutdown is not called if the caller does not want it, or no worker has the task any more.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,10 @@ from ...model.changes import Terminate
 from ...model.errors import LeaseLostError
 from ...model.status import RunEnd, Status
 from ...store import jobs, parked, trees, workers
+from ...store.errors import Moved
 from ...store.statement import Reader, Transaction
 from ..after_commit import AfterCommit
+from ..changes.dependencies import check_no_dependents, with_dependents
 from ..changes.follow_up import follow_up
 from ..changes.unit_of_work import Applied
 from ..hold import Hold
@@ -22,6 +27,38 @@ from .runs import Unit, begin_locked
 
 TOGETHER = 500
 """The most jobs of a tree whose shutdowns one transaction begins: their ends must not outlast this process's lease."""
+
+
+def to_cancel(executor: Reader, job_ids: Sequence[int], *, dependents: bool) -> list[int]:
+    """Return the ids of the jobs to terminate; raises HasDependentsError if other jobs depend on them."""
+    if dependents:
+        return sorted(with_dependents(executor, job_ids))
+    check_no_dependents(executor, job_ids)
+    return sorted(set(job_ids))
+
+
+def cancel(runtime: Runtime, job_ids: Sequence[int], *, dependents: bool) -> list[int]:
+    """Terminate jobs, with `dependents` also all jobs that wait for them, or none; returns the ids of all.
+
+    Raises HasDependentsError, and JobNotFoundError for a job that does not exist. A job that becomes dependent on one
+    of them meanwhile waits for a terminating job, as if it had become so afterwards.
+    """
+
+    def work(executor: Transaction) -> tuple[Applied, list[int]]:
+        ids = to_cancel(executor, job_ids, dependents=dependents)
+        applied = Applied(runtime, executor, [Terminate(job_id) for job_id in ids])
+        applied.lock()
+        if to_cancel(executor, job_ids, dependents=dependents) != ids:
+            raise Moved("other jobs were made to depend on these before they were locked")
+        applied.apply()
+        return applied, ids
+
+    applied, ids = runtime.connections.transact("cancel", work)
+    follow_up(runtime, applied.after_commit)
+    return ids
+
+
+# -- without a shutdown ------------------------------------------------------------------------------------------------
 
 
 def terminate_without_shutdown(runtime: Runtime, job_id: int, *, recursive: bool) -> bool:
