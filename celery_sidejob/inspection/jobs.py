@@ -20,7 +20,6 @@ from ..model.status import MAY_WAIT, Status
 from ..operations import waiting
 from ..operations.runtime import Runtime
 from ..store import (
-    aliases,
     askings,
     asks,
     dead,
@@ -28,6 +27,7 @@ from ..store import (
     history,
     job_lists,
     jobs,
+    labels,
     packets,
     ports,
     progress,
@@ -251,7 +251,7 @@ class JobViews:
         hide = self._runtime.settings.redacted
         return {
             **Job(job_id, runtime=self._runtime, row=found[0]).info,
-            "aliases": [hide(alias) for alias in aliases.of(executor, job_id)],
+            "aliases": [hide(alias) for alias in labels.aliases_of(executor, job_id)],
             "history": [asdict(entry_of(row, hide)) for row in history.read(executor, job_id)],
             "state": hide({key: values.decode(text) for key, text in state.read(executor, job_id).items()}),
             **_ports(executor, job_id, hide),

@@ -63,12 +63,9 @@ from ..operations.runs.recovery import move_by_force
 from ..operations.runs.shutdown import terminate_without_shutdown
 from ..operations.runtime import Runtime
 from ..operations.waiting import waiting_for
-from ..store import aliases as alias_rows
-from ..store import asks, history, jobs, ports, progress, trees
+from ..store import asks, history, jobs, labels, ports, progress, trees
 from ..store import dependencies as dependency_rows
 from ..store import state as state_rows
-from ..store import tags as tag_rows
-from ..store import tracked as tracked_rows
 from ..unit import view as unit_view
 from ..unit.lookup import locate
 from ..unit.open_unit import active, submit
@@ -563,7 +560,7 @@ class Job:
     def aliases(self) -> list[str]:
         """The job's further names; asks the store."""
         unit = active()
-        found = set(alias_rows.of(self._runtime.connections, self.id))
+        found = set(labels.aliases_of(self._runtime.connections, self.id))
         if unit is not None:
             given, taken = unit.aliases(self.id)
             found = (found | given.keys()) - taken
@@ -592,7 +589,7 @@ class Job:
     def tags(self) -> list[str]:
         """The job's tags, in the order in which it got them; asks the store."""
         changes, is_new = self._pending()
-        found = [] if is_new else tag_rows.of(self._runtime.connections, self.id)
+        found = [] if is_new else labels.tags_of(self._runtime.connections, self.id)
         return self._found(unit_view.tags(changes, self.id, found))
 
     def tag(self, *names: str) -> Job:
@@ -644,7 +641,7 @@ class Job:
     def tracked(self) -> bool:
         """Whether the job is tracked; asks the store."""
         changes, is_new = self._pending()
-        found = not is_new and tracked_rows.is_tracked(self._runtime.connections, self.id)
+        found = not is_new and labels.is_tracked(self._runtime.connections, self.id)
         return self._found(unit_view.tracked(changes, self.id, found))
 
     def track(self) -> Job:

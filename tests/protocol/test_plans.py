@@ -13,7 +13,6 @@ import pytest
 from psycopg import sql
 
 from celery_sidejob.store import (
-    aliases,
     askings,
     asks,
     batches,
@@ -29,6 +28,7 @@ from celery_sidejob.store import (
     job_lists,
     jobs,
     kept,
+    labels,
     packets,
     permits,
     ports,
@@ -39,10 +39,8 @@ from celery_sidejob.store import (
     state,
     stats,
     steps,
-    tags,
     tallies,
     task_history,
-    tracked,
     tree_deletions,
     tree_terminations,
     trees,
@@ -70,10 +68,10 @@ from tests.tools.waiting import wait_until
 pytestmark = [pytest.mark.first, pytest.mark.few(1000)]  # to fill its stores takes a while, and each row a moment
 
 MODULES = (
-    aliases, arming, askings, asks, batches, burials, checks, chords, claims, continuations, counters, dead,
+    labels, arming, askings, asks, batches, burials, checks, chords, claims, continuations, counters, dead,
     dependencies, depths, doorbells, holds, job_lists, jobs, kept, packets, ports, progress, publishing, results,
     revocation, room, served, state, stats, steps, tasks, trees, tree_deletions, tree_terminations, duplicates,
-    messages, queues, tags, tracked, history, tallies, task_history, web_answers,
+    messages, queues, history, tallies, task_history, web_answers,
 )  # fmt: skip
 
 READS_ALL = {
@@ -103,7 +101,7 @@ READS_ALL = {
     },
     "depths._IS_ANY_SOON": "a question before `drain` ends: reads the queue",
     "room._UNREAD": "reads up to a bound who waits for room; see below",
-    "tags._COUNTS": "a person's question: counts up to a bound",
+    "labels._TAG_COUNTS": "a person's question: counts up to a bound",
     "stats._SUSPENDED": "counts what is not finished, where that is little; see below",
     "stats._UNFINISHED": "counts what is not finished, where that is little; see below",
 }
@@ -690,7 +688,7 @@ BOUNDED: dict[str, tuple[Statement, dict[str, Any], int]] = {
         2000,
     ),
     "whether many jobs are old": (job_lists._ARE_MANY_OLD, {"older_s": 0.0}, 3 * job_lists.FEW),
-    "tracked jobs": (tracked._LIST, {"limit": 100}, 2000),
+    "tracked jobs": (labels._TRACKED, {"limit": 100}, 2000),
     "a run that goes on after all": (
         burials._TAKE_BACK,
         {"task_id": "m7", "generation": 1, "task": "task7", "digest": "d", "entry_too": True},
