@@ -30,7 +30,6 @@ from ..store import (
     labels,
     packets,
     ports,
-    progress,
     room,
     state,
     trees,
@@ -110,7 +109,7 @@ class JobViews:
                 raise job_not_found(job.id)
             return {
                 **Job(job.id, runtime=self._runtime, row=found[0]).info,
-                "progress": _progress(progress.read(executor, job.id), self._runtime.settings.redacted),
+                "progress": _progress(state.progress(executor, job.id), self._runtime.settings.redacted),
                 "waiting_for": waiting.reasons(executor, self._runtime, [job.id]).get(job.id, []),
             }
 
@@ -216,7 +215,7 @@ class JobViews:
         found = trees.tree(self._runtime.connections, job.id, depth=DEEPEST if depth is None else depth, limit=limit)
         if not found:
             raise job_not_found(job.id)
-        told = progress.of_jobs(self._runtime.connections, [row.id for row in found])
+        told = state.progress_of_jobs(self._runtime.connections, [row.id for row in found])
         hide = self._runtime.settings.redacted
         return [_node(row, _progress(told.get(row.id), hide)) for row in found]
 
@@ -261,7 +260,7 @@ class JobViews:
             "message": message and message._asdict(),
             "dependencies": [row.id for row in dependencies.dependencies_of(executor, job_id, limit=CHILDREN)],
             "dependents": [row.id for row in dependencies.dependents_of(executor, job_id, limit=CHILDREN)],
-            "progress": _progress(progress.read(executor, job_id), hide),
+            "progress": _progress(state.progress(executor, job_id), hide),
             "waiting_for": waiting.reasons(executor, self._runtime, [job_id]).get(job_id, []),
             "timers": [row._asdict() for row in asks.pending_timers(executor, job_id, limit=CHILDREN)],
             "waiting_for_room": [row._asdict() for row in room.waiting(executor, job_id, limit=CHILDREN)],

@@ -63,7 +63,7 @@ from ..operations.runs.recovery import move_by_force
 from ..operations.runs.shutdown import terminate_without_shutdown
 from ..operations.runtime import Runtime
 from ..operations.waiting import waiting_for
-from ..store import asks, history, jobs, labels, ports, progress, trees
+from ..store import asks, history, jobs, labels, ports, trees
 from ..store import dependencies as dependency_rows
 from ..store import state as state_rows
 from ..unit import view as unit_view
@@ -607,7 +607,7 @@ class Job:
     @property
     def progress_of(self) -> Progress | None:
         """How far its present or last run is, as that has said last with `progress`; None without. Asks the store."""
-        row = progress.read(self._runtime.connections, self.id)
+        row = state_rows.progress(self._runtime.connections, self.id)
         if row is None:
             return self._found(None)
         return Progress(row.done, row.total, row.note, row.run_no, row.told_at)

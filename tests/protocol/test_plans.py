@@ -32,7 +32,6 @@ from celery_sidejob.store import (
     packets,
     permits,
     ports,
-    progress,
     results,
     room,
     served,
@@ -69,9 +68,9 @@ pytestmark = [pytest.mark.first, pytest.mark.few(1000)]  # to fill its stores ta
 
 MODULES = (
     labels, arming, askings, asks, batches, burials, checks, chords, claims, continuations, counters, dead,
-    dependencies, depths, doorbells, holds, job_lists, jobs, kept, packets, ports, progress, publishing, results,
-    revocation, room, served, state, stats, steps, tasks, trees, tree_deletions, tree_terminations, duplicates,
-    messages, queues, history, tallies, task_history, web_answers,
+    dependencies, depths, doorbells, holds, job_lists, jobs, kept, packets, ports, state, publishing, results,
+    revocation, room, served, stats, steps, tasks, trees, tree_deletions, tree_terminations, duplicates, messages,
+    queues, history, tallies, task_history, web_answers,
 )  # fmt: skip
 
 READS_ALL = {
