@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from ..model.errors import SchemaError, StoreUnavailableError
 from ..model.logger import logger
 from ..model.measures import Measures
-from . import counters, tallies, task_history
+from . import counters, history, tallies
 from .connection.connections import Connections
 from .connection.own_executor import OwnExecutor
 from .errors import OutcomeUnknown
@@ -53,7 +53,7 @@ class MeasuredConnections(Connections):
             if taken.tallies:
                 tallies.add(executor, tallies.bounded(executor, taken.tallies))
             if taken.finished:
-                task_history.add(executor, taken.finished, keep=self.measures.task_history)
+                history.add_tasks(executor, taken.finished, keep=self.measures.task_history)
 
         single = sum(map(bool, taken)) == 1 and not any(tally.step for tally in taken.tallies)
         try:

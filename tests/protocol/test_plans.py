@@ -39,7 +39,6 @@ from celery_sidejob.store import (
     stats,
     steps,
     tallies,
-    task_history,
     tree_deletions,
     tree_terminations,
     trees,
@@ -70,7 +69,7 @@ MODULES = (
     labels, arming, askings, asks, batches, burials, checks, chords, claims, continuations, counters, dead,
     dependencies, depths, doorbells, holds, job_lists, jobs, kept, packets, ports, state, publishing, results,
     revocation, room, served, stats, steps, tasks, trees, tree_deletions, tree_terminations, duplicates, messages,
-    queues, history, tallies, task_history, web_answers,
+    queues, history, tallies, web_answers,
 )  # fmt: skip
 
 READS_ALL = {
