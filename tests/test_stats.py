@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from celery_sidejob import RunningJob, SideJob, StoreUnavailableError, embedded
 from celery_sidejob.prometheus import SideJobCollector, exposition
 from celery_sidejob.services.recorder import Recorder
-from celery_sidejob.store import counters, served, workers
+from celery_sidejob.store import measured, served, workers
 from celery_sidejob.store.measured import MeasuredConnections
 from celery_sidejob.store.schema import migrate
 from tests.tools.commands import ask
@@ -162,7 +162,7 @@ def test_a_worker_that_stopped_by_itself_is_not_dead(stage: Stage) -> None:
 
 
 def test_the_exposition_says_what_stats_say(busy: Stage) -> None:
-    counters.add(
+    measured.add_totals(
         busy.runtime.connections,
         {("runs_lost", ""): 3, ("jobs_buried", "failed"): 2, ("claim_bucket", "2"): 5, ("claim_sum", ""): 0.02},
     )
@@ -255,7 +255,7 @@ def connections(stage: Stage) -> Any:
 
 
 def totals(connections: MeasuredConnections) -> dict[tuple[str, str], float]:
-    return counters.read(connections)
+    return measured.totals(connections)
 
 
 def test_a_recorder_stores_once_it_is_quiet(connections: MeasuredConnections, monkeypatch: pytest.MonkeyPatch) -> None:

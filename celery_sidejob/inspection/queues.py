@@ -11,7 +11,7 @@ from typing import Any, Literal
 from ..jobs.queue import rate_in_text
 from ..model.settings import Settings
 from ..operations.runtime import Runtime
-from ..store import capacity, dead, depths, job_lists, queues, registry, served, stats, tallies, workers
+from ..store import capacity, dead, depths, job_lists, measured, queues, registry, served, stats, workers
 from ..store.statement import Transaction
 
 
@@ -109,7 +109,7 @@ class QueueViews:
         """
 
         def work(executor: Transaction) -> set[str]:
-            rows = [*registry.names(executor), *tallies.names(executor)]
+            rows = [*registry.names(executor), *measured.tallied(executor)]
             if of == "task":
                 return {row.task for row in rows} | {*dead.tasks(executor)}
             return {row.queue for row in rows} | {*served.workers_of_queues(executor, ()), *queues.names(executor)}

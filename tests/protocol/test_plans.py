@@ -18,7 +18,6 @@ from celery_sidejob.store import (
     batches,
     chords,
     claims,
-    counters,
     dead,
     dependencies,
     depths,
@@ -29,6 +28,7 @@ from celery_sidejob.store import (
     jobs,
     kept,
     labels,
+    measured,
     packets,
     permits,
     ports,
@@ -38,7 +38,6 @@ from celery_sidejob.store import (
     state,
     stats,
     steps,
-    tallies,
     tree_deletions,
     tree_terminations,
     trees,
@@ -66,10 +65,10 @@ from tests.tools.waiting import wait_until
 pytestmark = [pytest.mark.first, pytest.mark.few(1000)]  # to fill its stores takes a while, and each row a moment
 
 MODULES = (
-    labels, arming, askings, asks, batches, burials, checks, chords, claims, continuations, counters, dead,
+    labels, arming, askings, asks, batches, burials, checks, chords, claims, continuations, measured, dead,
     dependencies, depths, doorbells, holds, job_lists, jobs, kept, packets, ports, state, publishing, results,
     revocation, room, served, stats, steps, tasks, trees, tree_deletions, tree_terminations, duplicates, messages,
-    queues, history, tallies, web_answers,
+    queues, history, web_answers,
 )  # fmt: skip
 
 READS_ALL = {

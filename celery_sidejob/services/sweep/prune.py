@@ -15,7 +15,7 @@ from ...model.checks import MOST
 from ...model.retention import Retention
 from ...model.status import Status
 from ...operations.changes.deletion import PRUNED_TOGETHER, Expired, LargeTree, delete_finished
-from ...store import dead, duplicates, jobs, registry, tallies
+from ...store import dead, duplicates, jobs, measured, registry
 from ...store.errors import RowsLocked
 from ...store.outbox import burials
 from ..duty import Report
@@ -85,7 +85,7 @@ class Prune(SweepDuty):
 
     def _statistics(self, days: int) -> Iterator[Report]:
         """Forget the days whose statistics are no longer kept, one in each transaction."""
-        forget = partial(tallies.forget, days=days)
+        forget = partial(measured.forget_day, days=days)
         while self._connections.transact("prune", forget, single=True):
             yield Report()
 
