@@ -11,7 +11,7 @@ from ..model.changes import Change, NewJob, Terminate
 from ..model.errors import IllegalMoveError, InvalidValueError
 from ..operations.changes.unique_keys import KeysTakenError, is_replaced
 from ..operations.runtime import Runtime
-from ..store import unique_keys
+from ..store import askings
 from ..unit.open_unit import OpenUnit, active
 
 Make = Callable[[Sequence[NewJob]], Sequence[NewJob]]
@@ -88,4 +88,4 @@ def _holders(runtime: Runtime, unit: OpenUnit, drafts: Sequence[NewJob]) -> dict
     own = {
         new.unique.key: SimpleNamespace(job_id=new.id, waits=False) for new in unit.new_jobs().values() if new.unique
     }
-    return {row.key: row for row in unique_keys.holders(runtime.connections, keys)} | own
+    return {row.key: row for row in askings.key_holders(runtime.connections, keys)} | own
