@@ -41,7 +41,7 @@ from celery_sidejob.store import (
     tree_deletions,
     tree_terminations,
     trees,
-    web_answers,
+    web_tokens,
 )
 from celery_sidejob.store.broker import messages, queues
 from celery_sidejob.store.connection.connections import Connections
@@ -68,7 +68,7 @@ MODULES = (
     labels, arming, askings, asks, batches, burials, checks, chords, claims, continuations, measured, dead,
     dependencies, depths, doorbells, holds, job_lists, jobs, kept, packets, ports, state, publishing, results,
     revocation, room, served, stats, steps, tasks, trees, tree_deletions, tree_terminations, duplicates, messages,
-    queues, history, web_answers,
+    queues, history, web_tokens,
 )  # fmt: skip
 
 READS_ALL = {
