@@ -11,7 +11,7 @@ from ..model.errors import SchemaError, StoreUnavailableError
 from ..model.finding import Finding, error, graded, warning, well
 from ..model.printable import counted, first_of
 from ..operations.runtime import Runtime
-from ..store import asks, depths, health, parked, room, served, stats, workers
+from ..store import asks, health, parked, room, served, stats, waiting, workers
 from ..store import queues as queue_rows
 from ..store import schedules as schedule_rows
 from ..store.statement import Transaction
@@ -41,12 +41,12 @@ def queues(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
 
     One read serves both checks: the depths of long queues are estimated, which takes a while.
     """
-    rows = depths.read(executor)
+    rows = waiting.depths(executor)
     yield from _unserved(executor, runtime, rows)
     yield from _publishing(rows)
 
 
-def _unserved(executor: Transaction, runtime: Runtime, depth_of: Sequence[depths.Depth]) -> Iterator[Finding]:
+def _unserved(executor: Transaction, runtime: Runtime, depth_of: Sequence[waiting.Depth]) -> Iterator[Finding]:
     found = _of_first_store(executor, runtime, lambda first: _served(first, runtime))
     if found is None:
         return
@@ -73,7 +73,7 @@ def _unserved(executor: Transaction, runtime: Runtime, depth_of: Sequence[depths
         )
 
 
-def _publishing(depth_of: Sequence[depths.Depth]) -> Iterator[Finding]:
+def _publishing(depth_of: Sequence[waiting.Depth]) -> Iterator[Finding]:
     rows = [row for row in depth_of if row.oldest_unpublished_s is not None]
     oldest_s = max((row.oldest_unpublished_s or 0.0 for row in rows), default=0.0)
     if oldest_s <= UNPUBLISHED_S[0]:

@@ -10,7 +10,7 @@ from ..model.errors import SideJobError
 from ..model.finding import Finding, error, graded, warning, well
 from ..model.printable import counted, first_of
 from ..operations.runtime import Runtime
-from ..store import depths, health, served, stats
+from ..store import health, served, stats, waiting
 from ..store import workers as rows_of_workers
 from ..store.connection.connections import Connections
 from ..store.statement import Transaction
@@ -34,7 +34,7 @@ def workers(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     heard_s = min((row.silent_s for row in silent), default=0.0)
     silence = f"silent for {heard_s:.0f} s or longer: {first_of(row.ident for row in silent)}"
     if not alive:
-        grave = error if any(row.depth or row.running for row in depths.read(executor)) else warning
+        grave = error if any(row.depth or row.running for row in waiting.depths(executor)) else warning
         yield grave(
             "workers",
             f"no worker is heard of; {silence}" if silent else "no worker is alive",

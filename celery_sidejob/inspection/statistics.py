@@ -15,7 +15,7 @@ from ..model.errors import SchemaError, StoreUnavailableError
 from ..model.statistics import Amount, Statistics, Tally, statistics_of
 from ..operations.runtime import Runtime
 from ..services.sweep.duties import TOTALS
-from ..store import depths, measured, queues, served, stats, workers
+from ..store import measured, queues, served, stats, waiting, workers
 from ..store.estimates import Count
 from ..store.queues import ManagedQueue
 from ..store.statement import Transaction
@@ -227,7 +227,7 @@ def _of_tasks(executor: Transaction, serving: Mapping[str, int] = NOBODY) -> tup
 
     `serving` counts the workers of each queue.
     """
-    depth = {row.queue: row for row in depths.read(executor)}
+    depth = {row.queue: row for row in waiting.depths(executor)}
     managed = queues.read(executor)
     buried, failed = stats.dead_entries(executor)
     estimated = [f"queues.{name}" for name, row in depth.items() if row.is_estimated]

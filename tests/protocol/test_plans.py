@@ -20,7 +20,6 @@ from celery_sidejob.store import (
     claims,
     dead,
     dependencies,
-    depths,
     duplicates,
     health,
     history,
@@ -41,6 +40,7 @@ from celery_sidejob.store import (
     tree_deletions,
     tree_terminations,
     trees,
+    waiting,
     web_tokens,
 )
 from celery_sidejob.store.broker import messages, queues
@@ -66,7 +66,7 @@ pytestmark = [pytest.mark.first, pytest.mark.few(1000)]  # to fill its stores ta
 
 MODULES = (
     labels, arming, askings, asks, batches, burials, checks, chords, claims, continuations, measured, dead,
-    dependencies, depths, doorbells, holds, job_lists, jobs, kept, packets, ports, state, publishing, results,
+    dependencies, waiting, doorbells, holds, job_lists, jobs, kept, packets, ports, state, publishing, results,
     revocation, room, served, stats, steps, tasks, trees, tree_deletions, tree_terminations, duplicates, messages,
     queues, history, web_tokens,
 )  # fmt: skip
@@ -96,7 +96,7 @@ READS_ALL = {
         f"doorbells.{name}": "asked by celery_sidejob.testing, of the few rows of a user's test"
         for name in ("_DUE", "_DOOMED", "_UNDONE")
     },
-    "depths._IS_ANY_SOON": "a question before `drain` ends: reads the queue",
+    "waiting._IS_ANY_SOON": "a question before `drain` ends: reads the queue",
     "room._UNREAD": "reads up to a bound who waits for room; see below",
     "labels._TAG_COUNTS": "a person's question: counts up to a bound",
     "stats._SUSPENDED": "counts what is not finished, where that is little; see below",
@@ -642,10 +642,10 @@ BOUNDED: dict[str, tuple[Statement, dict[str, Any], int]] = {
         )
         for order, statement in job_lists._LIST_OF_BATCH.items()
     },
-    "whether a queue is short": (depths._IS_SHORT, {"queue": "q"}, 3 * depths.SHORT),
+    "whether a queue is short": (waiting._IS_SHORT, {"queue": "q"}, 3 * waiting.SHORT),
     "how far to look for durable tasks": (kept._REACH, {"after": ""}, 3 * kept.LOOKED),
     "no durable task among some": (kept._LIST_NEXT, {**TASKS_OF_NONE, "after": ""}, 4 * kept.LOOKED),
-    "no durable task of a short queue": (kept._LIST_OF_QUEUE, {**TASKS_OF_NONE, "queue": "q"}, 4 * depths.SHORT),
+    "no durable task of a short queue": (kept._LIST_OF_QUEUE, {**TASKS_OF_NONE, "queue": "q"}, 4 * waiting.SHORT),
     "durable tasks that run": (kept._LIST_RUNNING, TASKS_OF_NONE, 20),
     "packets of a port, up to a bound": (
         packets._COUNT_FEW,
