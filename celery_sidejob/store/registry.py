@@ -59,36 +59,3 @@ WHERE r.seen_at < now() - make_interval(days => {UNSERVED_DAYS})
 def forget_unserved(connections: Autocommit) -> None:
     """Forget tasks not served for half a year, nor by any live worker; without live workers, forget none."""
     connections.run(_FORGET_UNSERVED)
-
-
-_NOTE_META = Statement("""
-INSERT INTO {meta} (key, value) VALUES (%(key)s, %(value)s) ON CONFLICT (key) DO NOTHING""")
-_READ_META = Statement("SELECT key, value FROM {meta}")
-_CHANGE_META = Statement("""
-INSERT INTO {meta} (key, value) VALUES (%(key)s, %(value)s) ON CONFLICT (key) DO UPDATE SET value = excluded.value""")
-_FORGET_META = Statement("DELETE FROM {meta} WHERE key = %(key)s")
-
-
-def change_meta(executor: Transaction, key: str, value: str) -> None:
-    """Record a fact about the schema, replacing an earlier record."""
-    executor.run(_CHANGE_META, key=key, value=value)
-
-
-def forget_meta(executor: Transaction, key: str) -> None:
-    """Forget a fact about the schema."""
-    executor.run(_FORGET_META, key=key)
-
-
-def note_meta(executor: Transaction, key: str, value: str) -> None:
-    """Record a fact about the schema, unless it is recorded already."""
-    executor.run(_NOTE_META, key=key, value=value)
-
-
-def read_meta(executor: Reader) -> dict[str, str]:
-    """Read the recorded facts about the schema."""
-    return {row.key: row.value for row in executor.run(_READ_META)}
-
-
-def identity(executor: Reader) -> str | None:
-    """Read the schema's random name, which distinguishes it from other schemas of this package."""
-    return read_meta(executor).get("identity")

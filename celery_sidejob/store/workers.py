@@ -10,7 +10,7 @@ from typing import Any
 from ..model.loss import LossKind
 from ..model.process_name import new_name
 from ..model.settings import Settings
-from . import revisions
+from . import meta
 from .connection.connections import Connections
 from .statement import Autocommit, Reader, Statement, Transaction, first
 
@@ -32,7 +32,7 @@ def register(executor: Transaction, ident: str, *, broker: str | None = None) ->
 
     `broker` is the broker from which it takes messages; None for a process that takes none.
     """
-    return int(executor.run(_REGISTER, ident=ident, revision=revisions.KNOWN, broker=broker)[0].id)
+    return int(executor.run(_REGISTER, ident=ident, revision=meta.REVISION, broker=broker)[0].id)
 
 
 @contextmanager

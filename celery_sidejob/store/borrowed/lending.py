@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 
 from ...model.errors import SchemaError
-from ..identity import Database, cluster, look
+from ..meta import Database, cluster, look
 from ..trouble import is_trouble
 from .asynchronous import Awaited, AwaitedTransaction
 from .borrowed import Borrowed

@@ -34,7 +34,7 @@ from ..errors import (
     locked_out,
     refusal,
 )
-from ..identity import Database, cluster, look
+from ..meta import Database, cluster, look
 from ..statement import Autocommit, Statement
 from ..write_behind import WriteBehind
 from . import fork, on_loop

@@ -16,7 +16,7 @@ from psycopg import sql
 
 from ...model import messages as formats
 from ...model.errors import SchemaError, SideJobError, StoreUnavailableError
-from .. import registry, revisions
+from .. import meta
 from ..connection.connections import Connections
 from ..errors import LacksRights
 from ..statement import Statement, Transaction
@@ -89,7 +89,7 @@ def _check_usable(executor: Transaction, *, schema: str, owner: Mapping[str, str
     if _distance(revision) < SUPPORTED.start:
         raise NotUpgraded(
             f"Schema {schema!r} is at revision {revision}, older than this version of celery_sidejob runs on "
-            f"({int(revisions.KNOWN) + SUPPORTED.start:04} or newer): {REMEDY}."
+            f"({int(meta.REVISION) + SUPPORTED.start:04} or newer): {REMEDY}."
         )
     check_ours(executor, schema, revision, owner=owner)
     lacking = tables.lacking_rights(executor, schema)
@@ -116,12 +116,12 @@ def _check_not_newer(revision: str, schema: str) -> None:
     if _distance(revision) >= SUPPORTED.stop:
         raise TooNew(
             f"Schema {schema!r} is at revision {revision}, newer than this version of celery_sidejob knows "
-            f"({revisions.KNOWN}): upgrade the package celery-sidejob here."
+            f"({meta.REVISION}): upgrade the package celery-sidejob here."
         )
 
 
 def _check_whole(executor: Transaction, schema: str, revision: str) -> None:
-    lacking = tables.missing(executor, schema) if revision == revisions.KNOWN else []
+    lacking = tables.missing(executor, schema) if revision == meta.REVISION else []
     if lacking:
         raise Damaged(
             f"Schema {schema!r} is at revision {revision} and lacks {', '.join(lacking)}: it was restored in part, or "
@@ -130,7 +130,7 @@ def _check_whole(executor: Transaction, schema: str, revision: str) -> None:
 
 
 def _check_owner(executor: Transaction, schema: str, owner: Mapping[str, str] | None) -> None:
-    recorded = registry.read_meta(executor)
+    recorded = meta.read(executor)
     if int(recorded.get("format", FORMAT)) > int(FORMAT):
         raise TooNew(
             f"Schema {schema!r} holds rows of format {recorded['format']}, this version of celery_sidejob reads "
@@ -169,7 +169,7 @@ def revision_of(executor: Transaction, schema: str) -> str | None:
         return bool(executor.run(_EXISTS, relation=f"{quoted(schema)}.{relation}")[0].found)
 
     # The table is made before the first migration, and `meta` in it: read in this order no schema looks half-made.
-    revision = revisions.read(executor) if exists("alembic_version") else None
+    revision = meta.revision(executor) if exists("alembic_version") else None
     if revision is None:
         return None
     if not revision.isdecimal() or not exists("meta"):
@@ -187,7 +187,7 @@ def revision_of(executor: Transaction, schema: str) -> str | None:
 
 def _distance(revision: str) -> int:
     """Return by how many revisions a schema is newer than this version; revisions are numbered without gaps."""
-    return int(revision) - int(revisions.KNOWN)
+    return int(revision) - int(meta.REVISION)
 
 
 def connected(url: str, schema: str, setting: str) -> closing[Connections]:

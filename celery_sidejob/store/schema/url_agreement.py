@@ -9,7 +9,7 @@ import psycopg
 
 from ...model.errors import SettingsError, StoreUnavailableError
 from ..connection.connections import Connections
-from ..identity import Database, cluster, database
+from ..meta import Database, cluster, database
 
 
 def check(url: str, direct_url: str) -> str | None:
