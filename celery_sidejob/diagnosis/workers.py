@@ -10,7 +10,7 @@ from ..model.errors import SideJobError
 from ..model.finding import Finding, error, graded, warning, well
 from ..model.printable import counted, first_of
 from ..operations.runtime import Runtime
-from ..store import health, served, stats, waiting
+from ..store import health, registry, stats, waiting
 from ..store import workers as rows_of_workers
 from ..store.connection.connections import Connections
 from ..store.statement import Transaction
@@ -71,14 +71,14 @@ def workers(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
             remedy="Run doctor again in a moment, or see sweeping.",
             meaning="Their runs are being taken back one after the other, or nobody sweeps.",
         )
-    for row in served.stood(executor, within_s=STOOD_WITHIN_S):
+    for row in registry.stood(executor, within_s=STOOD_WITHIN_S):
         yield warning(
             "event loop",
             f"the event loop of {row.ident} has stood still, {row.ago_s:.0f} s ago: {row.stood}",
             meaning="All bodies of this worker waited meanwhile. Only the latest place is shown; the log has all.",
             remedy="Await what takes long there, run it by asyncio.to_thread(), or make it an ordinary task.",
         )
-    for row in served.skewed(executor, server.SKEW_S):
+    for row in registry.skewed(executor, server.SKEW_S):
         yield from server.difference(f"worker {row.ident}", row.skew_s)
 
 

@@ -15,7 +15,7 @@ from ..model.errors import SchemaError, StoreUnavailableError
 from ..model.statistics import Amount, Statistics, Tally, statistics_of
 from ..operations.runtime import Runtime
 from ..services.sweep.duties import TOTALS
-from ..store import measured, queues, served, stats, waiting, workers
+from ..store import measured, queues, registry, stats, waiting, workers
 from ..store.estimates import Count
 from ..store.queues import ManagedQueue
 from ..store.statement import Transaction
@@ -152,7 +152,7 @@ class StatisticsViews:
         totals = measured.totals(executor)
         here = workers.list_all(executor, self._runtime.settings)
         silent = [row.id for row in here if row.silent_s is not None]
-        serving = served.workers_of_queues(executor, silent)
+        serving = registry.workers_of_queues(executor, silent)
         of_tasks, failed = _of_tasks(executor, serving)
         results, unfinished = stats.results(executor), stats.unfinished(executor)
         timers, first_due_s = stats.timers(executor)

@@ -21,10 +21,12 @@ def register(runtime: Runtime, served: Sequence[Mapping[str, str]]) -> None:
     If the process dies before the publication, the change is not published.
     """
     connections = runtime.connections
-    changed = connections.transact("register", lambda executor: registry.serve(executor, map(dict, served)))
+    changed = connections.transact("register", lambda executor: registry.register(executor, map(dict, served)))
     published: list[Change] = []
     for queue in changed:
-        tasks: dict[str, Any] = {task: json.loads(text) for task, text in registry.of_queue(connections, queue).items()}
+        tasks: dict[str, Any] = {
+            task: json.loads(text) for task, text in registry.registered_in(connections, queue).items()
+        }
         try:
             name = channel.check(channel.workers(queue))
         except InvalidChannelError:  # some names of queues are not allowed for channels

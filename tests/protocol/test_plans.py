@@ -31,9 +31,9 @@ from celery_sidejob.store import (
     packets,
     permits,
     ports,
+    registry,
     results,
     room,
-    served,
     state,
     stats,
     steps,
@@ -67,7 +67,7 @@ pytestmark = [pytest.mark.first, pytest.mark.few(1000)]  # to fill its stores ta
 MODULES = (
     labels, arming, askings, asks, batches, burials, checks, chords, claims, continuations, measured, dead,
     dependencies, waiting, doorbells, holds, job_lists, jobs, kept, packets, ports, state, publishing, results,
-    revocation, room, served, stats, steps, tasks, trees, tree_deletions, tree_terminations, duplicates, messages,
+    revocation, room, registry, stats, steps, tasks, trees, tree_deletions, tree_terminations, duplicates, messages,
     queues, history, web_tokens,
 )  # fmt: skip
 

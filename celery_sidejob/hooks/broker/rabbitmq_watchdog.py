@@ -13,7 +13,7 @@ from typing import Any
 from celery.worker import state
 
 from ...model.logger import logger
-from ...store import served
+from ...store import registry
 from ...store.connection.connections import Connections
 from .view import CeleryBroker
 
@@ -61,7 +61,7 @@ class RabbitMQWatchdog:
         """Nothing is open."""
 
     def _servers(self, queue: str) -> int:
-        return served.workers_of_queues(self._connections, ()).get(queue, 0)
+        return registry.workers_of_queues(self._connections, ()).get(queue, 0)
 
     def _connect_again(self, queue: str) -> None:
         logger.warning(

@@ -157,7 +157,7 @@ class CeleryTasks:
 
     def _registered(self, name: str) -> tuple[str, Mapping[str, Any]]:
         """Return the queue and the options with which a worker has registered a task whose code is not here."""
-        row = registry.served(self._connections, name)
+        row = registry.last_served(self._connections, name)
         if row is None:
             names = [task.name for task in self._app.tasks.values() if getattr(task, "sidejob", False)]
             raise UnknownTaskError(
@@ -253,7 +253,7 @@ class CeleryTasks:
 
     def admission(self, task: str, queue: str) -> Admission | None:
         """Return how a job of a task waits for slots in a queue, if its call names no pool; None without a pool."""
-        row = None if task in self._app.tasks else registry.served(self._connections, task)
+        row = None if task in self._app.tasks else registry.last_served(self._connections, task)
         own = None if row is None else _registered_admission(values.decode(row.options), {})
         return waiting_in(self._app, task, queue) if own is None else replace(own, mode="wait")
 
@@ -272,7 +272,7 @@ class CeleryTasks:
         now = time.monotonic()
         until, found = self._publishing.get(task, (now, True))
         if now >= until:
-            row = registry.served(self._connections, task)
+            row = registry.last_served(self._connections, task)
             found = row is None or bool(values.decode(row.options).get("publish_status", True))
             self._publishing[task] = now + REGISTERED_S, found
         return found
