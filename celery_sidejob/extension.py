@@ -55,7 +55,7 @@ from .operations.waiting import check_reason
 from .services.heartbeat.heartbeat import Heartbeat
 from .services.sweep.sweeper import PollReport, Sweeper
 from .store import job_lists, labels, publications
-from .store.schema import schema_check, url_agreement
+from .store.schema import schema_check
 from .unit.open_unit import submit
 
 if TYPE_CHECKING:
@@ -550,7 +550,7 @@ class SideJob:
         self.settings.require_database_url()
         for store in self.runtime.stores:
             if store.settings.direct_url is not None:
-                url_agreement.check(store.settings.require_database_url(), store.settings.direct_url)
+                schema_check.check_urls(store.settings.require_database_url(), store.settings.direct_url)
             url, setting = store.direct_url()
             migrate.upgrade(url, store.settings.schema, owner=self.owner, setting=setting)
 

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from ..model.errors import SideJobError, StoreUnavailableError
 from ..store import meta
-from ..store.schema import schema_check, url_agreement
+from ..store.schema import schema_check
 from ..store.schema.tables import write_grants
 from .command import Failed, answering, with_sidejob
 from .output import Output, printable
@@ -153,6 +153,6 @@ def _check_urls(store: Any, output: Output) -> None:
     """Refuse to change a schema through a URL of another database than that of workers and clients."""
     settings = store.settings
     if settings.direct_url is not None:
-        unknown = url_agreement.check(settings.require_database_url(), settings.direct_url)
+        unknown = schema_check.check_urls(settings.require_database_url(), settings.direct_url)
         if unknown is not None:
             output.note(f"Could not check whether sidejob_database_url leads to the same database: {unknown}")

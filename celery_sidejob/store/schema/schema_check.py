@@ -7,7 +7,8 @@ imports.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 
 import psycopg
@@ -15,10 +16,11 @@ from psycopg import errors as pg
 from psycopg import sql
 
 from ...model import messages as formats
-from ...model.errors import SchemaError, SideJobError, StoreUnavailableError
+from ...model.errors import SchemaError, SettingsError, SideJobError, StoreUnavailableError
 from .. import meta
 from ..connection.connections import Connections
 from ..errors import LacksRights
+from ..meta import Database, cluster, database
 from ..statement import Statement, Transaction
 from . import tables
 
@@ -241,3 +243,31 @@ def _explain(schema: str, setting: str, cause: BaseException | None, *, fresh: b
 
 def quoted(schema: str) -> str:
     return sql.Identifier(schema).as_string(None)
+
+
+def check_urls(url: str, direct_url: str) -> str | None:
+    """Raise SettingsError if the URLs lead to two databases; only reads.
+
+    If `url` does not answer, returns the reason, and agreement stays unknown: a proxy may be started after the upgrade.
+    If `direct_url` does not answer, raises StoreUnavailableError.
+    """
+    direct = _database_of(direct_url, "sidejob_direct_url")
+    try:
+        usual = _database_of(url, "sidejob_database_url")
+    except StoreUnavailableError as error:
+        return str(error)
+    if not usual.is_same_as(direct):
+        raise SettingsError(
+            f"sidejob_direct_url leads to the database {direct.name!r}, and sidejob_database_url to another one, "
+            f"{usual.name!r}: the schema would be where no worker looks for it. Nothing was changed; correct one of "
+            "them."
+        )
+    return None
+
+
+def _database_of(url: str, setting: str) -> Database:
+    with closing(Connections(url, "sidejob", prepare=False, setting=setting)) as connections:
+        found = connections.transact("identity", database)
+        with suppress(psycopg.errors.InsufficientPrivilege):
+            found = replace(found, cluster=connections.transact("identity", cluster))
+    return found
