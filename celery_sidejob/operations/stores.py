@@ -14,7 +14,7 @@ from ..model.logger import logger
 from ..model.settings import Settings
 from ..store import meta
 from ..store.connection.connections import Connections
-from ..store.connection.parameters import connection_parameters
+from ..store.connection.opening import connection_parameters
 from ..store.errors import StoreDown
 
 NAME_LENGTH = 8
