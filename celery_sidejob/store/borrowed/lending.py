@@ -12,9 +12,8 @@ import psycopg
 from ...model.errors import SchemaError
 from ..meta import Database, cluster, look
 from ..trouble import is_trouble
-from .asynchronous import Awaited, AwaitedTransaction
 from .borrowed import Borrowed
-from .of_psycopg import PsycopgTransaction
+from .of_psycopg import Awaited, AwaitedTransaction, PsycopgTransaction
 
 
 def borrow(transaction: Any, schema: str) -> Borrowed:

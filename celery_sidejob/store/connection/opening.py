@@ -1,4 +1,4 @@
-"""Opens connections to a store that can tell a slow store from a silent one; turns the store's URL into libpq's parameters."""
+"""Opens connections to a store that can tell a slow store from a silent one; reads the URLs of stores."""
 
 from __future__ import annotations
 
