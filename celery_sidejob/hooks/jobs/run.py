@@ -48,8 +48,8 @@ from ...operations.runs.runs import NO_END, InputsMovedError, Unit
 from ...operations.runtime import Runtime
 from ...services.stop_flag import worker_is_stopping
 from ...store import askings, claims
+from ...store.borrowed.borrowed import is_trouble
 from ...store.errors import RowsLocked, first_line
-from ...store.trouble import is_trouble
 from ...unit.open_unit import NoRoom, OpenUnit, Suspend, within
 from ..bodies import group_of, text_of, traceback_of, unstorable
 from ..broker.connection import PAUSE_S

@@ -11,8 +11,7 @@ import psycopg
 
 from ...model.errors import SchemaError
 from ..meta import Database, cluster, look
-from ..trouble import is_trouble
-from .borrowed import Borrowed
+from .borrowed import Borrowed, is_trouble
 from .of_psycopg import Awaited, AwaitedTransaction, PsycopgTransaction
 
 
