@@ -84,7 +84,8 @@ def holds_job(job_id: str) -> str:
 
 # It is shared, and only tried: no session waits for it, whatever other session may have taken it.
 _MARK_JOB = Statement(f"""
-SELECT txid_current() AS id, pg_try_advisory_xact_lock_shared({HOLDERS_LOCK_CLASS}, {_job_key("%(id)s::bigint")}) AS marked""")
+SELECT txid_current() AS id,
+  pg_try_advisory_xact_lock_shared({HOLDERS_LOCK_CLASS}, {_job_key("%(id)s::bigint")}) AS marked""")
 
 
 def mark_job(borrowed: Borrowed, job_id: int) -> int:

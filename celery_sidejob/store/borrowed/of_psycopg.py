@@ -6,10 +6,9 @@ connections, so they run in a greenlet, out of which each one is awaited, as SQL
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import psycopg
 from psycopg.pq import TransactionStatus
@@ -53,11 +52,8 @@ class PsycopgTransaction(Borrowed):
         return rows(self._cursor)
 
 
-T = TypeVar("T")
-
-
 class AwaitedTransaction(PsycopgTransaction):
-    """A transaction of psycopg's AsyncConnection, for work that `spawn` does."""
+    """A transaction of psycopg's AsyncConnection, for work that `lending.spawn` does."""
 
     def __init__(self, connection: psycopg.AsyncConnection[Any], schema: str) -> None:
         Borrowed.__init__(self, schema)
@@ -71,27 +67,22 @@ class AwaitedTransaction(PsycopgTransaction):
 
     def _execute(self, text: str, parameters: dict[str, Any] | None = None) -> Sequence[Any]:
         cursor = self._awaited
-        _greenlets().await_only(cursor.execute(text, parameters, prepare=False))
+        greenlets().await_only(cursor.execute(text, parameters, prepare=False))
         if cursor.description is None:
             return []
         row = row_type(tuple(column.name for column in cursor.description))
-        return [*map(row._make, _greenlets().await_only(cursor.fetchall()))]
+        return [*map(row._make, greenlets().await_only(cursor.fetchall()))]
 
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """Psycopg's AsyncConnection, for work that `spawn` does."""
+    """Psycopg's AsyncConnection, for work that `lending.spawn` does."""
 
     connection: psycopg.AsyncConnection[Any]
 
 
-async def spawn(work: Callable[[], T]) -> T:
-    """Do synchronous work in which the statements of an asynchronous transaction are awaited."""
-    done: T = await _greenlets().greenlet_spawn(work)
-    return done
-
-
-def _greenlets() -> Any:
+def greenlets() -> Any:
+    """Return the half of SQLAlchemy that awaits out of synchronous code."""
     try:
         import greenlet  # noqa: F401 - SQLAlchemy says only when it is used that it misses it
     except ImportError as error:
@@ -101,29 +92,3 @@ def _greenlets() -> Any:
     from sqlalchemy.util import concurrency
 
     return concurrency
-
-
-def half(transaction: Any) -> tuple[Any, bool]:
-    """Return what to give a synchronous verb for a transaction, and whether the verb is called by `spawn`.
-
-    Raises TypeError for a transaction that the verb would not find in another thread.
-    """
-    if isinstance(transaction, psycopg.AsyncConnection):
-        return Awaited(transaction), True
-    kind = type(transaction)
-    if kind.__module__.startswith("sqlalchemy.ext.asyncio"):
-        if kind.__name__ == "async_scoped_session":
-            transaction = transaction()
-        return getattr(transaction, "sync_session", None) or transaction.sync_connection, True
-    if "sqlalchemy" in sys.modules:
-        from sqlalchemy.orm import scoped_session
-
-        if isinstance(transaction, scoped_session):
-            return transaction(), False  # of this thread
-    if isinstance(transaction, str) or hasattr(transaction, "alias"):
-        raise TypeError(
-            "transaction= cannot be a connection of Django in an awaited call: it belongs to the thread of its "
-            "transaction. Make the call in the function that you give to sync_to_async(), as "
-            '`task.enqueue(..., transaction="default")`.'
-        )
-    return transaction, False
