@@ -18,7 +18,7 @@ from kombu.log import get_logger
 
 from ...model import native
 from ...model.process_name import new_name
-from ...store.broker import consumers, queues, sessions
+from ...store.broker import consumers, queues
 from ...store.connection.own_executor import OwnExecutor
 from ..pulse import Pulse
 from . import bindings, events
@@ -99,7 +99,7 @@ class Heart:
             self.listens = not executor.pooled
             if self.listens:
                 consumers.lock(executor, self.consumer, self._link.schema)
-                sessions.listen(executor, self._link.channel, self._hear)
+                consumers.listen(executor, self._link.channel, self._hear)
         except BaseException:
             executor.close()
             raise
@@ -168,7 +168,7 @@ class Heart:
         while not self._stopping:
             poll.poll(1000 * (LATE_S if self._is_watching else max(0.0, min(plan.values()) - monotonic())))
             self._wakes.drain()
-            for payload in sessions.heard(self._executor):
+            for payload in consumers.heard(self._executor):
                 self._hear(payload)
             self._is_watching = False  # before the look, so that who reports something after it wakes us
             self._is_watching = self._consumes.end_late(self._transact)
