@@ -15,7 +15,7 @@ from psycopg import sql
 
 from ..connection.own_executor import OwnExecutor
 from ..statement import Statement, Transaction
-from .broadcasts import Broadcast
+from .queues import Broadcast
 
 LOCK_CLASS = 0x53_4A_42_43 - 0x40_00_00_00
 """The first half of our advisory locks' keys ("SJBC", made to fit a signed 32-bit integer)."""
@@ -50,7 +50,7 @@ class Beaten:
     dead: Sequence[str]
     """Consumers that this beat found dead, and removed."""
     heard: Sequence[Any] = ()
-    """The broadcasts that this beat has read, as `broadcasts.since` returns them."""
+    """The broadcasts that this beat has read, as `queues.broadcasts_since` returns them."""
 
 
 # A consumer that was silent itself does not judge others: perhaps the server stood still, and all were silent.

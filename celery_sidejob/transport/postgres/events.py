@@ -11,7 +11,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 
 from ...model import native
-from ...store.broker.broadcasts import Broadcast
+from ...store.broker.queues import Broadcast
 from .link import Link
 
 MOST = 10_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from ...store.broker import broadcasts, messages, queues
+from ...store.broker import messages, queues
 from .link import Run
 
 
@@ -18,4 +18,4 @@ def remove_expired(run: Run) -> None:
         while run("purge", partial(messages.purge_page, queue=name)):
             pass
         run("expire", partial(queues.expire, name=name))
-    run("forget", broadcasts.forget)
+    run("forget", queues.forget_broadcasts)

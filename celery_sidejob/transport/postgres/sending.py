@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from ...store.broker import broadcasts, messages
+from ...store.broker import messages, queues
 from .. import topics
 from . import events, rows
 from .link import Link, ring_of_queue
@@ -26,13 +26,13 @@ def broadcast(link: Link, exchange: str, message: Any, routing_key: str) -> None
     _send(link, _broadcast(exchange, message, routing_key))
 
 
-def _broadcast(exchange: str, message: Any, routing_key: str) -> broadcasts.Broadcast:
+def _broadcast(exchange: str, message: Any, routing_key: str) -> queues.Broadcast:
     headers, properties = rows.as_json(message["headers"]), rows.stored(message, message["properties"])
-    return broadcasts.Broadcast(exchange, routing_key or "", headers, properties, message["body"])
+    return queues.Broadcast(exchange, routing_key or "", headers, properties, message["body"])
 
 
-def _send(link: Link, one: broadcasts.Broadcast) -> None:
-    link.run("broadcast", lambda executor: broadcasts.send(executor, one))
+def _send(link: Link, one: queues.Broadcast) -> None:
+    link.run("broadcast", lambda executor: queues.send_broadcast(executor, one))
 
 
 def send_left(link: Link) -> None:
