@@ -18,7 +18,7 @@ from ..model.status import Status
 from ..store import askings
 from ..store.outbox import references
 from ..store.outbox.arming import FIRST_CHECK_S
-from ..store.outbox.continuations import remove as remove_continuations
+from ..store.outbox.doorbells import remove_continuations
 from ..store.outbox.kinds import JOBS, Kind
 from ..store.outbox.publishing import mark_published
 from ..store.write_behind import WriteBehind

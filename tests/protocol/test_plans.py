@@ -46,7 +46,7 @@ from celery_sidejob.store import (
 from celery_sidejob.store.broker import messages, queues
 from celery_sidejob.store.connection.connections import Connections
 from celery_sidejob.store.connection.own_executor import PREPARE_AFTER, OwnExecutor
-from celery_sidejob.store.outbox import arming, burials, checks, continuations, doorbells, holds, publishing, tasks
+from celery_sidejob.store.outbox import arming, burials, checks, doorbells, holds, publishing, tasks
 from celery_sidejob.store.outbox.kinds import JOBS, TASKS
 from celery_sidejob.store.statement import Statement
 from tests.tools.databases import SCHEMA, Databases
@@ -55,10 +55,9 @@ from tests.tools.waiting import wait_until
 pytestmark = [pytest.mark.first, pytest.mark.few(1000)]  # to fill its stores takes a while, and each row a moment
 
 MODULES = (
-    labels, arming, askings, asks, batches, burials, checks, chords, claims, continuations, measured, dead,
-    dependencies, waiting, doorbells, holds, job_lists, jobs, kept, packets, ports, state, publishing, results, tasks,
-    room, registry, stats, steps, trees, tree_deletions, tree_terminations, duplicates, messages, queues, history,
-    web_tokens,
+    labels, arming, askings, asks, batches, burials, checks, chords, claims, doorbells, measured, dead, dependencies,
+    waiting, holds, job_lists, jobs, kept, packets, ports, state, publishing, results, tasks, room, registry, stats,
+    steps, trees, tree_deletions, tree_terminations, duplicates, messages, queues, history, web_tokens,
 )  # fmt: skip
 
 READS_ALL = {

@@ -21,7 +21,7 @@ from ...model.messages import Outcome
 from ...model.protocols import Rider
 from ...model.status import RunEnd, Status
 from ...store import askings, asks, claims, dead, moving, packets, ports
-from ...store.outbox import arming, continuations
+from ...store.outbox import arming, doorbells
 from ...store.results import Ended, Kept
 from ...store.statement import Transaction
 from ..after_commit import AfterCommit, result_of
@@ -236,7 +236,7 @@ def _follow_closing(
     assert closing is not None
     ended, in_store = closing.ended, runtime.results.in_store
     for continuation in runtime.results.continuations(ended):
-        continuations.add(
+        doorbells.keep_continuation(
             executor,
             key=continuation.key,
             queue=continuation.queue,
