@@ -13,8 +13,7 @@ from ...model.gate import Gate
 from ...model.status import RunEnd
 from ..dead import OLD, OWN, Bounds
 from ..statement import Reader, Statement, Transaction, first
-from ..task_end import TaskEnd
-from .arming import FIRST_CHECK_S, UNCHECKED
+from .arming import FIRST_CHECK_S, UNCHECKED, TaskEnd
 from .references import withdrawn
 from .tasks import DIGEST
 

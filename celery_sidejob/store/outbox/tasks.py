@@ -16,8 +16,7 @@ from ...model.durable import Content, Key, Message
 from ...model.gate import Gate
 from ...model.status import RunEnd
 from ..statement import Reader, Statement, Transaction, first
-from ..task_end import UNLOCKED, TaskEnd
-from .arming import FIRST_CHECK_S, OWED, UNCHECKED
+from .arming import FIRST_CHECK_S, OWED, UNCHECKED, UNLOCKED, TaskEnd
 from .references import KEPT, referred
 
 DIGEST = "encode(sha256(body), 'hex')"
@@ -328,7 +327,9 @@ WHERE m.task_id = undoomed.task_id RETURNING m.task_id, m.locked_by IS NOT NULL 
 def revoke(executor: Transaction, task_ids: Iterable[str], *, call: str | None = None) -> Sequence[Any]:
     """Doom the messages of these task ids, whether they wait or run; returns (task_id, runs) of the rows found.
 
-    With `call` only the messages of that call, not a later task of the same id. The sweeper then buries a waiting row. A
-    run that holds a row ends as it will; if it would begin again, after a retry or a loss, its row is buried instead.
+    With `call` only the messages of that call, not a later task of the same id.
+
+    The sweeper then buries a waiting row. A run that holds a row ends as it will; if it would begin again, after a
+    retry or a loss, the row is buried instead.
     """
     return executor.run(_REVOKE, task_ids=sorted(set(task_ids)), call=call)
