@@ -18,7 +18,7 @@ from ..model.checks import MOST_S, SLIP, Form, is_number, is_seconds, misfit, ne
 from ..model.durable import ON_LOST
 from ..model.errors import SettingsError
 from ..model.port import parse_ports
-from ..model.rate import FORM, ON_RUN_RATE, parse_rate
+from ..model.queue import ON_RUN_RATE, RATE_FORM, parse_rate
 
 _FLAG = ("True or False", lambda value: value in (True, False))
 FORMS: Mapping[str, Form] = {
@@ -27,7 +27,7 @@ FORMS: Mapping[str, Form] = {
     "lease": (f"a number of seconds above 0, {MOST_S}", lambda value: is_seconds(value) and value > 0),
     "on_lost": ("'requeue' or 'dead'", lambda value: value in ON_LOST),
     "max_losses": ("a number of runs, at least 1", lambda value: is_number(value, least=1)),
-    "run_rate": (FORM, lambda value: parse_rate(value) is not None),
+    "run_rate": (RATE_FORM, lambda value: parse_rate(value) is not None),
     "on_run_rate": ("'delay' or 'terminate'", lambda value: value in ON_RUN_RATE),
     "publish_status": _FLAG,
     "retention": (retention.FORM, retention.is_retention),

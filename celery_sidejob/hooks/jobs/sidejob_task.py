@@ -16,7 +16,7 @@ from ...model import ordinary
 from ...model.capacity import Admission
 from ...model.errors import IllegalMoveError
 from ...model.port import PortOptions, parse_ports
-from ...model.rate import parse_rate
+from ...model.queue import parse_rate
 from ...model.retention import Retention
 from ...operations.runtime import Runtime
 from ...unit.open_unit import active
