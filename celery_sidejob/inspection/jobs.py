@@ -15,8 +15,7 @@ from ..jobs.port import Port
 from ..model import values
 from ..model.checks import check_texts
 from ..model.errors import job_not_found
-from ..model.progress import Progress
-from ..model.status import MAY_WAIT, Status
+from ..model.status import MAY_WAIT, Progress, Status
 from ..operations import waiting
 from ..operations.runtime import Runtime
 from ..store import (

@@ -49,8 +49,7 @@ from ..model.errors import (
 )
 from ..model.names import alias_taken, at_most, check_alias, check_child_name, check_key, check_tags, circle
 from ..model.port import WILDCARD
-from ..model.progress import Progress
-from ..model.status import FINISHED, Status, statuses_of
+from ..model.status import FINISHED, Progress, Status, statuses_of
 from ..model.steps import BeginAnew, CopySteps, ForgetSteps, label, parse_label
 from ..operations.changes.cancelling import cancel as cancel_together
 from ..operations.changes.cancelling import to_cancel

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..model.gate import Gate
+from ..model.status import Gate
 from . import waiting
 from .statement import Reader, Statement, first
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from ..model.gate import Gate
+from ..model.status import Gate
 from . import estimates
 from .asks import IS_TIMER
 from .outbox.arming import DUE, OPENS_AT, OWED

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ...model.gate import Gate
-from ...model.status import RunEnd
+from ...model.status import Gate, RunEnd
 from ..statement import Statement, Transaction
 from .references import ARMED, priority_of_job, referred
 

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...model.durable import Content, Death, Key
-from ...model.gate import Gate
-from ...model.status import RunEnd
+from ...model.status import Gate, RunEnd
 from ..dead import OLD, OWN, Bounds
 from ..statement import Reader, Statement, Transaction, first
 from .arming import FIRST_CHECK_S, UNCHECKED, TaskEnd

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ...model.gate import Gate
+from ...model.status import Gate
 from ..statement import Reader, Statement, Transaction, first
 from .arming import DUE, OWED
 

@@ -11,9 +11,8 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from ...model.durable import Content, Held, Key, Message
-from ...model.gate import Gate
 from ...model.loss import Loss
-from ...model.status import RunEnd
+from ...model.status import Gate, RunEnd
 from ..broker.holds import HOLDS, IS_FRESH, IS_HELD, OVER, WAITED, ended, those
 from ..results import GIVEN, IS_GIVEN, LISTENED, TOLD, Ended, Kept, given, kept
 from ..statement import Autocommit, Reader, Statement, Transaction, first

@@ -13,8 +13,7 @@ from typing import Any
 
 from ...model.checks import is_number
 from ...model.durable import Content, Key, Message
-from ...model.gate import Gate
-from ...model.status import RunEnd
+from ...model.status import Gate, RunEnd
 from ..statement import Reader, Statement, Transaction, first
 from .arming import FIRST_CHECK_S, OWED, UNCHECKED, UNLOCKED, TaskEnd
 from .references import KEPT, referred

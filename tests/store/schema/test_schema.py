@@ -10,8 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from celery_sidejob.model.gate import Gate
-from celery_sidejob.model.status import Status
+from celery_sidejob.model.status import Gate, Status
 from celery_sidejob.store.meta import REVISION
 from celery_sidejob.store.schema import migrate
 from celery_sidejob.store.schema.tables import TABLES
