@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal, Protocol
 
-from .broker_view import Buried, Cursor
 from .call import Call
 from .capacity import Admission
 from .durable import Message
 from .events import Event
-from .messages import Continuation, Doorbell, Outcome
+from .messages import Buried, Continuation, Cursor, Doorbell, Outcome
 from .port import PortOptions
 
 Publication = Doorbell | Continuation | Message

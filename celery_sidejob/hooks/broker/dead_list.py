@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ...model.broker_view import Buried, Cursor
 from ...model.durable import HEADER, Address, Key, key_of
+from ...model.messages import Buried, Cursor
 from ...model.names import why_not_name
 from ...transport.dead_list import DeadList, DeadMessage
 

@@ -9,9 +9,9 @@ from typing import Any
 from amqp.exceptions import AccessRefused
 from celery import Celery
 
-from ...model.broker_view import Buried, Cursor
 from ...model.errors import SettingsError
 from ...model.logger import logger
+from ...model.messages import Buried, Cursor
 from ...store.connection.connections import Connections
 from ..configuration import broker_identity
 from ..messages import doorbell

@@ -15,7 +15,7 @@ import psycopg
 from psycopg import errors as pg
 from psycopg import sql
 
-from ...model import messages as formats
+from ...model import messages
 from ...model.errors import SchemaError, SettingsError, SideJobError, StoreUnavailableError
 from .. import meta
 from ..connection.connections import Connections
@@ -27,7 +27,7 @@ from . import tables
 SUPPORTED = range(-1, 2)
 """The revisions on which this version runs, relative to its own: the previous, its own, the next."""
 
-FORMAT = str(formats.FORMAT)
+FORMAT = str(messages.FORMAT)
 """The version of the JSON in rows; recorded in `meta` when the schema is made.
 
 A version that could write a newer format keeps writing the recorded format, until a contracting migration, which no
