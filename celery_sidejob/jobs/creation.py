@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 from ..model import values
-from ..model.call import Call
 from ..model.changes import NewJob, PortRow
 from ..model.checks import MOST_S, in_seconds, is_near, shown
 from ..model.columns import OPTIONS
@@ -24,6 +23,7 @@ from ..model.errors import (
 )
 from ..model.names import alias_taken, at_most, check_alias, check_child_name, check_key, check_tags, child_name_taken
 from ..model.port import NO_DATA, PortOptions, parse_ports
+from ..model.protocols import Call
 from ..operations.after_commit import AfterCommit, follow
 from ..operations.changes import batches
 from ..operations.changes.unit_of_work import carry_out

@@ -23,7 +23,6 @@ from kombu.utils.uuid import uuid
 
 from ...jobs.job import enqueue
 from ...model import values
-from ...model.call import Call
 from ...model.capacity import Admission, PoolSpec
 from ...model.checks import SECONDS, did_you_mean, is_in_calendar, is_number, is_seconds, is_text, shown, text_of
 from ...model.columns import COLUMNS, OPTIONS
@@ -31,6 +30,7 @@ from ...model.durable import Message
 from ...model.errors import InvalidValueError, UnknownTaskError
 from ...model.logger import logger
 from ...model.port import PortOptions, parse_ports, ports_as_json
+from ...model.protocols import Call
 from ...model.unique import COMPOSED, Unique
 from ...store import registry
 from ...store.connection.connections import Connections
