@@ -1,8 +1,9 @@
-"""Threads and locks of the operating system, even where gevent has replaced Python's with its own.
+"""What this process has of its system: real threads and locks, its name, and libpq.
 
-A thread of gevent is a greenlet: it stands still while another greenlet computes. Work that must go on then needs a
-real thread, and its data shared with greenlets needs real locks. Waiting for such a lock stops all greenlets of the
-thread. While holding one, therefore, never do anything that may wait: a statement, a socket, a lock of gevent's.
+Threads and locks are those of the operating system, even where gevent has replaced Python's with its own. A thread of
+gevent is a greenlet: it stands still while another greenlet computes. Work that must go on then needs a real thread,
+and its data shared with greenlets needs real locks. Waiting for such a lock stops all greenlets of the thread. While
+holding one, therefore, never do anything that may wait: a statement, a socket, a lock of gevent's.
 
 Under eventlet all these are eventlet's own: its locks, including logging's, hang once two real threads want one.
 """
@@ -10,12 +11,19 @@ Under eventlet all these are eventlet's own: its locks, including logging's, han
 from __future__ import annotations
 
 import importlib
+import itertools
+import os
+import secrets
+import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import cache
 from typing import Any
+
+from .errors import MissingLibraryError
 
 
 def is_patched() -> bool:
@@ -117,3 +125,31 @@ def _original(module: str, name: str) -> Any:
     if monkey is None:
         return getattr(importlib.import_module(module), name)
     return monkey.get_original(module, name)
+
+
+def new_process_name() -> str:
+    """Return a name that no process has or had: host:process:random, and from the second name on a number."""
+    number = next(_numbers_of(os.getpid()))
+    return f"{_of_process(os.getpid())}{f'.{number}' if number > 1 else ''}"
+
+
+@cache
+def _of_process(pid: int) -> str:
+    return f"{socket.gethostname()}:{pid}:{secrets.token_hex(6)}"
+
+
+@cache
+def _numbers_of(pid: int) -> Iterator[int]:
+    return itertools.count(1)
+
+
+def require_psycopg() -> None:
+    """Import psycopg; MissingLibraryError if it is not installed, or finds no libpq."""
+    try:
+        import psycopg  # noqa: F401
+    except ImportError as error:
+        raise MissingLibraryError(
+            f"psycopg cannot be imported ({str(error).partition(chr(10))[0].rstrip('. ')}): it finds no libpq, the "
+            'client library of Postgres. Install one with: pip install "celery-sidejob[binary]". Or install the '
+            "system's own, which on Debian and Ubuntu is the package libpq5."
+        ) from error

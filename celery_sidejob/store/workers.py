@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..model.loss import LossKind
-from ..model.process_name import new_name
+from ..model.native import new_process_name
 from ..model.settings import Settings
 from . import meta
 from .connection.connections import Connections
@@ -38,7 +38,7 @@ def register(executor: Transaction, ident: str, *, broker: str | None = None) ->
 @contextmanager
 def as_worker(connections: Connections) -> Iterator[int]:
     """Register this process as a worker for the block, and yield the identity under which it claims runs."""
-    worker_id = connections.transact("register", lambda executor: register(executor, new_name()))
+    worker_id = connections.transact("register", lambda executor: register(executor, new_process_name()))
     try:
         yield worker_id
     finally:

@@ -1,5 +1,5 @@
 """The URL `sidejobpg://`: Postgres as Celery's broker."""
 
-from ...model import libpq
+from ...model import native
 
-libpq.require()  # as in the store
+native.require_psycopg()  # as in the store

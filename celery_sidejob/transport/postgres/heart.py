@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 from kombu.log import get_logger
 
 from ...model import native
-from ...model.process_name import new_name
+from ...model.native import new_process_name
 from ...store.broker import consumers, queues
 from ...store.connection.own_executor import OwnExecutor
 from ..pulse import Pulse
@@ -94,7 +94,7 @@ class Heart:
         self.beaten_at = monotonic()
         executor = self._link.open_session()
         try:
-            self.name = new_name()
+            self.name = new_process_name()
             self.consumer = consumers.register(executor, self.name, silence_s=self._silence_s)
             self.listens = not executor.pooled
             if self.listens:
