@@ -16,7 +16,7 @@ from celery.local import PromiseProxy, Proxy
 
 from ...jobs.job import Job
 from ...jobs.running import RunningJob
-from ...model import ordinary
+from ...model.checks import check_function
 from .. import apps, bodies
 from ..patches import app_methods
 from ..task_options import check_options
@@ -108,7 +108,7 @@ def _decorated(
     if isinstance(body, Proxy):
         raise TypeError("@sidejob_task was applied to what is a task already; remove one of the decorators.")
     if not isinstance(body, type):  # a class is checked once it is a task
-        ordinary.check(body, f"The body of a sidejob task, {getattr(body, '__name__', body)},", may_await=True)
+        check_function(body, f"The body of a sidejob task, {getattr(body, '__name__', body)},", may_await=True)
     checked = check_options(options)
     name = checked.pop("name", None) or (getattr(body, "name", None) if isinstance(body, type) else None)
     noted: dict[str, Any] = {}

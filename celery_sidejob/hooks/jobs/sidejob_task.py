@@ -12,8 +12,8 @@ from ...awaiting import ask
 from ...jobs.capacity import CapacityPool
 from ...jobs.job import Job, enqueue, find_by_task_id
 from ...jobs.running import RetryRun
-from ...model import ordinary
 from ...model.capacity import Admission
+from ...model.checks import check_function
 from ...model.errors import IllegalMoveError
 from ...model.port import PortOptions, parse_ports
 from ...model.queue import parse_rate
@@ -60,7 +60,7 @@ class SideJobTask(TaskBody):
         super().on_bound(app)
         options = {name: getattr(cls, name) for name in OWN_OPTIONS if getattr(cls, name, None) is not None}
         check_options({**given(cls, app.Task), **options})
-        ordinary.check(cls.run, f"run() of {cls.name}", may_await=True)
+        check_function(cls.run, f"run() of {cls.name}", may_await=True)
         for hook in ("startup", "shutdown"):
             bodies.check_hook(getattr(object.__new__(cls), hook), f"{hook}() of {cls.name}")
 

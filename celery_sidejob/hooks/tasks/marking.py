@@ -8,7 +8,7 @@ from typing import Any
 from celery import Celery
 from celery.app.task import Task
 
-from ...model import ordinary
+from ...model.checks import check_function
 from ...model.errors import SettingsError
 from ...pools.coroutine_task import let_run
 from .. import bodies
@@ -63,7 +63,7 @@ def _check(app: Celery, task: Any) -> None:
         check_durable(task)
     if durable and bodies.call_of(task, DurableTask) is None:
         body = getattr(task, "_orig_run", task.run)  # without the wrapper of autoretry_for
-        ordinary.check(body, f"The body of {task.name}, which is durable,", may_await=True)
+        check_function(body, f"The body of {task.name}, which is durable,", may_await=True)
 
 
 def _mark(app: Celery, task: Any) -> None:
