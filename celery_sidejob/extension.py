@@ -37,12 +37,12 @@ from .jobs.schedule import Schedule
 from .jobs.scopes import context, current_context, port_options
 from .jobs.steps import Tries
 from .jobs.workers import WorkerInfo, present
-from .model import channel as channel_names
 from .model import values
 from .model.changes import Publish
 from .model.checks import MOST_S, check_number, check_texts, is_seconds, shown
 from .model.errors import InvalidChannelError, InvalidValueError, SettingsError, StoreUnavailableError, job_not_found
 from .model.logger import logger
+from .model.names import check_channel, check_channels
 from .model.settings import Settings
 from .model.statistics import Statistics, day_of
 from .model.status import MAY_WAIT
@@ -448,7 +448,7 @@ class SideJob:
 
         Inside a run it is part of the unit, and the number counts the present subscribers.
         """
-        channel_names.check(channel)
+        check_channel(channel)
         runtime = self.runtime
         limit = runtime.settings.max_value_bytes
         change = Publish(channel, values.encode(message, limit=limit, what="message"), current_context(limit=limit))
@@ -466,7 +466,7 @@ class SideJob:
         """
         if not channels:
             raise InvalidChannelError("subscribe() takes the names of channels, at least one.")
-        channel_names.check_all(channels)
+        check_channels(channels)
         if timeout is not None and not is_seconds(timeout):
             raise InvalidValueError(f"timeout= takes seconds, {MOST_S}, not {shown(timeout)}.")
         return Subscription(lambda names: self.runtime.announcer.listen(names), channels, timeout=timeout)

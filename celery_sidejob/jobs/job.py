@@ -32,7 +32,6 @@ from ..model.changes import (
     UnsetState,
     Untag,
 )
-from ..model.channel import job as channel_of_job
 from ..model.checks import check_texts, is_keepable, is_number, shown, text_of
 from ..model.columns import SHOWN
 from ..model.errors import (
@@ -47,7 +46,16 @@ from ..model.errors import (
     StepNameError,
     job_not_found,
 )
-from ..model.names import alias_taken, at_most, check_alias, check_child_name, check_key, check_tags, circle
+from ..model.names import (
+    alias_taken,
+    at_most,
+    channel_of_job,
+    check_alias,
+    check_child_name,
+    check_key,
+    check_tags,
+    circle,
+)
 from ..model.port import WILDCARD
 from ..model.status import FINISHED, Progress, Status, statuses_of
 from ..model.steps import BeginAnew, CopySteps, ForgetSteps, label, parse_label

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from time import monotonic
 
 from ...model.changes import FindingChange, Log, NewJob, Tag, Track, Untag
-from ...model.channel import TRACKED
+from ...model.names import TRACKED_CHANNEL
 from ...store import history, labels
 from ...store.statement import Transaction
 from ..after_commit import AfterCommit
@@ -24,7 +24,9 @@ def apply(executor: Transaction, change: FindingChange, after_commit: AfterCommi
         case Track():
             labels.track(executor, change.job_id, on=change.on)
             after_commit.tracking_changed = True
-            after_commit.announcements.append((TRACKED, json.dumps({"job": change.job_id, "tracked": change.on})))
+            after_commit.announcements.append(
+                (TRACKED_CHANNEL, json.dumps({"job": change.job_id, "tracked": change.on}))
+            )
 
 
 def tag_new(executor: Transaction, new: Sequence[NewJob]) -> None:
