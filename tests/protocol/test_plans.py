@@ -19,6 +19,7 @@ from celery_sidejob.store import (
     chords,
     claims,
     dead,
+    deletions,
     dependencies,
     duplicates,
     health,
@@ -37,7 +38,6 @@ from celery_sidejob.store import (
     state,
     stats,
     steps,
-    tree_deletions,
     tree_terminations,
     trees,
     waiting,
@@ -57,7 +57,7 @@ pytestmark = [pytest.mark.first, pytest.mark.few(1000)]  # to fill its stores ta
 MODULES = (
     labels, arming, askings, asks, batches, burials, checks, chords, claims, doorbells, measured, dead, dependencies,
     waiting, holds, job_lists, jobs, kept, packets, ports, state, publishing, results, tasks, room, registry, stats,
-    steps, trees, tree_deletions, tree_terminations, duplicates, messages, queues, history, web_tokens,
+    steps, trees, deletions, tree_terminations, duplicates, messages, queues, history, web_tokens,
 )  # fmt: skip
 
 READS_ALL = {
@@ -681,11 +681,11 @@ BOUNDED: dict[str, tuple[Statement, dict[str, Any], int]] = {
         40,
     ),
     "old jobs": (
-        jobs._OLD_PAGE,
+        deletions._OLD_PAGE,
         {"after": 0, "limit": 1000, "age_s": 1e6, "kinds": ["task"], "surplus": [5]},
         10 * 1000,
     ),
-    "the newest jobs": (jobs._NEWEST_PAGE, {"before": MANY, "limit": 1000, "all_others": True}, 10 * 1000),
+    "the newest jobs": (deletions._NEWEST_PAGE, {"before": MANY, "limit": 1000, "all_others": True}, 10 * 1000),
     "children, as a tree shows them": (
         trees._TREE,
         {"id": 1, "depth": 1, "limit": 100, "counted": trees.TOO_MANY},
@@ -780,5 +780,5 @@ def test_a_deletion_reads_no_whole_table_for_its_foreign_keys(skewed_store: psyc
 
     with skewed_store.transaction(force_rollback=True):
         before = read()
-        skewed_store.execute(jobs._DELETE.render(SCHEMA), {"ids": [OTHER]})
+        skewed_store.execute(deletions._DELETE.render(SCHEMA), {"ids": [OTHER]})
         assert {name: rows for name, rows in read().items() if rows != before.get(name)} == {}
