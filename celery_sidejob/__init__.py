@@ -67,9 +67,8 @@ if TYPE_CHECKING:
         UnknownTaskError,
     )
     from .model.port import NO_DATA
-    from .model.progress import Progress
     from .model.statistics import Durations, Statistics
-    from .model.status import FINISHED, Status
+    from .model.status import FINISHED, Progress, Status
     from .services.sweep.sweeper import PollReport
     from .unit.open_unit import Suspend
 
@@ -87,9 +86,8 @@ _MODULES = {
     ".jobs.history": ("HistoryEntry",),
     ".jobs.job": ("Job",),
     ".model.port": ("NO_DATA",),
-    ".model.progress": ("Progress",),
     ".model.statistics": ("Durations", "Statistics"),
-    ".model.status": ("FINISHED", "Status"),
+    ".model.status": ("FINISHED", "Progress", "Status"),
     ".jobs.port": ("Packet", "Port"),
     ".jobs.queue": ("Queue", "QueueCounts"),
     ".jobs.running": ("RunningJob", "current_job", "heartbeat", "stopping"),

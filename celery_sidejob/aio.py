@@ -25,7 +25,7 @@ from .jobs.queue import Queue, QueueCounts
 from .jobs.running import RunningJob
 from .jobs.schedule import Schedule
 from .jobs.steps import RetryOn, StepInTransaction, Was
-from .store.borrowed import asynchronous
+from .store.borrowed import lending
 from .unit.open_unit import active
 
 P = ParamSpec("P")
@@ -141,7 +141,7 @@ class AioRunningJob(AioJob):
         if transaction is None:
             parts: Any = self._handle._step(name, function, *args, **options)
             return whole(parts)
-        half, is_asynchronous = asynchronous.half(transaction)
+        half, is_asynchronous = lending.half(transaction)
         made: Any = self._handle._step(name, function, *args, transaction=half, **options)
         return AwaitedStep(made, is_asynchronous=is_asynchronous)
 
@@ -150,7 +150,7 @@ class AioRunningJob(AioJob):
 
         ``async with job.aio.unit(transaction=session):`` and commit after the block.
         """
-        half, is_asynchronous = asynchronous.half(transaction)
+        half, is_asynchronous = lending.half(transaction)
         return AwaitedBlock(self._handle.unit(transaction=half), is_asynchronous=is_asynchronous)
 
 
@@ -172,7 +172,7 @@ class AwaitedBlock(Generic[M]):
 
     async def _do(self, work: Callable[[], R]) -> R:
         # A synchronous transaction has the caller's statements in this very thread, where they block the loop too.
-        return await asynchronous.spawn(work) if self._is_asynchronous else work()
+        return await lending.spawn(work) if self._is_asynchronous else work()
 
 
 class AwaitedStep(AwaitedBlock[StepInTransaction]):

@@ -194,11 +194,11 @@ async def ask(verb: Callable[..., R], *args: Any, **kwargs: Any) -> R:
     transaction = kwargs.get("transaction")
     if transaction is None:
         return await in_thread(partial(verb, *args, **kwargs))
-    from .store.borrowed import asynchronous  # here, because the pool asyncio needs no Postgres
+    from .store.borrowed import lending  # here, because the pool asyncio needs no Postgres
 
-    half, is_asynchronous = asynchronous.half(transaction)
+    half, is_asynchronous = lending.half(transaction)
     work = partial(verb, *args, **{**kwargs, "transaction": half})
-    return await (asynchronous.spawn(work) if is_asynchronous else in_thread(work))
+    return await (lending.spawn(work) if is_asynchronous else in_thread(work))
 
 
 FIRST_LOOK_S = 0.01

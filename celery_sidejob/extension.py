@@ -37,12 +37,12 @@ from .jobs.schedule import Schedule
 from .jobs.scopes import context, current_context, port_options
 from .jobs.steps import Tries
 from .jobs.workers import WorkerInfo, present
-from .model import channel as channel_names
 from .model import values
 from .model.changes import Publish
 from .model.checks import MOST_S, check_number, check_texts, is_seconds, shown
 from .model.errors import InvalidChannelError, InvalidValueError, SettingsError, StoreUnavailableError, job_not_found
 from .model.logger import logger
+from .model.names import check_channel, check_channels
 from .model.settings import Settings
 from .model.statistics import Statistics, day_of
 from .model.status import MAY_WAIT
@@ -54,8 +54,8 @@ from .operations.stores import Store
 from .operations.waiting import check_reason
 from .services.heartbeat.heartbeat import Heartbeat
 from .services.sweep.sweeper import PollReport, Sweeper
-from .store import job_lists, publications, tags, tracked
-from .store.schema import schema_check, url_agreement
+from .store import job_lists, labels, publications
+from .store.schema import schema_check
 from .unit.open_unit import submit
 
 if TYPE_CHECKING:
@@ -366,12 +366,12 @@ class SideJob:
         Each call counts: up to a million rows, those of the newest jobs, in about a second.
         """
         check_number("limit", limit, least=1, of="tags")
-        return tags.counts(self.runtime.connections, limit)
+        return labels.tag_counts(self.runtime.connections, limit)
 
     def tracked(self, limit: int = 100) -> list[Job]:
         """Return the last `limit` tracked jobs, in the order in which they were tracked."""
         check_number("limit", limit, least=1, of="jobs")
-        return [Job(row.id, runtime=self.runtime, row=row) for row in tracked.page(self.runtime.connections, limit)]
+        return [Job(row.id, runtime=self.runtime, row=row) for row in labels.tracked(self.runtime.connections, limit)]
 
     def workers(self) -> list[WorkerInfo]:
         """Return the workers that are present: each with its start, its queues and its current runs."""
@@ -448,7 +448,7 @@ class SideJob:
 
         Inside a run it is part of the unit, and the number counts the present subscribers.
         """
-        channel_names.check(channel)
+        check_channel(channel)
         runtime = self.runtime
         limit = runtime.settings.max_value_bytes
         change = Publish(channel, values.encode(message, limit=limit, what="message"), current_context(limit=limit))
@@ -466,7 +466,7 @@ class SideJob:
         """
         if not channels:
             raise InvalidChannelError("subscribe() takes the names of channels, at least one.")
-        channel_names.check_all(channels)
+        check_channels(channels)
         if timeout is not None and not is_seconds(timeout):
             raise InvalidValueError(f"timeout= takes seconds, {MOST_S}, not {shown(timeout)}.")
         return Subscription(lambda names: self.runtime.announcer.listen(names), channels, timeout=timeout)
@@ -550,7 +550,7 @@ class SideJob:
         self.settings.require_database_url()
         for store in self.runtime.stores:
             if store.settings.direct_url is not None:
-                url_agreement.check(store.settings.require_database_url(), store.settings.direct_url)
+                schema_check.check_urls(store.settings.require_database_url(), store.settings.direct_url)
             url, setting = store.direct_url()
             migrate.upgrade(url, store.settings.schema, owner=self.owner, setting=setting)
 

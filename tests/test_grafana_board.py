@@ -21,7 +21,7 @@ from celery_sidejob import RunningJob
 from celery_sidejob.embedded.server import free_port
 from celery_sidejob.operations.runs import recovery
 from celery_sidejob.prometheus import SideJobCollector, exposition
-from celery_sidejob.store import counters
+from celery_sidejob.store import measured
 from celery_sidejob.store.measured import MeasuredConnections
 from tests.tools.in_process import Stage
 from tests.tools.waiting import wait_until
@@ -75,7 +75,9 @@ class Store:
         stage.declare_dead(worker)
         assert recovery.rescue(stage.runtime, lost.id, run_no=hold.run_no, worker_id=worker)
         stage.run(lost)
-        self.connections.transact("count", lambda executor: counters.add(executor, {("tasks_buried", "failed"): 1}))
+        self.connections.transact(
+            "count", lambda executor: measured.add_totals(executor, {("tasks_buried", "failed"): 1})
+        )
         self.connections.record()
 
 

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from celery_sidejob import RunningJob, SideJob, StoreUnavailableError, embedded
 from celery_sidejob.prometheus import SideJobCollector, exposition
 from celery_sidejob.services.recorder import Recorder
-from celery_sidejob.store import counters, served, workers
+from celery_sidejob.store import measured, registry, workers
 from celery_sidejob.store.measured import MeasuredConnections
 from celery_sidejob.store.schema import migrate
 from tests.tools.commands import ask
@@ -112,10 +112,10 @@ def test_an_empty_store_has_no_ages(stage: Stage) -> None:
 def test_served_queues_are_those_of_live_workers(stage: Stage) -> None:
     other = stage.new_worker()
     connections = stage.runtime.connections
-    served.serve(connections, stage.worker_id, queues=["a", "b"], tasks=[])
-    served.serve(connections, other, queues=["b", "c"], tasks=[])
-    served.serve(connections, stage.worker_id, queues=["b", "d"], tasks=[])
-    served.serve(connections, 4711, queues=["e"], tasks=[])
+    registry.note_served(connections, stage.worker_id, queues=["a", "b"], tasks=[])
+    registry.note_served(connections, other, queues=["b", "c"], tasks=[])
+    registry.note_served(connections, stage.worker_id, queues=["b", "d"], tasks=[])
+    registry.note_served(connections, 4711, queues=["e"], tasks=[])
     stage.sql("UPDATE workers SET dead_at = now() WHERE id = %s", other)
 
     queues = stage.sidejob.stats()["queues"]
@@ -123,7 +123,7 @@ def test_served_queues_are_those_of_live_workers(stage: Stage) -> None:
 
 
 def test_a_worker_that_was_killed_serves_nothing_and_is_not_alive(stage: Stage) -> None:
-    served.serve(stage.runtime.connections, stage.worker_id, queues=["a"], tasks=[])
+    registry.note_served(stage.runtime.connections, stage.worker_id, queues=["a"], tasks=[])
     stage.job(queue="a")
     stage.sql("UPDATE workers SET beat_at = now() - interval '75 s', suspect_at = now(), suspect_by = 'silence'")
 
@@ -162,7 +162,7 @@ def test_a_worker_that_stopped_by_itself_is_not_dead(stage: Stage) -> None:
 
 
 def test_the_exposition_says_what_stats_say(busy: Stage) -> None:
-    counters.add(
+    measured.add_totals(
         busy.runtime.connections,
         {("runs_lost", ""): 3, ("jobs_buried", "failed"): 2, ("claim_bucket", "2"): 5, ("claim_sum", ""): 0.02},
     )
@@ -189,7 +189,7 @@ def test_the_exposition_says_what_stats_say(busy: Stage) -> None:
 
 def test_a_scrape_is_bounded_and_its_labels_are_harmless(stage: Stage) -> None:
     names = ["\x1b[2J\u202ea", r"\x1b[2J\u202ea", *(f"queue{number}" for number in range(2000))]
-    served.serve(stage.runtime.connections, stage.worker_id, queues=names, tasks=["stage.idle"])
+    registry.note_served(stage.runtime.connections, stage.worker_id, queues=names, tasks=["stage.idle"])
     stage.job(queue=names[-1])
     stage.sql(
         """INSERT INTO tallies (day, queue, task, step, measure, bucket, number, total_us, squares_us)
@@ -255,7 +255,7 @@ def connections(stage: Stage) -> Any:
 
 
 def totals(connections: MeasuredConnections) -> dict[tuple[str, str], float]:
-    return counters.read(connections)
+    return measured.totals(connections)
 
 
 def test_a_recorder_stores_once_it_is_quiet(connections: MeasuredConnections, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,8 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any
 
-from ..model.channel import LOG, OF_JOBS
 from ..model.errors import StoreUnavailableError
+from ..model.names import CHANNELS_OF_JOBS, LOG_CHANNEL
 from ..operations.audience import KNOWN_S
 from .way import Message, Way
 
@@ -51,7 +51,7 @@ class RedisWay(Way):
             return None
         if self._somebody:
             return True
-        return self._heard.get(channel, len(self._heard) < MOST_ASKED and not channel.startswith(OF_JOBS))
+        return self._heard.get(channel, len(self._heard) < MOST_ASKED and not channel.startswith(CHANNELS_OF_JOBS))
 
     def open(self) -> None:
         """Connect."""
@@ -64,7 +64,7 @@ class RedisWay(Way):
         if self._client is None or (self._somebody and began < self._until):
             return
         if began >= self._until:
-            found = self._numbers(LISTENING, LOG, *channels)
+            found = self._numbers(LISTENING, LOG_CHANNEL, *channels)
             self._somebody, self._heard = bool(found.pop(LISTENING)), found
             self._until = began + KNOWN_S
         elif unknown := [name for name in channels if name not in self._heard and self.hears(name) is not False]:

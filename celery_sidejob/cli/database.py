@@ -9,8 +9,8 @@ import click
 from rich.text import Text
 
 from ..model.errors import SideJobError, StoreUnavailableError
-from ..store import revisions
-from ..store.schema import schema_check, url_agreement
+from ..store import meta
+from ..store.schema import schema_check
 from ..store.schema.tables import write_grants
 from .command import Failed, answering, with_sidejob
 from .output import Output, printable
@@ -57,10 +57,10 @@ def current(sidejob: Any, output: Output) -> None:
     stores = _stores(sidejob)
     ways = [store.direct_url() for store in stores]
     found_at = [schema_check.current(url, sidejob.settings.schema, setting=setting) for url, setting in ways]
-    found = {"schema": sidejob.settings.schema, "revision": found_at[0], "head": revisions.KNOWN}
+    found = {"schema": sidejob.settings.schema, "revision": found_at[0], "head": meta.REVISION}
     lines = [
         f"{_schema(store)} {'does not exist' if revision is None else f'is at revision {revision}'}; "
-        f"this version works on revision {revisions.KNOWN}."
+        f"this version works on revision {meta.REVISION}."
         for store, revision in zip(stores, found_at, strict=True)
     ]
     output.answer({**found, "failover": found_at[1:]} if found_at[1:] else found, Text("\n".join(lines)))
@@ -153,6 +153,6 @@ def _check_urls(store: Any, output: Output) -> None:
     """Refuse to change a schema through a URL of another database than that of workers and clients."""
     settings = store.settings
     if settings.direct_url is not None:
-        unknown = url_agreement.check(settings.require_database_url(), settings.direct_url)
+        unknown = schema_check.check_urls(settings.require_database_url(), settings.direct_url)
         if unknown is not None:
             output.note(f"Could not check whether sidejob_database_url leads to the same database: {unknown}")

@@ -11,7 +11,7 @@ import click
 
 from ..deadset import REASONS as DEATHS
 from ..model.checks import MOST
-from ..model.durations import moment_from, seconds_from, since_from
+from ..model.printable import moment_from, seconds_from, since_from
 from ..model.status import Status
 from ..operations.waiting import REASONS
 from ..store.kept import STATUSES

@@ -20,8 +20,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from ..jobs.job import Job
-from ..model.durations import duration as duration  # the commands import it from here
-from ..model.durations import lasting as lasting
+from ..model.printable import duration as duration  # the commands import it from here
+from ..model.printable import lasting as lasting
 from ..model.printable import one_line as one_line
 from ..model.printable import printable as printable
 from ..model.status import Status

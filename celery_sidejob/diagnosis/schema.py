@@ -8,7 +8,7 @@ from ..model.errors import SideJobError, StoreUnavailableError
 from ..model.finding import Finding, error, warning, well
 from ..model.printable import first_of
 from ..operations.runtime import Runtime
-from ..store import health, revisions, workers
+from ..store import health, meta, workers
 from ..store.errors import UPGRADE, LacksRights
 from ..store.schema import schema_check, tables
 from ..store.statement import Transaction
@@ -52,7 +52,7 @@ def schema(runtime: Runtime, owner: Mapping[str, str], *, role: str, within_s: f
     try:
         with health.looking(connections), connections.talking(within_s=within_s):
             schema_check.check(connections, name, owner=owner)  # as workers check it
-            revision, head = schema_check.current(connections, name), revisions.KNOWN
+            revision, head = schema_check.current(connections, name), meta.REVISION
     except SideJobError as failure:
         _, meaning, remedy = next(entry for entry in UNFIT if isinstance(failure, entry[0]))
         yield error("schema", str(failure), meaning=meaning, remedy=remedy.replace("<user>", role))

@@ -11,7 +11,7 @@ from ..model.errors import SchemaError, StoreUnavailableError
 from ..model.finding import Finding, error, graded, warning, well
 from ..model.printable import counted, first_of
 from ..operations.runtime import Runtime
-from ..store import asks, depths, health, parked, room, served, stats, workers
+from ..store import asks, health, parked, registry, room, stats, waiting, workers
 from ..store import queues as queue_rows
 from ..store import schedules as schedule_rows
 from ..store.statement import Transaction
@@ -41,12 +41,12 @@ def queues(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
 
     One read serves both checks: the depths of long queues are estimated, which takes a while.
     """
-    rows = depths.read(executor)
+    rows = waiting.depths(executor)
     yield from _unserved(executor, runtime, rows)
     yield from _publishing(rows)
 
 
-def _unserved(executor: Transaction, runtime: Runtime, depth_of: Sequence[depths.Depth]) -> Iterator[Finding]:
+def _unserved(executor: Transaction, runtime: Runtime, depth_of: Sequence[waiting.Depth]) -> Iterator[Finding]:
     found = _of_first_store(executor, runtime, lambda first: _served(first, runtime))
     if found is None:
         return
@@ -73,7 +73,7 @@ def _unserved(executor: Transaction, runtime: Runtime, depth_of: Sequence[depths
         )
 
 
-def _publishing(depth_of: Sequence[depths.Depth]) -> Iterator[Finding]:
+def _publishing(depth_of: Sequence[waiting.Depth]) -> Iterator[Finding]:
     rows = [row for row in depth_of if row.oldest_unpublished_s is not None]
     oldest_s = max((row.oldest_unpublished_s or 0.0 for row in rows), default=0.0)
     if oldest_s <= UNPUBLISHED_S[0]:
@@ -91,9 +91,9 @@ def _publishing(depth_of: Sequence[depths.Depth]) -> Iterator[Finding]:
 
 def tasks(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     """Check for due runs whose task no worker knows."""
-    due = served.due(executor, for_s=UNSERVED_S)
+    due = registry.due(executor, for_s=UNSERVED_S)
     rows = _of_first_store(
-        executor, runtime, lambda first: served.unserved(first, due, workers.silent(first, runtime.settings))
+        executor, runtime, lambda first: registry.unserved(first, due, workers.silent(first, runtime.settings))
     )
     if rows is None:
         return
@@ -111,7 +111,7 @@ def tasks(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
         jobs[row.task] += row.jobs
     for row in rows:
         del jobs[row.task]
-    unknown = served.never(executor, +jobs)
+    unknown = registry.never_served(executor, +jobs)
     if unknown:
         shown = first_of(f"{task} ({number} due)" for task, number in jobs.most_common() if task in unknown)
         yield warning(
@@ -304,4 +304,4 @@ def _of_first_store(executor: Transaction, runtime: Runtime, ask: Callable[[Tran
 def _served(executor: Transaction, runtime: Runtime) -> tuple[set[str], Sequence[Any]]:
     """Read the queues that live workers serve, and the workers that have not recorded theirs."""
     silent = workers.silent(executor, runtime.settings)
-    return set(served.workers_of_queues(executor, silent)), served.unannounced(executor, silent)
+    return set(registry.workers_of_queues(executor, silent)), registry.unannounced(executor, silent)

@@ -10,7 +10,7 @@ from ..model.errors import SideJobError
 from ..model.finding import Finding, error, graded, warning, well
 from ..model.printable import counted, first_of
 from ..operations.runtime import Runtime
-from ..store import depths, health, served, stats
+from ..store import health, registry, stats, waiting
 from ..store import workers as rows_of_workers
 from ..store.connection.connections import Connections
 from ..store.statement import Transaction
@@ -34,7 +34,7 @@ def workers(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     heard_s = min((row.silent_s for row in silent), default=0.0)
     silence = f"silent for {heard_s:.0f} s or longer: {first_of(row.ident for row in silent)}"
     if not alive:
-        grave = error if any(row.depth or row.running for row in depths.read(executor)) else warning
+        grave = error if any(row.depth or row.running for row in waiting.depths(executor)) else warning
         yield grave(
             "workers",
             f"no worker is heard of; {silence}" if silent else "no worker is alive",
@@ -71,14 +71,14 @@ def workers(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
             remedy="Run doctor again in a moment, or see sweeping.",
             meaning="Their runs are being taken back one after the other, or nobody sweeps.",
         )
-    for row in served.stood(executor, within_s=STOOD_WITHIN_S):
+    for row in registry.stood(executor, within_s=STOOD_WITHIN_S):
         yield warning(
             "event loop",
             f"the event loop of {row.ident} has stood still, {row.ago_s:.0f} s ago: {row.stood}",
             meaning="All bodies of this worker waited meanwhile. Only the latest place is shown; the log has all.",
             remedy="Await what takes long there, run it by asyncio.to_thread(), or make it an ordinary task.",
         )
-    for row in served.skewed(executor, server.SKEW_S):
+    for row in registry.skewed(executor, server.SKEW_S):
         yield from server.difference(f"worker {row.ident}", row.skew_s)
 
 

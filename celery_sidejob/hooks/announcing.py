@@ -19,11 +19,11 @@ from ..announcements.announcer import always, flush_all
 from ..announcements.over_postgres import PostgresWay
 from ..announcements.over_redis import ANSWER_S, Client, RedisWay
 from ..announcements.way import Way
-from ..model import channel
 from ..model.errors import SettingsError, StoreUnavailableError
 from ..model.events import Event, JobBuried, JobDeleted, JobMoved, RunFailed, RunLost, StepEnded
 from ..model.finding import Finding, warning, well
 from ..model.logger import logger
+from ..model.names import TRACKED_CHANNEL, channel_of_job
 from ..model.protocols import Observer
 from ..operations import log
 from ..operations.audience import Audience
@@ -59,15 +59,15 @@ class AnnouncingObserver:
     def _announce(self, event: Event) -> None:
         runtime = self._runtime()
         announcer = runtime.announcer
-        if (told := _of_tracked(event)) is not None and announcer.may_be_heard(channel.TRACKED):
+        if (told := _of_tracked(event)) is not None and announcer.may_be_heard(TRACKED_CHANNEL):
             self._announce_tracked(runtime, *told)
         match event:
             case JobMoved():
-                name = channel.job(event.job_id)
+                name = channel_of_job(event.job_id)
                 if announcer.may_be_heard(name) and runtime.tasks.publishes_status(event.task):
                     announcer.announce(name, json.dumps({"status": str(event.after), "change": event.change}))
             case StepEnded():
-                name = channel.job(event.job_id)
+                name = channel_of_job(event.job_id)
                 if runtime.tasks.publishes_status(event.task) and announcer.may_be_heard(name):
                     announcer.announce(
                         name,
@@ -83,7 +83,7 @@ class AnnouncingObserver:
                         ),
                     )
             case JobDeleted():
-                announcer.announce(channel.job(event.job_id), json.dumps({"deleted": True}))
+                announcer.announce(channel_of_job(event.job_id), json.dumps({"deleted": True}))
             case RunFailed():
                 with within(None):
                     context = {"job": event.job_id, "run": event.run_no}
@@ -92,7 +92,7 @@ class AnnouncingObserver:
     @staticmethod
     def _announce_tracked(runtime: Runtime, job_id: int, told: dict[str, Any], is_tracked: bool) -> None:
         wanted = always if is_tracked else partial(runtime.tracking.follows, job_id)
-        runtime.announcer.announce(channel.TRACKED, json.dumps({"job": job_id, **told}), wanted)
+        runtime.announcer.announce(TRACKED_CHANNEL, json.dumps({"job": job_id, **told}), wanted)
 
 
 def _of_tracked(event: Event) -> tuple[int, dict[str, Any], bool] | None:

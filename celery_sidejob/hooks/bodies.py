@@ -10,9 +10,9 @@ from typing import Any
 
 from celery.app.task import Task
 
+from ..model.checks import check_function, check_returned
 from ..model.errors import InvalidValueError, JobFailed, SettingsError
 from ..model.names import storable
-from ..model.ordinary import check, done
 from ..pools import coroutines
 
 
@@ -28,7 +28,7 @@ class Outcome:
 
 def check_hook(function: Any, what: str) -> None:
     """Refuse a hook that cannot be called with only the job, or that does not run when it is called."""
-    check(function, what, may_await=True)
+    check_function(function, what, may_await=True)
     try:
         signature = inspect.signature(function, follow_wrapped=False)  # a wrapper may pass more to the wrapped function
     except ValueError:
@@ -46,7 +46,7 @@ def check_hook(function: Any, what: str) -> None:
 
 def result_of(value: Any, what: str) -> Any:
     """Return what a body or a hook has returned, or what its coroutine returns in the end; refuse a generator."""
-    return done(coroutines.run(value) if inspect.iscoroutine(value) else value, what)
+    return check_returned(coroutines.run(value) if inspect.iscoroutine(value) else value, what)
 
 
 def text_of(error: BaseException) -> str:

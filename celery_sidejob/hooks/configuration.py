@@ -23,7 +23,7 @@ from ..model import store_url
 from ..model.checks import nearest, shown
 from ..model.errors import SettingsError
 from ..model.settings import NO_STORE, SETTINGS, Settings, read_settings
-from ..store.connection.parameters import database_name, lead_to_same_database
+from ..store.connection.opening import database_name, lead_to_same_database
 from ..transport.postgres import address
 
 NAMES = "broker_url (or broker_read_url, broker_write_url)"

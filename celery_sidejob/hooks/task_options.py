@@ -22,7 +22,7 @@ from ..model.finding import Finding, Level, warning, well
 from ..model.logger import logger
 from ..model.port import parse_ports
 from ..model.printable import first_of
-from ..model.rate import FORM, ON_RUN_RATE, parse_rate
+from ..model.queue import ON_RUN_RATE, RATE_FORM, parse_rate
 from .durability import is_durable, matches
 
 _FLAG = ("True or False", lambda value: value in (True, False))
@@ -32,7 +32,7 @@ FORMS: Mapping[str, Form] = {
     "lease": (f"a number of seconds above 0, {MOST_S}", lambda value: is_seconds(value) and value > 0),
     "on_lost": ("'requeue' or 'dead'", lambda value: value in ON_LOST),
     "max_losses": ("a number of runs, at least 1", lambda value: is_number(value, least=1)),
-    "run_rate": (FORM, lambda value: parse_rate(value) is not None),
+    "run_rate": (RATE_FORM, lambda value: parse_rate(value) is not None),
     "on_run_rate": ("'delay' or 'terminate'", lambda value: value in ON_RUN_RATE),
     "publish_status": _FLAG,
     "retention": (retention.FORM, retention.is_retention),

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..jobs.job import Job
-from ..model.channel import ancestors as levels_of
 from ..model.errors import job_not_found
+from ..model.names import channel_ancestors as levels_of
 from ..model.status import Status
 from ..operations.runtime import Runtime
 from ..store import dependencies, ports, trees

@@ -15,12 +15,10 @@ from ..jobs.port import Port
 from ..model import values
 from ..model.checks import check_texts
 from ..model.errors import job_not_found
-from ..model.progress import Progress
-from ..model.status import MAY_WAIT, Status
+from ..model.status import MAY_WAIT, Progress, Status
 from ..operations import waiting
 from ..operations.runtime import Runtime
 from ..store import (
-    aliases,
     askings,
     asks,
     dead,
@@ -28,9 +26,9 @@ from ..store import (
     history,
     job_lists,
     jobs,
+    labels,
     packets,
     ports,
-    progress,
     room,
     state,
     trees,
@@ -110,7 +108,7 @@ class JobViews:
                 raise job_not_found(job.id)
             return {
                 **Job(job.id, runtime=self._runtime, row=found[0]).info,
-                "progress": _progress(progress.read(executor, job.id), self._runtime.settings.redacted),
+                "progress": _progress(state.progress(executor, job.id), self._runtime.settings.redacted),
                 "waiting_for": waiting.reasons(executor, self._runtime, [job.id]).get(job.id, []),
             }
 
@@ -220,7 +218,7 @@ class JobViews:
         found = trees.tree(self._runtime.connections, job.id, depth=DEEPEST if depth is None else depth, limit=limit)
         if not found:
             raise job_not_found(job.id)
-        told = progress.of_jobs(self._runtime.connections, [row.id for row in found])
+        told = state.progress_of_jobs(self._runtime.connections, [row.id for row in found])
         hide = self._runtime.settings.redacted
         return [_node(row, _progress(told.get(row.id), hide)) for row in found]
 
@@ -255,7 +253,7 @@ class JobViews:
         hide = self._runtime.settings.redacted
         return {
             **Job(job_id, runtime=self._runtime, row=found[0]).info,
-            "aliases": [hide(alias) for alias in aliases.of(executor, job_id)],
+            "aliases": [hide(alias) for alias in labels.aliases_of(executor, job_id)],
             "history": [asdict(entry_of(row, hide)) for row in history.read(executor, job_id)],
             "state": hide({key: values.decode(text) for key, text in state.read(executor, job_id).items()}),
             **_ports(executor, job_id, hide),
@@ -265,7 +263,7 @@ class JobViews:
             "message": message and message._asdict(),
             "dependencies": [row.id for row in dependencies.dependencies_of(executor, job_id, limit=CHILDREN)],
             "dependents": [row.id for row in dependencies.dependents_of(executor, job_id, limit=CHILDREN)],
-            "progress": _progress(progress.read(executor, job_id), hide),
+            "progress": _progress(state.progress(executor, job_id), hide),
             "waiting_for": waiting.reasons(executor, self._runtime, [job_id]).get(job_id, []),
             "timers": [row._asdict() for row in asks.pending_timers(executor, job_id, limit=CHILDREN)],
             "waiting_for_room": [row._asdict() for row in room.waiting(executor, job_id, limit=CHILDREN)],

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from ..jobs.queue import rate_in_text
 from ..model.settings import Settings
 from ..operations.runtime import Runtime
-from ..store import capacity, dead, depths, job_lists, queues, registry, served, stats, tallies, workers
+from ..store import capacity, dead, job_lists, measured, queues, registry, stats, waiting, workers
 from ..store.statement import Transaction
 
 
@@ -31,7 +31,7 @@ class QueueViews:
         """
 
         def depth(executor: Transaction) -> Sequence[Any]:
-            found = [row for row in depths.read(executor, horizon_s=horizon_s) if queue in (None, row.queue)]
+            found = [row for row in waiting.depths(executor, horizon_s=horizon_s) if queue in (None, row.queue)]
             return [row if _is_sure(executor, row, horizon_s) else replace(row, soon=1) for row in found]
 
         def work(executor: Transaction) -> tuple[Sequence[Any], dict[str, int], set[str] | None]:
@@ -95,10 +95,10 @@ class QueueViews:
         """
 
         def in_use(executor: Transaction) -> bool:
-            return queue in served.workers_of_queues(executor, ()) or job_lists.knows_queue(executor, queue)
+            return queue in registry.workers_of_queues(executor, ()) or job_lists.knows_queue(executor, queue)
 
         def kept(executor: Transaction) -> bool:
-            return any(row.queue == queue for row in depths.read(executor))
+            return any(row.queue == queue for row in waiting.depths(executor))
 
         return self._runtime.connections.transact("inspect", in_use) or any(self._runtime.inspect_others(kept))
 
@@ -109,10 +109,10 @@ class QueueViews:
         """
 
         def work(executor: Transaction) -> set[str]:
-            rows = [*registry.names(executor), *tallies.names(executor)]
+            rows = [*registry.registered(executor), *measured.tallied(executor)]
             if of == "task":
                 return {row.task for row in rows} | {*dead.tasks(executor)}
-            return {row.queue for row in rows} | {*served.workers_of_queues(executor, ()), *queues.names(executor)}
+            return {row.queue for row in rows} | {*registry.workers_of_queues(executor, ()), *queues.names(executor)}
 
         return self._runtime.connections.transact("inspect", work)
 
@@ -120,11 +120,11 @@ class QueueViews:
 def served_queues(executor: Transaction, settings: Settings) -> set[str] | None:
     """Read which queues live workers serve; None if a live worker has not recorded its queues yet."""
     silent = workers.silent(executor, settings)
-    if served.unannounced(executor, silent):
+    if registry.unannounced(executor, silent):
         return None
-    return set(served.workers_of_queues(executor, silent))
+    return set(registry.workers_of_queues(executor, silent))
 
 
 def _is_sure(executor: Transaction, row: Any, horizon_s: float) -> bool:
     """Tell whether `soon` can be trusted: if it is an estimate of 0, the sample may have missed the rows."""
-    return bool(not row.is_estimated or row.soon or not depths.is_any_soon(executor, row.queue, horizon_s=horizon_s))
+    return bool(not row.is_estimated or row.soon or not waiting.is_any_soon(executor, row.queue, horizon_s=horizon_s))

@@ -15,7 +15,7 @@ from ..model.errors import SchemaError, StoreUnavailableError
 from ..model.statistics import Amount, Statistics, Tally, statistics_of
 from ..operations.runtime import Runtime
 from ..services.sweep.sweeper import TOTALS
-from ..store import counters, depths, queues, run_samples, served, stats, tallies, workers
+from ..store import measured, queues, registry, stats, waiting, workers
 from ..store.estimates import Count
 from ..store.queues import ManagedQueue
 from ..store.statement import Transaction
@@ -124,7 +124,7 @@ class StatisticsViews:
 
     def days(self) -> dict[date, tuple[int, int]]:
         """Return the numbers of runs and of failures of each day that is kept, in UTC."""
-        return tallies.days(self._runtime.connections)
+        return measured.days(self._runtime.connections)
 
     def lately(self) -> list[tuple[datetime, int, int]]:
         """Return (time, runs, failures) since the time before, for each minute of the last day or more, and for now.
@@ -132,27 +132,27 @@ class StatisticsViews:
         A process of a worker stores its counts every ten seconds if it is busy. Without a sweeper there is no sample:
         then one time stands for all runs since the last.
         """
-        rows = run_samples.read(self._runtime.connections)
+        rows = measured.samples(self._runtime.connections)
         return [(row.taken_at, row.runs - last.runs, row.failures - last.failures) for last, row in pairwise(rows)]
 
     def tallies_ever(self) -> Amounts:
         """Return the tallies of all runs and steps since the schema was made, for monitors."""
-        return list(tallies.read(self._runtime.connections, day=tallies.EVER, step=None))
+        return list(measured.tallies(self._runtime.connections, day=measured.EVER, step=None))
 
     def _tallies(
         self, queue: str | None, task: str | None, day: date | None, step: str | None
     ) -> tuple[Amounts, Entries]:
         def work(executor: Transaction) -> tuple[Amounts, Entries]:
-            found = list(tallies.read(executor, queue=queue, task=task, day=day, step=step))
+            found = list(measured.tallies(executor, queue=queue, task=task, day=day, step=step))
             return found, stats.dead_of(executor, queue=queue, task=task)
 
         return self._runtime.connections.transact("stats", work)
 
     def _stats(self, executor: Transaction) -> dict[str, Any]:
-        totals = counters.read(executor)
+        totals = measured.totals(executor)
         here = workers.list_all(executor, self._runtime.settings)
         silent = [row.id for row in here if row.silent_s is not None]
-        serving = served.workers_of_queues(executor, silent)
+        serving = registry.workers_of_queues(executor, silent)
         of_tasks, failed = _of_tasks(executor, serving)
         results, unfinished = stats.results(executor), stats.unfinished(executor)
         timers, first_due_s = stats.timers(executor)
@@ -227,7 +227,7 @@ def _of_tasks(executor: Transaction, serving: Mapping[str, int] = NOBODY) -> tup
 
     `serving` counts the workers of each queue.
     """
-    depth = {row.queue: row for row in depths.read(executor)}
+    depth = {row.queue: row for row in waiting.depths(executor)}
     managed = queues.read(executor)
     buried, failed = stats.dead_entries(executor)
     estimated = [f"queues.{name}" for name, row in depth.items() if row.is_estimated]

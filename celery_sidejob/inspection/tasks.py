@@ -15,7 +15,7 @@ from ..model.durable import headers_of
 from ..model.errors import InvalidValueError, StoreUnavailableError
 from ..model.loss import Loss
 from ..operations.runtime import Runtime
-from ..store import job_lists, kept, task_history
+from ..store import history, job_lists, kept
 
 LOOK_S = 0.06
 """For how many seconds a page looks through messages."""
@@ -118,7 +118,7 @@ class TaskViews:
 
     def finished_tasks(self, *, limit: int, task: str | None = None, queue: str | None = None) -> list[dict[str, Any]]:
         """Return the durable tasks that ended last, the newest first, as kept by `sidejob_task_history`."""
-        read = partial(task_history.read, task=task, queue=queue, limit=limit)
+        read = partial(history.tasks, task=task, queue=queue, limit=limit)
         return [row._asdict() for row in self._runtime.connections.transact("inspect", read)]
 
     def count_tasks(

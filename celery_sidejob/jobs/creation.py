@@ -26,7 +26,7 @@ from ..operations.changes.unique_keys import KeysTakenError, is_replaced
 from ..operations.changes.unit_of_work import carry_out
 from ..operations.gates import capacity
 from ..operations.runtime import Runtime
-from ..store import askings, jobs, unique_keys
+from ..store import askings, jobs
 from ..store.errors import NoAnswer, OutcomeUnknown
 from ..store.statement import Transaction
 from ..unit.open_unit import OpenUnit, active
@@ -248,4 +248,4 @@ def _holders(runtime: Runtime, unit: OpenUnit, drafts: Sequence[NewJob]) -> dict
         for new in unit.seen.new_jobs().values()
         if new.unique
     }
-    return {row.key: row for row in unique_keys.holders(runtime.connections, keys)} | own
+    return {row.key: row for row in askings.key_holders(runtime.connections, keys)} | own

@@ -14,7 +14,6 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from ..model import values
-from ..model.call import Call
 from ..model.capacity import Admission
 from ..model.changes import Move, NewJob, PortRow, Stage
 from ..model.checks import MOST_S, in_seconds, is_near, is_number, shown
@@ -31,6 +30,7 @@ from ..model.names import (
     why_not_name,
 )
 from ..model.port import NO_DATA, PortOptions, parse_ports
+from ..model.protocols import Call
 from ..operations.changes import batches
 from ..operations.gates import capacity
 from ..operations.runtime import Runtime

@@ -32,7 +32,6 @@ from ..model.changes import (
     UnsetState,
     Untag,
 )
-from ..model.channel import job as channel_of_job
 from ..model.checks import check_texts, is_keepable, is_number, shown, text_of
 from ..model.columns import SHOWN
 from ..model.errors import (
@@ -47,10 +46,18 @@ from ..model.errors import (
     StepNameError,
     job_not_found,
 )
-from ..model.names import alias_taken, at_most, check_alias, check_child_name, check_key, check_tags, circle
+from ..model.names import (
+    alias_taken,
+    at_most,
+    channel_of_job,
+    check_alias,
+    check_child_name,
+    check_key,
+    check_tags,
+    circle,
+)
 from ..model.port import WILDCARD
-from ..model.progress import Progress
-from ..model.status import FINISHED, Status, statuses_of
+from ..model.status import FINISHED, Progress, Status, statuses_of
 from ..model.steps import BeginAnew, CopySteps, ForgetSteps, label, parse_label
 from ..operations.changes.deletion import delete
 from ..operations.changes.dependencies import check_waits
@@ -62,12 +69,9 @@ from ..operations.runs.terminations import cancel as cancel_together
 from ..operations.runs.terminations import terminate_without_shutdown, to_cancel
 from ..operations.runtime import Runtime
 from ..operations.waiting import waiting_for
-from ..store import aliases as alias_rows
-from ..store import asks, history, jobs, ports, progress, trees
+from ..store import asks, history, jobs, labels, ports, trees
 from ..store import dependencies as dependency_rows
 from ..store import state as state_rows
-from ..store import tags as tag_rows
-from ..store import tracked as tracked_rows
 from ..unit import view as unit_view
 from ..unit.lookup import locate
 from ..unit.open_unit import active, submit
@@ -565,7 +569,7 @@ class Job:
     def aliases(self) -> list[str]:
         """The job's further names; asks the store."""
         unit = active()
-        found = set(alias_rows.of(self._runtime.connections, self.id))
+        found = set(labels.aliases_of(self._runtime.connections, self.id))
         if unit is not None:
             given, taken = unit.seen.aliases(self.id)
             found = (found | given.keys()) - taken
@@ -594,7 +598,7 @@ class Job:
     def tags(self) -> list[str]:
         """The job's tags, in the order in which it got them; asks the store."""
         changes, is_new = self._pending()
-        found = [] if is_new else tag_rows.of(self._runtime.connections, self.id)
+        found = [] if is_new else labels.tags_of(self._runtime.connections, self.id)
         return self._found(unit_view.tags(changes, self.id, found))
 
     def tag(self, *names: str) -> Job:
@@ -612,7 +616,7 @@ class Job:
     @property
     def progress_of(self) -> Progress | None:
         """How far its present or last run is, as that has said last with `progress`; None without. Asks the store."""
-        row = progress.read(self._runtime.connections, self.id)
+        row = state_rows.progress(self._runtime.connections, self.id)
         if row is None:
             return self._found(None)
         return Progress(row.done, row.total, row.note, row.run_no, row.told_at)
@@ -646,7 +650,7 @@ class Job:
     def tracked(self) -> bool:
         """Whether the job is tracked; asks the store."""
         changes, is_new = self._pending()
-        found = not is_new and tracked_rows.is_tracked(self._runtime.connections, self.id)
+        found = not is_new and labels.is_tracked(self._runtime.connections, self.id)
         return self._found(unit_view.tracked(changes, self.id, found))
 
     def track(self) -> Job:

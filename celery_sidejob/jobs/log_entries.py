@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from ..model import values
 from ..model.changes import Announce, PortKey
-from ..model.channel import LOG
 from ..model.errors import IllegalMoveError, InvalidValueError
+from ..model.names import LOG_CHANNEL
 from ..operations import log
 from ..operations.runtime import Runtime
 from ..unit.open_unit import OpenUnit, active, submit
@@ -30,7 +30,7 @@ def log_entry(runtime: Runtime, entry: Any, context: str | None) -> None:
     text = values.encode({**head, **_fields(runtime, entry)}, limit=limit, what="log entry")
     unit = active()
     if unit is not None and unit.of_log:
-        submit(runtime, "log", Announce(LOG, text))
+        submit(runtime, "log", Announce(LOG_CHANNEL, text))
     else:
         submit(runtime, "log", log.published(text, context))
 

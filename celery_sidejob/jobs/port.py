@@ -10,11 +10,11 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from ..awaiting import AioOf, Parts, Pause, here
-from ..model import channel as channels_of
 from ..model import values
 from ..model.changes import Change, Connect, Direction, PortKey, SetChannels, SetDefault, Write
 from ..model.checks import MOST_S, check_number, is_seconds, shown
 from ..model.errors import IllegalMoveError, InvalidChannelError, InvalidPortError, InvalidValueError, PortFullError
+from ..model.names import check_channels
 from ..model.port import NO_DATA, WILDCARD, check_port_name, port_not_found
 from ..operations.changes.unit_of_work import carry_out
 from ..operations.runs.limits import read_packets, read_packets_with
@@ -301,7 +301,7 @@ class Port:
     def channels(self, names: Iterable[str]) -> None:
         if isinstance(names, str) or names is None:
             raise InvalidChannelError(f"channels takes a list of channel names, not {names!r}.")
-        checked = channels_of.check_all(names)
+        checked = check_channels(names)
         self._do("channels", SetChannels(self.job.id, self.direction, self.name, checked))
 
     # ------------------------------------------------------------------------------------------------------------

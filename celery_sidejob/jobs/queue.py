@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from ..awaiting import AioOf
 from ..model.checks import check_number, check_texts
 from ..model.errors import InvalidValueError
-from ..model.queue import UNCHANGED, QueueSettings, without_pool
-from ..model.rate import UNITS, Rate
+from ..model.queue import RATE_UNITS, UNCHANGED, QueueSettings, Rate, without_pool
 from ..operations.gates import queues
 from ..operations.runtime import Runtime
 from ..store.queues import ManagedQueue
@@ -183,6 +182,6 @@ class Queue:
 
 def rate_in_text(rate: Rate) -> str:
     """Return a rate as it was given: in the unit whose number is the burst, the largest unit if several fit."""
-    units = [(round(seconds / rate.interval_s, 9), unit) for unit, seconds in UNITS.items()]
+    units = [(round(seconds / rate.interval_s, 9), unit) for unit, seconds in RATE_UNITS.items()]
     runs, unit = max(found for found in units if max(1, int(found[0])) == rate.burst)
     return f"{runs:.10g}/{unit}"

@@ -16,7 +16,7 @@ from ..model.changes import PortKey, RememberInputs
 from ..model.checks import SECONDS, check_age, check_number, is_seconds, shown
 from ..model.errors import IllegalMoveError, InvalidPortError, InvalidValueError, LeaseLostError
 from ..model.port import NO_DATA
-from ..model.progress import check as check_progress
+from ..model.status import check_progress
 from ..operations.ledger import durable_locks, durable_runs
 from ..unit.open_unit import OpenUnit, Suspend, active
 from ..unit.steps import turn_key

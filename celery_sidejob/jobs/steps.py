@@ -13,9 +13,9 @@ from functools import partial, wraps
 from typing import Any, NoReturn
 
 from ..awaiting import Own, Parts, here, whole
-from ..model import ordinary, values
+from ..model import values
 from ..model.changes import Ask, MarkReceived, NewJob
-from ..model.checks import LONGEST_S, SECONDS, check_age, check_number, in_seconds, is_seconds, shown
+from ..model.checks import LONGEST_S, SECONDS, check_age, check_function, check_number, in_seconds, is_seconds, shown
 from ..model.errors import ChildFailedError, IllegalMoveError, InvalidValueError
 from ..model.names import check_child_name
 from ..model.port import NO_DATA
@@ -461,7 +461,7 @@ def of_function(function: Callable[..., Any], name: str | None, tries: Tries) ->
     if not callable(function):
         raise InvalidValueError(f"@sidejob.step stands over a function, not {shown(function)}.")
     known = check_name(name if name is not None else getattr(function, "__name__", None))
-    ordinary.check(function, f"Step {known!r}", may_await=True)
+    check_function(function, f"Step {known!r}", may_await=True)
 
     @wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:

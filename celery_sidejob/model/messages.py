@@ -6,11 +6,12 @@ Operations decide what must be sent and store it; `hooks` knows how Celery sends
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from .checks import is_number
+from .durable import Key
 from .errors import InvalidValueError
 
 FORMAT = 1
@@ -120,3 +121,29 @@ class Outcome:
     kwargs: str
     is_told: bool = False
     """Whether its end has written the result and counted the chord's part, so that only errbacks are to be called."""
+
+
+@dataclass(frozen=True, slots=True)
+class Buried:
+    """A message in the transport's dead list."""
+
+    text: bytes
+    """The entry's text in the list, by which it is found again."""
+    key: Key | None
+    """The row of the message; None for a message without one."""
+    store: str | None
+    """The name of the store with that row, if there are several stores."""
+    is_doorbell: bool
+    """A doorbell: it only said that a job owes a run, and the store knows that without it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """How far a list was read that grows at its end: a number and the last entry, which reveal a removed entry."""
+
+    number: int = 0
+    last: bytes | None = None
+
+    def past(self, texts: Sequence[bytes]) -> Cursor:
+        """Return the cursor after further entries, which stay in the list."""
+        return Cursor(self.number + len(texts), texts[-1]) if texts else self

@@ -1,6 +1,7 @@
-"""The names users give to jobs: aliases, unique everywhere, and a child's name, unique under its parent.
+"""The names users give: to jobs aliases, unique everywhere; to a child a name, unique under its parent; to channels.
 
-Postgres must be able to store and index every name, including those of channels.
+A channel's name is like a path: a message published on a channel reaches its subscribers and those of each ancestor.
+Postgres must be able to store and index every name.
 """
 
 from __future__ import annotations
@@ -10,7 +11,14 @@ from itertools import islice
 from typing import Any
 from uuid import UUID
 
-from .errors import AliasTakenError, ChildNameTakenError, CycleError, InvalidAliasError, InvalidValueError
+from .errors import (
+    AliasTakenError,
+    ChildNameTakenError,
+    CycleError,
+    InvalidAliasError,
+    InvalidChannelError,
+    InvalidValueError,
+)
 
 MAX_LENGTH = 255
 """The most characters in an alias or a child's name."""
@@ -130,3 +138,63 @@ def _is_uuid(name: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+ROOT_CHANNEL = "/"
+"""The ancestor of every channel."""
+
+CHANNELS_OF_JOBS = "/sidejob/job/"
+"""The beginning of the name of each job's channel."""
+
+LOG_CHANNEL = "/sidejob/log"
+"""The channel of the log's entries."""
+
+TRACKED_CHANNEL = "/sidejob/tracked"
+"""The channel on which the changes of tracked jobs are announced."""
+
+LONGEST_CHANNEL = 512
+"""The most characters in a name. Names are indexed, and Postgres refuses index entries above 2,700 bytes."""
+
+
+def check_channel(name: str) -> str:
+    """Return `name` if it is a valid channel name, else raise an error that says why not."""
+    if not isinstance(name, str):
+        raise InvalidChannelError(f"a channel's name is a string, not a {type(name).__name__}")
+    problem = _problem_of_channel(name)
+    if problem:
+        raise InvalidChannelError(f"{name[:100]!a} is not a channel's name: {problem}")
+    return name
+
+
+def check_channels(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of channels, each once, if all are valid."""
+    return tuple(dict.fromkeys(check_channel(name) for name in at_most(names, "channels")))
+
+
+def channel_ancestors(name: str) -> list[str]:
+    """Return the channel itself, then each of its ancestors up to ``/``."""
+    found = [name]
+    while name != ROOT_CHANNEL:
+        name = name.rpartition("/")[0] or ROOT_CHANNEL
+        found.append(name)
+    return found
+
+
+def channel_of_job(job_id: int) -> str:
+    """Return the channel of one job: its changes of status, and its own publications."""
+    return f"{CHANNELS_OF_JOBS}{job_id}"
+
+
+def channel_of_workers(queue: str) -> str:
+    """Return the channel of a queue's registry: the tasks that workers serve there."""
+    return f"/sidejob/workers/{queue}"
+
+
+def _problem_of_channel(name: str) -> str | None:
+    if not name.startswith("/"):
+        return f'it must begin with "/"; write {"/" + name[:100]!a}'
+    if name != ROOT_CHANNEL and name.endswith("/"):
+        return 'it must not end with "/"; leave the last one out'
+    if "//" in name:
+        return 'it has an empty part ("//"); put one "/" between two parts'
+    return why_not_storable(name, max_length=LONGEST_CHANNEL)

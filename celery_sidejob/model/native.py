@@ -1,8 +1,9 @@
-"""Threads and locks of the operating system, even where gevent has replaced Python's with its own.
+"""What this process has of its system: real threads and locks, and its name.
 
-A thread of gevent is a greenlet: it stands still while another greenlet computes. Work that must go on then needs a
-real thread, and its data shared with greenlets needs real locks. Waiting for such a lock stops all greenlets of the
-thread. While holding one, therefore, never do anything that may wait: a statement, a socket, a lock of gevent's.
+Threads and locks are those of the operating system, even where gevent has replaced Python's with its own. A thread of
+gevent is a greenlet: it stands still while another greenlet computes. Work that must go on then needs a real thread,
+and its data shared with greenlets needs real locks. Waiting for such a lock stops all greenlets of the thread. While
+holding one, therefore, never do anything that may wait: a statement, a socket, a lock of gevent's.
 
 Under eventlet all these are eventlet's own: its locks, including logging's, hang once two real threads want one.
 """
@@ -10,11 +11,16 @@ Under eventlet all these are eventlet's own: its locks, including logging's, han
 from __future__ import annotations
 
 import importlib
+import itertools
+import os
+import secrets
+import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 
@@ -117,3 +123,19 @@ def _original(module: str, name: str) -> Any:
     if monkey is None:
         return getattr(importlib.import_module(module), name)
     return monkey.get_original(module, name)
+
+
+def new_process_name() -> str:
+    """Return a name that no process has or had: host:process:random, and from the second name on a number."""
+    number = next(_numbers_of(os.getpid()))
+    return f"{_of_process(os.getpid())}{f'.{number}' if number > 1 else ''}"
+
+
+@cache
+def _of_process(pid: int) -> str:
+    return f"{socket.gethostname()}:{pid}:{secrets.token_hex(6)}"
+
+
+@cache
+def _numbers_of(pid: int) -> Iterator[int]:
+    return itertools.count(1)

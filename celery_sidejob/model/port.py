@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, final
 
-from . import channel, values
+from . import values
 from .changes import PortKey
 from .checks import shown
 from .errors import FullPort, InvalidChannelError, InvalidPortError, InvalidValueError, PortFullError, PortNotFoundError
-from .names import at_most
+from .names import at_most, check_channels
 
 MAX_LENGTH = 255
 """The most characters in a port's name."""
@@ -203,6 +203,6 @@ def _parse_channels(channels: Any, where: str) -> tuple[str, ...]:
         raise InvalidPortError(f'{where}: channels are a list, such as ["/sums"], not a {type(channels).__name__}')
     try:
         # A channel listed twice is one subscription.
-        return channel.check_all(channels)
+        return check_channels(channels)
     except InvalidChannelError as error:
         raise InvalidChannelError(f"{where}: {error}") from None

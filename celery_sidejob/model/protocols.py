@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, Protocol
 
-from .broker_view import Buried, Cursor
-from .call import Call
 from .capacity import Admission
 from .durable import Message
 from .events import Event
-from .messages import Continuation, Doorbell, Outcome
+from .messages import Buried, Continuation, Cursor, Doorbell, Outcome
 from .port import PortOptions
+from .unique import Unique
 
 Publication = Doorbell | Continuation | Message
 Refused = list[tuple[Publication, BaseException]]
@@ -269,3 +269,25 @@ class Tasks(Protocol):
     @property
     def in_task(self) -> bool:
         """Whether this thread is in a task of a worker."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A task with everything that a new job of it needs."""
+
+    task: str
+    queue: str
+    priority: int | None
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    columns: Mapping[str, Any]
+    """The values of further columns, by name, that the task's own options give to its jobs."""
+    inports: Mapping[str, PortOptions]
+    outports: Mapping[str, PortOptions]
+    task_id: str
+    eta: datetime | None
+    countdown: float | None
+    unique: Unique | None = None
+    admission: Admission | None = None
+    options: Mapping[str, Any]
+    """The Celery options of its first asking (link, chain, headers, …), as JSON values."""

@@ -1,16 +1,18 @@
-"""The settings of a managed queue: exact order, limits and a rate."""
+"""The settings of a managed queue: exact order, limits and a rate.
+
+A rate of runs is a token bucket: "600/m". A job has one too, as `run_rate`.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from .capacity import PoolSpec
-from .checks import did_you_mean, is_number, shown
+from .checks import did_you_mean, is_number, is_seconds, shown
 from .errors import InvalidValueError
-from .rate import FORM as RATE_FORM
-from .rate import Rate, parse_rate
 
 MOST = 1_000_000
 """The largest limit."""
@@ -80,3 +82,39 @@ def is_declaration(declared: Any) -> bool:
         except InvalidValueError:
             return False
     return True
+
+
+RATE_UNITS = {"s": 1, "m": 60, "h": 3600}
+"""Seconds of each unit; they are those of Celery's `rate_limit`."""
+MOST_RUNS = 1_000_000
+"""The largest number of runs per unit of a rate."""
+
+RATE_FORM = f'runs per second, minute or hour, such as "600/m" or "0.5/s", above 0 and at most {MOST_RUNS}'
+
+ON_RUN_RATE = ("delay", "terminate")
+
+_RATE = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*(?:/\s*([smh]))?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """A bucket of `burst` tokens, into which a token comes every `interval_s` seconds; each run takes one."""
+
+    interval_s: float
+    burst: int
+
+
+def parse_rate(given: Any) -> Rate | None:
+    """Read a rate: "600/m" is 600 runs at once, and then ten more in each second. None if it is not a rate.
+
+    As for Celery's `rate_limit`, a number alone is runs per second.
+    """
+    runs, unit = given, "s"
+    if isinstance(given, str):
+        found = _RATE.fullmatch(given.strip())
+        if found is None:
+            return None
+        runs, unit = float(found[1]), found[2] or "s"
+    if not is_seconds(runs) or not 0 < runs <= MOST_RUNS or not is_seconds(RATE_UNITS[unit] / runs):
+        return None
+    return Rate(RATE_UNITS[unit] / runs, max(1, int(runs)))

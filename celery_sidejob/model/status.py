@@ -1,11 +1,15 @@
-"""A job's statuses, and the legal moves between them."""
+"""How a job stands: its status, with the legal moves; the gate at which its message waits; how far its run has come."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
-from enum import StrEnum
+from dataclasses import dataclass
+from datetime import datetime
+from enum import IntEnum, StrEnum
+from typing import Any
 
-from .checks import shown
+from .checks import is_text, shown
 from .errors import InvalidValueError
 
 
@@ -82,3 +86,54 @@ class RunEnd(StrEnum):
     """Its worker died, or gave it up because the store was unavailable."""
     GIVEN_BACK = "given back"
     """Its worker stops, or cannot run it after all. This is not a loss."""
+
+
+class Gate(IntEnum):
+    """The gate at which a message waits. Up to `QUEUE` its run is owed once it is due, above that it is not."""
+
+    OPEN = 0
+    """It waits at no gate."""
+    QUEUE = 1
+    """A managed queue had no room for a run: the message that was sent has gone by, until the queue lets one in."""
+    POOL = 2
+    """Its capacity pool has no slots for it."""
+    WORKER = 3
+    """It is parked: no worker of its queue knows the task."""
+    JOBS = 4
+    """Its job waits for other jobs."""
+
+
+LONGEST_NOTE = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The last progress that a run reported: `done` of `total`, and a `note`; `told_at` by the store's clock."""
+
+    done: float | None
+    total: float | None
+    note: str | None
+    run_no: int
+    told_at: datetime
+
+    @property
+    def fraction(self) -> float | None:
+        """The share that is done, from 0.0 to 1.0; None unless both numbers are known."""
+        if self.done is None or not self.total:
+            return None
+        return min(1.0, self.done / self.total)
+
+    def __str__(self) -> str:
+        numbers = "" if self.done is None else f"{self.done:g}" + ("" if self.total is None else f" of {self.total:g}")
+        return ": ".join(filter(None, (numbers, self.note)))
+
+
+def check_progress(done: Any, total: Any, note: Any) -> None:
+    """Raise InvalidValueError unless these values are a valid progress."""
+    for name, value in (("done", done), ("total", total)):
+        if value is not None and not (
+            isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+        ):
+            raise InvalidValueError(f"{name} of progress() is a number, at least 0, not {shown(value)}.")
+    if note is not None and not (is_text(note) and len(note) <= LONGEST_NOTE):
+        raise InvalidValueError(f"note of progress() is a text of up to {LONGEST_NOTE} characters, not {shown(note)}.")

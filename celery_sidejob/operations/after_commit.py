@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..model.changes import NewJob
-from ..model.channel import LOG, ancestors
 from ..model.errors import StoreUnavailableError
 from ..model.events import Event, JobMoved
 from ..model.logger import logger
 from ..model.messages import Continuation, Doorbell, Outcome
+from ..model.names import LOG_CHANNEL, channel_ancestors
 from ..model.protocols import Publication, Refused, Rider
 from ..model.status import Status
 from ..store import askings
 from ..store.outbox import references
 from ..store.outbox.arming import FIRST_CHECK_S
-from ..store.outbox.continuations import remove as remove_continuations
+from ..store.outbox.doorbells import remove_continuations
 from ..store.outbox.kinds import JOBS, Kind
 from ..store.outbox.publishing import mark_published
 from ..store.write_behind import WriteBehind
@@ -33,7 +33,7 @@ def result_of(riders: Sequence[Rider]) -> Any | None:
     return riders[0].alone if len(riders) == 1 else None
 
 
-LOG_AND_ABOVE = frozenset(ancestors(LOG))
+LOG_AND_ABOVE = frozenset(channel_ancestors(LOG_CHANNEL))
 
 
 @dataclass(slots=True)

@@ -26,7 +26,7 @@ from ..model.durable import DELAYED, Address, Key, Message, call_of
 from ..model.errors import StoreUnavailableError
 from ..store import duplicates
 from ..store.duplicates import Copy
-from ..store.outbox import holds, revocation
+from ..store.outbox import holds, tasks
 from ..store.statement import Transaction
 from .runtime import Runtime
 from .stores import Store
@@ -102,7 +102,7 @@ def revoke(runtime: Runtime, key: Key, address: Address) -> bool:
             return False
         try:
             with runtime.stores.trying(store):
-                doom = partial(revocation.revoke, task_ids=[key[0]], call=call)
+                doom = partial(tasks.revoke, task_ids=[key[0]], call=call)
                 store.connections.transact("durable-copy", doom, within_s=runtime.stores.wait_s)
         except StoreUnavailableError:
             return False

@@ -10,9 +10,8 @@ from typing import Any
 
 from ..model import values
 from ..model.changes import Announce, Publish
-from ..model.channel import LOG
 from ..model.logger import logger
-from ..model.names import storable
+from ..model.names import LOG_CHANNEL, storable
 from .changes.unit_of_work import carry_out
 from .runtime import Runtime
 
@@ -24,12 +23,12 @@ OF_LOG = '{"log": false, "of_log": true}'
 
 def is_heard(runtime: Runtime, *, ask: bool = True) -> bool:
     """Tell whether an entry would have a receiver; without `ask` the store is not asked."""
-    return runtime.audience.keeps_log(ask=ask) or runtime.announcer.may_be_heard(LOG, ask=ask)
+    return runtime.audience.keeps_log(ask=ask) or runtime.announcer.may_be_heard(LOG_CHANNEL, ask=ask)
 
 
 def change_for(runtime: Runtime, text: str, context: str | None, *, ask: bool = True) -> Publish | Announce:
     """Return the change that makes an entry; if no port keeps the log, the entry is only announced."""
-    return published(text, context) if runtime.audience.keeps_log(ask=ask) else Announce(LOG, text)
+    return published(text, context) if runtime.audience.keeps_log(ask=ask) else Announce(LOG_CHANNEL, text)
 
 
 def announced(runtime: Runtime, change: Publish | Announce) -> bool:
@@ -42,7 +41,7 @@ def announced(runtime: Runtime, change: Publish | Announce) -> bool:
 
 def published(text: str, context: str | None) -> Publish:
     """Return the change that makes an entry for the ports that keep the log and for its listeners."""
-    return Publish(LOG, text, context, OF_LOG)
+    return Publish(LOG_CHANNEL, text, context, OF_LOG)
 
 
 def timestamp() -> str:

@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..model import channel
 from ..model.changes import Change, Publish
 from ..model.errors import InvalidChannelError
+from ..model.names import channel_of_workers, check_channel
 from ..store import registry
 from .changes.unit_of_work import carry_out
 from .log import UNLOGGED
@@ -21,12 +21,14 @@ def register(runtime: Runtime, served: Sequence[Mapping[str, str]]) -> None:
     If the process dies before the publication, the change is not published.
     """
     connections = runtime.connections
-    changed = connections.transact("register", lambda executor: registry.serve(executor, map(dict, served)))
+    changed = connections.transact("register", lambda executor: registry.register(executor, map(dict, served)))
     published: list[Change] = []
     for queue in changed:
-        tasks: dict[str, Any] = {task: json.loads(text) for task, text in registry.of_queue(connections, queue).items()}
+        tasks: dict[str, Any] = {
+            task: json.loads(text) for task, text in registry.registered_in(connections, queue).items()
+        }
         try:
-            name = channel.check(channel.workers(queue))
+            name = check_channel(channel_of_workers(queue))
         except InvalidChannelError:  # some names of queues are not allowed for channels
             continue
         published.append(Publish(name, json.dumps(tasks), options=UNLOGGED))

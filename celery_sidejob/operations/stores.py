@@ -12,9 +12,9 @@ from ..model import native
 from ..model.errors import SchemaError, SettingsError, StoreUnavailableError
 from ..model.logger import logger
 from ..model.settings import Settings
-from ..store import registry
+from ..store import meta
 from ..store.connection.connections import Connections
-from ..store.connection.parameters import connection_parameters
+from ..store.connection.opening import connection_parameters
 from ..store.errors import StoreDown
 
 NAME_LENGTH = 8
@@ -102,7 +102,7 @@ class Stores:
     def name_of(self, store: Store) -> str:
         """Return the name of a store, which is read only once; StoreUnavailableError if the store does not answer."""
         if store.name is None:
-            identity = store.connections.read(registry.identity, within_s=self.wait_s)
+            identity = store.connections.read(meta.identity, within_s=self.wait_s)
             if identity is None:
                 raise SchemaError(
                     f"Schema {store.connections.schema!r} of {store.where} has no name yet. "

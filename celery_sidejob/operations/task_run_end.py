@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..store.outbox.arming import TaskEnd
 from ..store.statement import Transaction
-from ..store.task_end import TaskEnd
 
 
 def end_task_runs(executor: Transaction, end: TaskEnd) -> Sequence[Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..model.checks import shown
 from ..model.errors import InvalidValueError
-from ..store import served, waiting, workers
+from ..store import registry, waiting, workers
 from ..store.statement import Transaction
 from .runtime import LocalRuntime, Runtime
 
@@ -64,4 +64,4 @@ def _reasons(row: Any, *, is_served: bool) -> list[str]:
 
 def _is_served(executor: Transaction, runtime: LocalRuntime, task: str, queue: str) -> bool:
     silent = workers.silent(executor, runtime.settings)
-    return served.serves(executor, task, queue, silent) or bool(served.unannounced(executor, silent))
+    return registry.serves(executor, task, queue, silent) or bool(registry.unannounced(executor, silent))

@@ -17,8 +17,7 @@ from ..store.chords import Owed, Part
 from ..store.connection import fork
 from ..store.connection.connections import Connections
 from ..store.connection.opening import Opener
-from ..store.connection.own_executor import OwnExecutor
-from ..store.connection.own_transaction import OwnTransaction
+from ..store.connection.own_executor import OwnExecutor, OwnTransaction
 from ..transport.postgres.address import SCHEME, is_alone
 from .ear import Ear
 

@@ -12,7 +12,7 @@ from functools import partial
 
 from ..model.logger import logger
 from ..operations.runs import parking
-from ..store import served as rows
+from ..store import registry
 from ..store.measured import EVERY_S, MeasuredConnections
 
 LOOK_S = 1.0
@@ -94,6 +94,6 @@ class Recorder:
             return
         ago_s, worker_id = time.monotonic() - found[0], self._noted[0]
         self._connections.transact(
-            "serve", lambda executor: rows.note_stand(executor, worker_id, where=found[1], ago_s=ago_s), single=True
+            "serve", lambda executor: registry.note_stand(executor, worker_id, where=found[1], ago_s=ago_s), single=True
         )
         self._told = found

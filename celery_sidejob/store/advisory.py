@@ -1,11 +1,17 @@
-"""Advisory locks that a call waits for. Any role that may connect can hold such a lock, so every wait is bounded."""
+"""Advisory locks that a call waits for, and those that mark the sessions which hold a job's row.
+
+Any role that may connect can hold such a lock, so every wait is bounded. A unit in the caller's transaction marks its
+session: the row alone does not name it, because Postgres keeps the number of the savepoint in which the row was locked.
+The advisory locks of all sessions are visible to every role.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
+from typing import Any
 
-from .borrowed.borrowed import LOCK_NOT_AVAILABLE, code_of
+from .borrowed.borrowed import LOCK_NOT_AVAILABLE, Borrowed, code_of
 from .errors import LockHeld
 from .statement import Reader, Statement, Transaction, first
 
@@ -59,3 +65,38 @@ def holder(executor: Reader, lock_class: int, keys: Iterable[str]) -> str:
         return "a session that has ended meanwhile"
     since = "" if row.open_s is None else f", for {row.open_s:.0f} s"
     return f"the session {row.pid} of the role {row.role!r} ({row.application or 'no name'}, {row.state}{since})"
+
+
+HOLDERS_LOCK_CLASS = 0x53_4A_48_4F - 0x40_00_00_00
+"""The first half of the advisory locks' keys ("SJHO", made to fit as `workers.LOCK_CLASS` is)."""
+
+
+def _job_key(job_id: str) -> str:
+    return f"hashint8({job_id}) # '{{jobs}}'::regclass::oid::int"
+
+
+def holds_job(job_id: str) -> str:
+    """Return the condition that a lock `l` of `pg_locks` marks the holder of a job's row, as SQL."""
+    return f"""l.locktype = 'advisory' AND l.classid = {HOLDERS_LOCK_CLASS}::oid AND l.objid = ({_job_key(job_id)})::oid
+  AND l.objsubid = 2 AND l.granted
+  AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())"""
+
+
+# It is shared, and only tried: no session waits for it, whatever other session may have taken it.
+_MARK_JOB = Statement(f"""
+SELECT txid_current() AS id,
+  pg_try_advisory_xact_lock_shared({HOLDERS_LOCK_CLASS}, {_job_key("%(id)s::bigint")}) AS marked""")
+
+
+def mark_job(borrowed: Borrowed, job_id: int) -> int:
+    """Mark the caller's transaction as the holder of a job's row, and return Postgres' number for it."""
+    return int(borrowed.run(_MARK_JOB, id=job_id)[0].id)
+
+
+_END_HOLDERS = Statement(f"""
+SELECT l.pid, pg_terminate_backend(l.pid) AS ended FROM pg_locks l WHERE {holds_job("%(id)s::bigint")}""")
+
+
+def end_holders(executor: Transaction, job_id: int) -> Sequence[Any]:
+    """End the sessions that hold a job's row by a unit in a caller's transaction: (pid, ended). Needs their role."""
+    return executor.run(_END_HOLDERS, id=job_id)

@@ -1,6 +1,7 @@
 """Rows of `askings`: one request to run, from `run()` until completed or failed, with its Celery options.
 
-A closed asking keeps its outcome and result until the result backend has them.
+A closed asking keeps its outcome and result until the result backend has them. The unique key of an open job is in its
+first asking, and is taken until that asking is closed.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from . import advisory
 from .statement import Reader, Statement, Transaction, first
 
 
@@ -94,3 +96,31 @@ _JOBS_OF = Statement("SELECT task_id, job_id FROM {askings} WHERE task_id = ANY(
 def jobs_of(executor: Reader, task_ids: Iterable[str]) -> dict[str, int]:
     """Return the job ids of these askings, {task id: job id}; a task id without an asking is missing."""
     return {row.task_id: row.job_id for row in executor.run(_JOBS_OF, task_ids=list(task_ids))}
+
+
+KEYS_LOCK_CLASS = 0x53_4A_55_51 - 0x40_00_00_00
+"""The first half of the advisory locks' keys ("SJUQ", made to fit as `workers.LOCK_CLASS` is)."""
+
+
+def take_turn_for_keys(executor: Transaction, keys: Iterable[str]) -> None:
+    """Wait until no other transaction makes a job with one of these keys; later statements see its commit."""
+    advisory.take(executor, KEYS_LOCK_CLASS, keys)
+
+
+_KEY_HOLDERS = Statement("""
+SELECT a.unique_key AS key, a.task_id, a.job_id, j.ran_at IS NULL AND j.status = 'queued' AS waits
+FROM {askings} a JOIN {jobs} j ON j.id = a.job_id
+WHERE a.unique_key = ANY(%(keys)s::text[]) AND a.closed_at IS NULL""")
+
+
+def key_holders(executor: Reader, keys: Iterable[str]) -> Sequence[Any]:
+    """Read the open jobs with these keys: (key, task_id, job_id, waits). `waits`: no run or shutdown has begun."""
+    return executor.run(_KEY_HOLDERS, keys=list(keys))
+
+
+_FREE_KEY = Statement("UPDATE {askings} SET unique_key = NULL WHERE job_id = %(job_id)s AND closed_at IS NULL")
+
+
+def free_key(executor: Transaction, job_id: int) -> None:
+    """Remove the key of a locked job, which another job replaces."""
+    executor.run(_FREE_KEY, job_id=job_id)

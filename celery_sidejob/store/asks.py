@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..model.gate import Gate
+from ..model.status import Gate
 from .askings import still_called
 from .dependencies import NOTED
 from .outbox.arming import OPENS_AT, armed

@@ -12,7 +12,7 @@ from typing import Any
 
 from psycopg import sql
 
-from ..model.channel import LOG, ancestors
+from ..model.names import LOG_CHANNEL, channel_ancestors
 from . import advisory
 from .connection.own_executor import OwnExecutor
 from .errors import locked_out
@@ -22,7 +22,7 @@ LOCK_CLASS = 0x53_4A_41_55 - 0x40_00_00_00
 """The first half of our advisory locks' keys ("SJAU", made to fit a signed 32-bit integer)."""
 
 _LOCK = f"{LOCK_CLASS}, hashtext(%(schema)s::text)"
-_OF_LOG = ", ".join(f"'{name}'" for name in ancestors(LOG))
+_OF_LOG = ", ".join(f"'{name}'" for name in channel_ancestors(LOG_CHANNEL))
 
 # Two sessions that ask at the same moment take each other's lock for a listener: one announcement too many.
 WHO_LISTENS = f"""CASE WHEN %(schema)s::text IS NOT NULL

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..model.gate import Gate
+from ..model.status import Gate
 from .statement import Autocommit, Reader, Statement, Transaction, first
 
 AT_COMMIT = -1

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..model.gate import Gate
+from ..model.status import Gate
 from . import advisory
 from .jobs import HANDLE
 from .outbox.arming import OPENS_AT, UNCHECKED, armed

@@ -11,7 +11,7 @@ import psycopg
 
 from ..model.errors import StoreUnavailableError
 from . import estimates
-from .borrowed.holders import holds_job
+from .advisory import holds_job
 from .connection.connections import Connections
 from .errors import first_line
 from .estimates import Share

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from ..model.checks import MOST
-from . import depths
+from . import waiting
 from .jobs import HANDLE
 from .statement import Reader, Statement, first
 
@@ -214,7 +214,7 @@ def _way_to(executor: Reader, which: Filters, *, is_bounded: bool = False) -> Ma
 
 def _way_to_queued(executor: Reader, queue: str, *, is_bounded: bool) -> Mapping[str, Statement]:
     are_many_timers = executor.run(_ARE_MANY_TIMERS)[0].many
-    if is_bounded and (are_many_timers or not depths.is_short(executor, queue)):
+    if is_bounded and (are_many_timers or not waiting.is_short(executor, queue)):
         return _LIST
     return _LIST_QUEUED if are_many_timers else _LIST_QUEUED_ALONG
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..model.gate import Gate
-from . import depths
+from ..model.status import Gate
+from . import waiting
 from .statement import Reader, Statement, first
 
 STATUSES = ("queued", "scheduled", "gated", "running")
@@ -60,7 +60,7 @@ _LIST = _listing("{messages}", _MATCHING)
 _LIST_RUNNING = _listing("(SELECT * FROM {messages} WHERE locked_by IS NOT NULL)")
 _LIST_NEXT = _listing(f"(SELECT * FROM {{messages}} WHERE {_NEXT} LIMIT {LOOKED})")
 _LIST_OF_QUEUE = _listing(
-    f"(SELECT * FROM {{messages}} WHERE queue = %(queue)s ORDER BY queue, next_check_at LIMIT {depths.SHORT})"
+    f"(SELECT * FROM {{messages}} WHERE queue = %(queue)s ORDER BY queue, next_check_at LIMIT {waiting.SHORT})"
 )
 _REACH = Statement(f"SELECT task_id FROM {{messages}} WHERE {_NEXT} OFFSET {LOOKED - 1} LIMIT 1")
 _PAGE = Statement(f"""
@@ -84,7 +84,7 @@ def look(
     the tasks of a short queue at once. `text`: a part of the publication.
     """
     given = {**which, "queue": queue, "limit": limit}
-    if queue is not None and depths.is_short(executor, queue):
+    if queue is not None and waiting.is_short(executor, queue):
         return executor.run(_LIST_OF_QUEUE, **given), None
     running = [] if after else executor.run(_LIST_RUNNING, **given)
     if which["statuses"] == ["running"]:

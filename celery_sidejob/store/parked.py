@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..model.gate import Gate
+from ..model.status import Gate
 from . import advisory
 from .outbox.arming import DUE, OWED, UNCHECKED
 from .outbox.kinds import JOBS, TASKS, Kind

@@ -18,7 +18,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from ..model.durable import Content, Key
-from ..model.gate import Gate
+from ..model.status import Gate
 from .broker.holds import WAITED
 from .claims import BEGINS, claiming
 from .outbox.arming import DUE, OWED, UNCHECKED

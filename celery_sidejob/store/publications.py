@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..model.channel import ancestors
+from ..model.names import channel_ancestors
 from .statement import Autocommit, Reader, Statement, Transaction, first
 
 Message = tuple[str, str | None, str | None]
@@ -67,7 +67,7 @@ def keep(executor: Transaction, messages: Mapping[str, Sequence[Message]], *, fe
     be delivered in this transaction, unless older messages wait: these must come first.
     """
     rows = [
-        {"n": n, "channel": channel, "levels": ancestors(channel), "packets": _packets(those)}
+        {"n": n, "channel": channel, "levels": channel_ancestors(channel), "packets": _packets(those)}
         for n, (channel, those) in enumerate(messages.items())
     ]
     return [
@@ -89,7 +89,7 @@ SELECT count(DISTINCT port_id) AS ports FROM {subscriptions} WHERE channel = ANY
 
 def count_subscribers(executor: Reader, channel: str) -> int:
     """Count the input ports that subscribe to a channel or to an ancestor."""
-    return int(executor.run(_COUNT, levels=ancestors(channel))[0].ports)
+    return int(executor.run(_COUNT, levels=channel_ancestors(channel))[0].ports)
 
 
 _LOCK_NEXT = Statement(
@@ -118,7 +118,7 @@ def lock_next(executor: Transaction, channel: str, *, packets: int) -> Page | No
     None if there is no publication, or if another process is delivering it. A younger publication is never taken:
     messages of one publisher would arrive in another order.
     """
-    row = first(executor.run(_LOCK_NEXT, channel=channel, levels=ancestors(channel), packets=packets))
+    row = first(executor.run(_LOCK_NEXT, channel=channel, levels=channel_ancestors(channel), packets=packets))
     return None if row is None else Page(row.id, row.newest, row.job_ids or [], row.is_last)
 
 
@@ -164,7 +164,7 @@ def deliver(executor: Transaction, channel: str, page: Page) -> dict[int, bool] 
     found = executor.run(
         _DELIVER,
         channel=channel,
-        levels=ancestors(channel),
+        levels=channel_ancestors(channel),
         id=page.id,
         newest=page.newest,
         job_ids=list(page.job_ids),

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from ..model.queue import QueueSettings
-from ..model.rate import Rate
+from ..model.queue import QueueSettings, Rate
 from .asks import IS_TIMER
 from .outbox.arming import DUE, LATER, MANAGED, OWED
 from .statement import Autocommit, Reader, Statement, Transaction

@@ -1,11 +1,12 @@
-"""Rows of `state`: the user's JSON on a job, a row for each key."""
+"""Rows of `state` and `progress`: the user's JSON on a job, a row for each key; and how far a run has come."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from typing import Any
 
-from .statement import Reader, Statement, Transaction
+from .statement import Reader, Statement, Transaction, first
 
 _SET = Statement("""
 INSERT INTO {state} (job_id, key, value)
@@ -37,3 +38,42 @@ def read(executor: Reader, job_id: int, key: str | None = None) -> dict[str, str
     """Read a job's state, or one key of it, as {key: JSON text}."""
     found = executor.run(_READ, job_id=job_id) if key is None else executor.run(_READ_KEY, job_id=job_id, key=key)
     return {row.key: row.value for row in found}
+
+
+_SET_PROGRESS = Statement("""
+INSERT INTO {progress} AS p (job_id, run_no, done, total, note)
+SELECT j.id, j.run_no, %(done)s::double precision, %(total)s::double precision, %(note)s::text FROM {jobs} j
+WHERE j.id = %(job_id)s AND j.run_no = %(run_no)s AND j.worker_id = %(worker_id)s
+ON CONFLICT (job_id) DO UPDATE SET run_no = excluded.run_no, told_at = now(), done = excluded.done,
+  total = excluded.total, note = excluded.note""")
+
+
+def set_progress(
+    executor: Transaction,
+    job_id: int,
+    *,
+    run_no: int,
+    worker_id: int,
+    done: float | None,
+    total: float | None,
+    note: str | None,
+) -> None:
+    """Store a run's progress, unless the run is no longer the job's current run."""
+    executor.run(_SET_PROGRESS, job_id=job_id, run_no=run_no, worker_id=worker_id, done=done, total=total, note=note)
+
+
+_PROGRESS = Statement("SELECT run_no, told_at, done, total, note FROM {progress} WHERE job_id = %(job_id)s")
+
+
+def progress(executor: Reader, job_id: int) -> Any | None:
+    """Read the last reported progress of a job: (run_no, told_at, done, total, note)."""
+    return first(executor.run(_PROGRESS, job_id=job_id))
+
+
+_PROGRESS_OF_JOBS = Statement("""
+SELECT job_id, run_no, told_at, done, total, note FROM {progress} WHERE job_id = ANY(%(ids)s::bigint[])""")
+
+
+def progress_of_jobs(executor: Reader, ids: Iterable[int]) -> dict[int, Any]:
+    """Read the same for several jobs, by their ids."""
+    return {row.job_id: row for row in executor.run(_PROGRESS_OF_JOBS, ids=list(ids))}

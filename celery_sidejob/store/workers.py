@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..model.loss import LossKind
-from ..model.process_name import new_name
+from ..model.native import new_process_name
 from ..model.settings import Settings
-from . import revisions
+from . import meta
 from .connection.connections import Connections
 from .statement import Autocommit, Reader, Statement, Transaction, first
 
@@ -32,13 +32,13 @@ def register(executor: Transaction, ident: str, *, broker: str | None = None) ->
 
     `broker` is the broker from which it takes messages; None for a process that takes none.
     """
-    return int(executor.run(_REGISTER, ident=ident, revision=revisions.KNOWN, broker=broker)[0].id)
+    return int(executor.run(_REGISTER, ident=ident, revision=meta.REVISION, broker=broker)[0].id)
 
 
 @contextmanager
 def as_worker(connections: Connections) -> Iterator[int]:
     """Register this process as a worker for the block, and yield the identity under which it claims runs."""
-    worker_id = connections.transact("register", lambda executor: register(executor, new_name()))
+    worker_id = connections.transact("register", lambda executor: register(executor, new_process_name()))
     try:
         yield worker_id
     finally:

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from kombu.log import get_logger
 
-from ..model.broker_view import Cursor
+from ..model.messages import Cursor
 
 logger = get_logger(__name__)
 

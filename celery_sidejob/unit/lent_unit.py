@@ -13,9 +13,8 @@ from ..model.errors import (
     UnitNotCommittedError,
 )
 from ..operations.runs.runs import NO_END, Unit
-from ..store.borrowed.borrowed import Borrowed, is_open
+from ..store.borrowed.borrowed import Borrowed, is_open, is_trouble
 from ..store.statement import Reader
-from ..store.trouble import is_trouble
 
 
 @dataclass(frozen=True, slots=True)

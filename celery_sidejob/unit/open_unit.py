@@ -29,10 +29,10 @@ from ..operations.runs import measuring, runs
 from ..operations.runs.runs import Unit
 from ..operations.runtime import Runtime
 from ..store import claims, jobs
+from ..store.borrowed.borrowed import comes_from, is_trouble
 from ..store.borrowed.lending import owners
 from ..store.connection import on_loop
 from ..store.outbox import holds
-from ..store.trouble import comes_from, is_trouble
 from . import view
 from .lent_unit import LentUnit, Undone, in_doubt
 from .progress import Told

@@ -11,7 +11,7 @@ from ..model.errors import StoreUnavailableError
 from ..model.logger import logger
 from ..operations.hold import Hold
 from ..operations.runtime import Runtime
-from ..store import progress
+from ..store import state
 from ..store.statement import Transaction
 
 EVERY_S = 1.0
@@ -42,7 +42,7 @@ class Told:
         self._written_at = time.monotonic()
 
         def work(executor: Transaction) -> None:
-            progress.set_(
+            state.set_progress(
                 executor,
                 self.hold.job_id,
                 run_no=self.hold.run_no,

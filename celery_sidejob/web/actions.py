@@ -7,7 +7,7 @@ import json
 from starlette.responses import Response
 
 from ..jobs.job import Job
-from ..model.durations import seconds_from
+from ..model.printable import seconds_from
 from . import verbs
 from .pages import job_of, number_of, port_of
 from .site import Entry, Refused, Visit

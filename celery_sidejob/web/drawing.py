@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from ..jobs.steps import Step
-from ..model.durations import lasting
+from ..model.printable import lasting
 
 WIDTH = 1000.0
 """The width of a drawing, in its own units."""

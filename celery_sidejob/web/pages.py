@@ -21,9 +21,9 @@ from ..inspection.tasks import TaskViews
 from ..jobs.job import Job
 from ..jobs.port import Port
 from ..model.checks import MOST
-from ..model.durations import seconds_from, since_from
 from ..model.errors import job_not_found
 from ..model.finding import Level
+from ..model.printable import seconds_from, since_from
 from ..model.status import ASKABLE, Status
 from ..operations.waiting import REASONS
 from ..store.kept import STATUSES as TASK_STATUSES

@@ -12,8 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from ..jobs.job import Job
-from ..model.durations import duration, lasting
-from ..model.printable import is_visible, printable
+from ..model.printable import duration, is_visible, lasting, printable
 from .words import REASONS, STATUSES, WORDS
 
 LONGEST_VALUE = 20_000

@@ -19,7 +19,7 @@ from starlette.responses import Response
 
 from ..model.errors import StoreUnavailableError
 from ..operations.runtime import Runtime
-from ..store import web_answers
+from ..store import web_tokens
 from ..store.statement import Transaction
 from .site import Refused
 
@@ -42,7 +42,9 @@ def once(runtime: Runtime, token: str, request: Request, body: bytes, do: Callab
     call = str(uuid.uuid4())
 
     def note(executor: Transaction) -> None:
-        if web_answers.has_written(executor) and not web_answers.note(executor, token, key, request=asked, call=call):
+        if web_tokens.has_written(executor) and not web_tokens.note_call(
+            executor, token, key, request=asked, call=call
+        ):
             raise _taken()
 
     try:
@@ -54,7 +56,7 @@ def once(runtime: Runtime, token: str, request: Request, body: bytes, do: Callab
                 runtime.connections.transact("answer", keep)
         return done
     except Refused:  # it has changed nothing, though it may have locked rows: it may be corrected, and sent again
-        runtime.connections.transact("answer", partial(web_answers.forget, token=token, key=key, call=call))
+        runtime.connections.transact("answer", partial(web_tokens.forget_call, token=token, key=key, call=call))
         kept = _kept(runtime, token, key, asked)
         if kept is None:
             raise
@@ -75,17 +77,17 @@ def _keep(executor: Transaction, *, token: str, key: str, asked: str, call: str,
     """
     if len(done.body) > LONGEST_ANSWER:
         return
-    found = web_answers.find(executor, token, key)
+    found = web_tokens.find_answer(executor, token, key)
     if found is not None and found.call != call:
         raise _taken()
     # Without a note yet if nothing was written in this store.
-    if done.status_code < 400 and not web_answers.note(executor, token, key, request=asked, call=call):
+    if done.status_code < 400 and not web_tokens.note_call(executor, token, key, request=asked, call=call):
         raise _taken()
-    web_answers.answer(executor, token, key, call=call, code=done.status_code, answer=bytes(done.body).decode())
+    web_tokens.keep_answer(executor, token, key, call=call, code=done.status_code, answer=bytes(done.body).decode())
 
 
 def _kept(runtime: Runtime, token: str, key: str, asked: str) -> Response | None:
-    row = web_answers.find(runtime.connections, token, key)
+    row = web_tokens.find_answer(runtime.connections, token, key)
     if row is None:
         return None
     if row.request != asked:

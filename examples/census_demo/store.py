@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from celery_sidejob.store.connection.parameters import connection_parameters
+from celery_sidejob.store.connection.opening import connection_parameters
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ the newest: it judges schemas as such a version would.
 
 from __future__ import annotations
 
-from celery_sidejob.store import revisions
+from celery_sidejob.store import meta
 
-revisions.KNOWN = f"{int(revisions.KNOWN) + 1:04}"
+meta.REVISION = f"{int(meta.REVISION) + 1:04}"
 
 from tests.acceptance.jobs import app, sidejob  # noqa: E402, F401 - what a worker finds here

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from celery_sidejob.store.connection.idle import IDLE_S
+from celery_sidejob.store.connection.own_executor import IDLE_S
 from tests.acceptance import checker
 from tests.acceptance.outage_site import Site, site_fixture  # noqa: F401 - the fixture `site`
 from tests.acceptance.scene import QUICK, Scene, Workload

@@ -379,7 +379,7 @@ def test_without_sidejob_a_decorated_task_says_what_is_missing(
     watched: Watched, processes: Processes, pool: str
 ) -> None:
     served = [{"task": "observed.work", "queue": "observed", "options": '{"inports": {}, "outports": {}}'}]
-    registry.serve(watched.sidejob.runtime.connections, served)
+    registry.register(watched.sidejob.runtime.connections, served)
     left = processes.start_worker(
         "tests.acceptance.left_app", env=dict(watched.broker.env), pool=pool, queues="observed"
     )

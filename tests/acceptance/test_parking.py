@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from celery_sidejob import Job, UnknownTaskError
-from celery_sidejob.model.gate import Gate
+from celery_sidejob.model.status import Gate
 from tests.tools.brokers import Broker
 from tests.tools.in_process import Stage
 from tests.tools.recorder import Record

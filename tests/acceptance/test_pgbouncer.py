@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from celery_sidejob import Job, embedded
-from celery_sidejob.store.connection.idle import IDLE_S
+from celery_sidejob.store.connection.own_executor import IDLE_S
 from tests.acceptance.outage_site import Site, site_of
 from tests.acceptance.scene import QUICK, Scene, Workload
 from tests.tools.databases import prepare_template

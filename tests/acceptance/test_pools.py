@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from celery_sidejob.store.connection.idle import IDLE_S
+from celery_sidejob.store.connection.own_executor import IDLE_S
 from celery_sidejob.store.connection.turns import GREENLETS_SHARE
 from tests.acceptance.scene import QUICK, Scene, Workload
 from tests.tools.pgbouncer import client_ports

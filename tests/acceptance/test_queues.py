@@ -14,7 +14,7 @@ import pytest
 
 from celery_sidejob import Job
 from celery_sidejob.jobs.queue import Queue
-from celery_sidejob.model.gate import Gate
+from celery_sidejob.model.status import Gate
 from tests.acceptance.scene import QUICK, Scene
 from tests.tools.waiting import wait_until
 

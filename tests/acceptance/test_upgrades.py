@@ -16,7 +16,7 @@ import psycopg
 import pytest
 
 from celery_sidejob.hooks.messages import doorbell
-from celery_sidejob.store.revisions import KNOWN
+from celery_sidejob.store.meta import REVISION
 from celery_sidejob.store.schema import migrate
 from tests.acceptance.scene import APP, QUICK, Scene, Workload
 from tests.tools.brokers import APART, Broker
@@ -153,7 +153,7 @@ def test_workers_of_neighbouring_revisions_work_side_by_side(scene: Scene, tmp_p
 
     after = [worker(APP), worker(NEWER)]
     told = [row.revision for row in scene.sql("SELECT revision FROM workers ORDER BY id")]
-    assert told == [KNOWN, FURTHER, KNOWN, FURTHER]
+    assert told == [REVISION, FURTHER, REVISION, FURTHER]
     scene.settle(40)
     workload.judge()
     for gone in before:

@@ -23,7 +23,7 @@ from celery_sidejob import RunningJob, SideJob, Status
 from celery_sidejob.cli import command as waits
 from celery_sidejob.cli import sidejob as group
 from celery_sidejob.operations.runs import parking
-from celery_sidejob.store import revisions
+from celery_sidejob.store import meta
 from celery_sidejob.store.outbox.kinds import JOBS
 from celery_sidejob.store.schema import migrate, schema_check
 from tests.tools.apps import make_app
@@ -549,7 +549,7 @@ def test_a_command_does_not_wait_without_end_for_a_table_that_is_locked(
 
 def test_db_upgrade_makes_the_schema_and_check_is_content(bare: Celery) -> None:
     SideJob(bare)
-    head = revisions.KNOWN
+    head = meta.REVISION
 
     assert (
         ask(bare, "db", "current").out == f"Schema 'sidejob' does not exist; this version works on revision {head}.\n"
@@ -641,14 +641,14 @@ def test_db_upgrade_as_sql_from_a_revision_on(tmp_path: Path) -> None:
     with copied(tmp_path) as scripts:
         add_migration(scripts)
 
-        said = ask(app, "db", "upgrade", "--sql", "--from", revisions.KNOWN)
+        said = ask(app, "db", "upgrade", "--sql", "--from", meta.REVISION)
 
         assert said.code == 0, said
         assert "CREATE TABLE" not in said.out
         assert "ADD COLUMN colour" in said.out
         unknown = ask(app, "db", "upgrade", "--sql", "--from", "7")
         assert unknown.err == "Error: There is no revision '7': there are 0001, 0002.\n"
-        assert "Usage: " in ask(app, "db", "upgrade", "--from", revisions.KNOWN).err
+        assert "Usage: " in ask(app, "db", "upgrade", "--from", meta.REVISION).err
 
 
 def test_db_upgrade_as_sql_connects_to_nothing() -> None:
@@ -697,7 +697,7 @@ def test_db_upgrade_does_not_need_the_proxy_to_be_there(empty_database_url: str)
 
     assert said.code == 0
     assert "leads to the same database: Cannot connect" in said.err
-    assert schema_check.current(empty_database_url) == revisions.KNOWN
+    assert schema_check.current(empty_database_url) == meta.REVISION
 
 
 def test_db_names_the_setting_whose_url_does_not_answer(empty_database_url: str) -> None:

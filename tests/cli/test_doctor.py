@@ -23,7 +23,7 @@ from celery_sidejob.hooks import announcing
 from celery_sidejob.hooks.broker import broker_check
 from celery_sidejob.model.finding import Finding, Level
 from celery_sidejob.operations.runs import parking
-from celery_sidejob.store import registry, served, stats, workers
+from celery_sidejob.store import registry, stats, workers
 from celery_sidejob.store.estimates import Count
 from celery_sidejob.store.outbox.kinds import JOBS
 from celery_sidejob.store.schema import migrate
@@ -51,7 +51,7 @@ def findings(stage: Stage, *, thorough: bool = False) -> dict[str, list[Finding]
 
 
 def serve_task(stage: Stage) -> None:
-    registry.serve(stage.runtime.connections, [{"task": "stage.idle", "queue": "celery", "options": "{}"}])
+    registry.register(stage.runtime.connections, [{"task": "stage.idle", "queue": "celery", "options": "{}"}])
 
 
 def levels(stage: Stage, check: str, **how: bool) -> list[str]:
@@ -80,7 +80,7 @@ def locked(stage: Stage) -> Iterator[Stage]:
     executor = stage.runtime.connections.connect()
     assert workers.take_lock(executor, stage.worker_id, SCHEMA)
     workers.announce_lock(stage.runtime.connections, stage.worker_id, True)
-    served.serve(stage.runtime.connections, stage.worker_id, queues=["celery"], tasks=["stage.idle"])
+    registry.note_served(stage.runtime.connections, stage.worker_id, queues=["celery"], tasks=["stage.idle"])
     vacuum(stage)
     yield stage
     executor.close()
@@ -112,7 +112,7 @@ def test_a_queue_that_nobody_serves(locked: Stage) -> None:
     (finding,) = findings(locked)["queues"]
     assert (finding.level, finding.found) == (Level.WARNING, "no worker has said that it serves forgotten (1 due)")
 
-    served.serve(locked.runtime.connections, newcomer, queues=["forgotten"], tasks=["stage.idle"])
+    registry.note_served(locked.runtime.connections, newcomer, queues=["forgotten"], tasks=["stage.idle"])
     assert levels(locked, "queues") == ["ok"]
 
 
@@ -165,7 +165,7 @@ def test_a_task_that_no_live_worker_knows_any_more(locked: Stage) -> None:
     locked.job()
     locked.app.send_task("mails.send", queue="celery")
     connections = locked.runtime.connections
-    served.serve(connections, locked.worker_id, queues=["celery"], tasks=["stage.call"])
+    registry.note_served(connections, locked.worker_id, queues=["celery"], tasks=["stage.call"])
     assert levels(locked, "tasks") == ["ok"], "they are due only just now"
 
     locked.sql("UPDATE messages SET due_at = now() - interval '2 min'")
@@ -178,13 +178,13 @@ def test_a_task_that_no_live_worker_knows_any_more(locked: Stage) -> None:
     assert "sidejob revoke" in finding.remedy
     assert ask(locked.app, "doctor").code == 2
 
-    served.serve(connections, locked.worker_id, queues=["celery"], tasks=["stage.idle"])
+    registry.note_served(connections, locked.worker_id, queues=["celery"], tasks=["stage.idle"])
     (finding,) = findings(locked)["tasks"]
     assert "mails.send" in finding.found
     assert "stage.idle" not in finding.found
-    served.serve(connections, other, queues=["mails"], tasks=["mails.send"])
+    registry.note_served(connections, other, queues=["mails"], tasks=["mails.send"])
     assert levels(locked, "tasks") == ["error"], "that one serves another queue"
-    served.serve(connections, other, queues=["celery"], tasks=["mails.send"])
+    registry.note_served(connections, other, queues=["celery"], tasks=["mails.send"])
     assert levels(locked, "tasks") == ["ok"]
     locked.sql("UPDATE workers SET dead_at = now() WHERE id = %s", other)
     assert levels(locked, "tasks") == ["error"]
@@ -192,7 +192,7 @@ def test_a_task_that_no_live_worker_knows_any_more(locked: Stage) -> None:
 
 def test_jobs_that_are_parked(locked: Stage) -> None:
     job = locked.job()
-    served.serve(locked.runtime.connections, locked.worker_id, queues=["celery"], tasks=["stage.call"])
+    registry.note_served(locked.runtime.connections, locked.worker_id, queues=["celery"], tasks=["stage.call"])
     parking.decline(locked.runtime, JOBS, (job.id, 1), task="stage.idle")
 
     (finding,) = findings(locked)["tasks"]
@@ -280,7 +280,7 @@ def test_workers_that_are_suspected_or_dead(locked: Stage) -> None:
 
 
 def test_a_worker_that_was_killed_is_silent_long_before_anybody_declares_it_dead(stage: Stage) -> None:
-    served.serve(stage.runtime.connections, stage.worker_id, queues=["celery"], tasks=["stage.idle"])
+    registry.note_served(stage.runtime.connections, stage.worker_id, queues=["celery"], tasks=["stage.idle"])
     assert (levels(stage, "workers"), levels(stage, "queues")) == (["ok"], ["ok"])
 
     stage.sql("UPDATE workers SET beat_at = now() - interval '75 s'")
@@ -294,7 +294,7 @@ def test_a_worker_that_was_killed_is_silent_long_before_anybody_declares_it_dead
     assert "not silent" in findings(stage)["liveness"][0].found
 
     other = stage.new_worker()
-    served.serve(stage.runtime.connections, other, queues=["celery"], tasks=["stage.idle"])
+    registry.note_served(stage.runtime.connections, other, queues=["celery"], tasks=["stage.idle"])
     (finding,) = findings(stage)["workers"]
     assert finding.level == Level.WARNING
     assert re.match(r"1 alive; silent for \d+ s or longer: test:", finding.found)
@@ -328,8 +328,8 @@ def test_nobody_sweeps_when_the_sweeper_was_killed(locked: Stage) -> None:
 
 
 def test_a_worker_whose_clock_is_wrong(locked: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("celery_sidejob.store.served.time.time", lambda: time.time_ns() / 1e9 - 40)
-    served.serve(locked.runtime.connections, locked.worker_id, queues=["celery"], tasks=["stage.idle"])
+    monkeypatch.setattr("celery_sidejob.store.registry.time.time", lambda: time.time_ns() / 1e9 - 40)
+    registry.note_served(locked.runtime.connections, locked.worker_id, queues=["celery"], tasks=["stage.idle"])
     monkeypatch.undo()
 
     (bad,) = [finding for finding in findings(locked)["clock"] if finding.level != Level.OK]

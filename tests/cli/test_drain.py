@@ -9,7 +9,7 @@ import pytest
 
 from celery_sidejob import RunningJob
 from celery_sidejob.operations.runs import parking
-from celery_sidejob.store import served
+from celery_sidejob.store import registry
 from celery_sidejob.store.outbox.kinds import JOBS
 from tests.tools.commands import ask
 from tests.tools.in_process import Stage
@@ -117,7 +117,7 @@ def test_a_queue_that_nobody_knows_is_refused(stage: Stage) -> None:
         assert said.err.endswith(f"{hint}\n")
 
     stage.sidejob.task(name="stage.own", queue="own")(suspend)
-    served.serve(stage.runtime.connections, stage.worker_id, queues=["served"], tasks=[])
+    registry.note_served(stage.runtime.connections, stage.worker_id, queues=["served"], tasks=[])
     stage.job(queue="used")
     for name in ("celery", "routed", "own", "served"):
         assert ask(stage.app, "drain", "--queue", name, "--timeout", 0).code == 0
@@ -126,7 +126,7 @@ def test_a_queue_that_nobody_knows_is_refused(stage: Stage) -> None:
 
 def test_a_queue_that_nobody_serves_is_told_of(stage: Stage) -> None:
     stage.job(queue="a")
-    served.serve(stage.runtime.connections, stage.worker_id, queues=["a"], tasks=[])
+    registry.note_served(stage.runtime.connections, stage.worker_id, queues=["a"], tasks=[])
     assert "serves" not in ask(stage.app, "drain", "--timeout", 0).lines[0]
 
     stage.sql("UPDATE workers SET beat_at = now() - interval '1 min'")

@@ -12,7 +12,7 @@ from celery_sidejob import JobNotFoundError, StoreUnavailableError, deadset
 from celery_sidejob.operations import stores
 from celery_sidejob.services.sweep.prune import Prune
 from celery_sidejob.services.sweep.sweep import Sweep
-from celery_sidejob.store import dead, revisions, served, workers
+from celery_sidejob.store import dead, meta, registry, workers
 from tests.tools.apps import make_app
 from tests.tools.commands import Said, ask
 from tests.tools.databases import SCHEMA, Databases
@@ -82,7 +82,7 @@ def command(pair: Pair) -> Command:
 def test_both_schemas_are_made_and_checked(pair: Pair, command: Command) -> None:
     assert len(command("db", "upgrade").lines) == 2
     assert command("db", "current", "--json").document == {
-        "schema": SCHEMA, "revision": revisions.KNOWN, "head": revisions.KNOWN, "failover": [revisions.KNOWN],
+        "schema": SCHEMA, "revision": meta.REVISION, "head": meta.REVISION, "failover": [meta.REVISION],
     }  # fmt: skip
     assert "of store 1 of sidejob_failover_urls fits." in " ".join(command("db", "check").lines)
 
@@ -256,9 +256,11 @@ def test_tasks_and_queues_that_nobody_serves_are_found_in_each_store(pair: Pair,
     of_store = f"store {place}: " if place else ""
     assert found()[f"{of_store}queues"] == "nobody serves q (1 due)"
     worker_id = workers.register(first, "somebody")
-    served.serve(first, worker_id, queues=["q"], tasks=["letters"])  # as a worker of all stores does: in the first one
+    registry.note_served(
+        first, worker_id, queues=["q"], tasks=["letters"]
+    )  # as a worker of all stores does: in the first one
     assert found()[f"{of_store}tasks"] == "no live worker of its queue knows mail in q (1 due)"
-    served.serve(first, worker_id, queues=["q"], tasks=["letters", "mail"])
+    registry.note_served(first, worker_id, queues=["q"], tasks=["letters", "mail"])
     assert not {f"{of_store}queues", f"{of_store}tasks"} & found().keys()
 
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from celery_sidejob import RunningJob
 from celery_sidejob.cli import sidejob as group
 from celery_sidejob.cli.output import line
-from celery_sidejob.store import served
+from celery_sidejob.store import registry
 from tests.tools.commands import ask
 from tests.tools.in_process import Stage
 from tests.tools.versions import KOMBU_5_7
@@ -65,7 +65,7 @@ def hostile(database_url: str) -> Iterator[Stage]:
     child.track()
     sidejob.schedule("daily" + EVIL, stage.idle, cron="0 4 * * *").pause(EVIL)
     sidejob.queue("maths" + EVIL).pause(EVIL)
-    served.serve(stage.runtime.connections, stage.worker_id, queues=[EVIL], tasks=[EVIL])
+    registry.note_served(stage.runtime.connections, stage.worker_id, queues=[EVIL], tasks=[EVIL])
     stage.sql(
         """INSERT INTO dead (task_id, task, queue, reason, error, traceback, payload, body)
         VALUES ('t', 'mail', 'q', 'lost', %s, %s, '{"publication": "{\\"v\\": 2}", "generation": 1}', 'x')""",

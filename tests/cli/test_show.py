@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from celery_sidejob import Job, RunningJob
-from celery_sidejob.store import served
+from celery_sidejob.store import registry
 from tests.tools.commands import Command, ask
 from tests.tools.in_process import Stage
 
@@ -61,14 +61,14 @@ def test_a_queue_that_no_worker_serves(stage: Stage, command: Command) -> None:
     assert "queue maths" in command("show", job.id).lines, "a worker has not said yet what it serves"
     assert command("show", job.id, "--json").document["queue_served"] is None
 
-    served.serve(stage.runtime.connections, stage.worker_id, queues=["letters"], tasks=["stage.idle"])
+    registry.note_served(stage.runtime.connections, stage.worker_id, queues=["letters"], tasks=["stage.idle"])
     for each in (job, paused):
         assert f"queue {each.queue}: no live worker serves it" in command("show", each.id).lines
         assert command("show", each.id, "--json").document["queue_served"] is False
 
     stage.run(job)
     assert "queue maths" in command("show", job.id).lines, "no run is owed"
-    served.serve(stage.runtime.connections, stage.worker_id, queues=["paused"], tasks=["stage.idle"])
+    registry.note_served(stage.runtime.connections, stage.worker_id, queues=["paused"], tasks=["stage.idle"])
     assert "queue paused" in command("show", paused.id).lines
 
 

@@ -100,7 +100,7 @@ def test_ten_thousand_jobs_are_deleted_in_one_transaction_of_few_statements(stag
     assert root.delete()
     assert sent == [
         "trees._REST", "trees._SUBTREE", "jobs._LOCK_EXCLUSIVELY", "trees._SUBTREE", "outbox.doorbells._PENDING",
-        "jobs._DELETE",
+        "deletions._DELETE",
     ]  # fmt: skip
     assert statuses(stage) == {}
 
@@ -126,7 +126,7 @@ def test_a_larger_tree_is_deleted_a_part_in_each_transaction(stage: Stage, sent:
     root = tree(stage, TOGETHER + 1, "terminated")
     sent.clear()
     assert root.delete()
-    assert sent.count("jobs._DELETE") == TOGETHER // deletion.PART + 1
+    assert sent.count("deletions._DELETE") == TOGETHER // deletion.PART + 1
     assert statuses(stage) == {}
     assert stage.row_counts()["tree_deletions"] == 0
 

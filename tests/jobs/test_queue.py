@@ -13,7 +13,7 @@ from celery.app.task import Context
 from celery_sidejob import CapacityPool, InvalidValueError, Job, RunningJob
 from celery_sidejob.hooks.jobs.beginning import like
 from celery_sidejob.model.crash_points import Died
-from celery_sidejob.model.gate import Gate
+from celery_sidejob.model.status import Gate
 from celery_sidejob.operations.gates import permits, queues
 from celery_sidejob.operations.hold import Hold
 from celery_sidejob.operations.runs import runs

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from celery_sidejob import Job
-from celery_sidejob.model.gate import Gate
+from celery_sidejob.model.status import Gate
 from celery_sidejob.operations.gates import permits
 from celery_sidejob.operations.runs import recovery, runs
 from tests.tools.in_process import EMPTY, Stage

@@ -21,7 +21,7 @@ from celery_sidejob.operations.stores import Store
 from celery_sidejob.prometheus import exposition
 from celery_sidejob.services.sweep.prune import Prune
 from celery_sidejob.services.sweep.sweep import Sweep
-from celery_sidejob.store import tallies
+from celery_sidejob.store import measured
 from tests.jobs.test_steps import Ledger, killed_at, ledger, pass_time  # noqa: F401 - the fixture `ledger`
 from tests.tools.commands import ask
 from tests.tools.counting import connections_of
@@ -271,7 +271,7 @@ def test_statistics_of_a_step(counted: Stage) -> None:
 
 
 def test_names_that_never_end_are_counted_together(counted: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tallies, "MOST_STEPS", 3)
+    monkeypatch.setattr(measured, "MOST_STEPS", 3)
 
     def pages(job: RunningJob, *names: str) -> None:
         for name in names:

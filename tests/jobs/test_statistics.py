@@ -20,7 +20,7 @@ from celery_sidejob.operations.stores import Store
 from celery_sidejob.prometheus import exposition
 from celery_sidejob.services.sweep.prune import Prune
 from celery_sidejob.services.sweep.sweep import Sweep
-from celery_sidejob.store import tallies
+from celery_sidejob.store import measured
 from celery_sidejob.testing.inline import run_until_quiet
 from tests.jobs.test_schedules import past
 from tests.tools.commands import ask
@@ -208,7 +208,7 @@ def test_nothing_is_counted_if_no_day_is_to_be_kept(counted: Stage) -> None:
 
 def test_a_store_that_is_away_loses_nothing(counted: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     counted.run(counted.job(queue=QUEUE))
-    monkeypatch.setattr(tallies, "add", _away)
+    monkeypatch.setattr(measured, "add_tallies", _away)
     connections_of(counted).record()
     monkeypatch.undo()
     assert counted.sql("SELECT count(*) FROM tallies") == [(0,)]
@@ -238,7 +238,9 @@ def test_processes_that_store_at_once_are_added_up(stage: Stage) -> None:
 
     def add(amounts: dict[Tally, Amount]) -> None:
         for _ in range(20):
-            stage.runtime.connections.transact("record", lambda executor: tallies.add(executor, amounts), single=True)
+            stage.runtime.connections.transact(
+                "record", lambda executor: measured.add_tallies(executor, amounts), single=True
+            )
 
     with in_thread(lambda: add(forward)), in_thread(lambda: add(backward)):
         add(forward)
@@ -261,7 +263,7 @@ def test_a_day_has_its_own_numbers(stage: Stage) -> None:
 def add_at(stage: Stage, *, days_ago: int, number: int) -> None:
     """Have so many runs counted on an earlier day."""
     amounts = {Tally(QUEUE, "stage.idle", Measure.RUN, 3): Amount(number, number, number)}
-    stage.runtime.connections.transact("record", lambda executor: tallies.add(executor, amounts), single=True)
+    stage.runtime.connections.transact("record", lambda executor: measured.add_tallies(executor, amounts), single=True)
     stage.sql(f"UPDATE tallies SET day = {TODAY} - %s WHERE day = {TODAY}", days_ago)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from celery_sidejob.store import served, workers
+from celery_sidejob.store import registry, workers
 from tests.tools.commands import ask
 from tests.tools.in_process import Stage
 
@@ -12,7 +12,7 @@ from tests.tools.in_process import Stage
 def test_who_is_there_and_what_each_runs(stage: Stage) -> None:
     stage.app.conf.sidejob_durable_tasks = ["mail"]
     connections, other = stage.runtime.connections, stage.new_worker()
-    served.serve(connections, stage.worker_id, queues=["b", "a"], tasks=[])
+    registry.note_served(connections, stage.worker_id, queues=["b", "a"], tasks=[])
     first, second = stage.job(), stage.job()
     assert stage.claim(second)
     assert stage.claim(first)

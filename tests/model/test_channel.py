@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from celery_sidejob.model import channel
 from celery_sidejob.model.errors import InvalidChannelError
+from celery_sidejob.model.names import channel_ancestors, channel_of_job, check_channel
 
 
 @pytest.mark.parametrize(
     "name", ["/", "/a", "/a/b/c", "/sidejob/log", "/with space", "/é/*", "/a.b-c_d", "/" + "x" * 511]
 )
 def test_a_good_name_is_returned(name):
-    assert channel.check(name) == name
+    assert check_channel(name) == name
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_a_good_name_is_returned(name):
 )
 def test_a_bad_name_is_refused_with_what_is_wrong(name, problem):
     with pytest.raises(InvalidChannelError, match=problem) as refused:
-        channel.check(name)
+        check_channel(name)
     assert str(refused.value).isprintable()
 
 
@@ -44,9 +44,9 @@ def test_a_bad_name_is_refused_with_what_is_wrong(name, problem):
     [("/", ["/"]), ("/a", ["/a", "/"]), ("/a/b/c", ["/a/b/c", "/a/b", "/a", "/"])],
 )
 def test_ancestors_are_the_channel_itself_then_up_to_the_root(name, expected):
-    assert channel.ancestors(name) == expected
+    assert channel_ancestors(name) == expected
 
 
 def test_a_jobs_own_channel_is_that_of_the_contract():
-    assert channel.job(12) == "/sidejob/job/12"
-    assert channel.ancestors(channel.check(channel.job(12)))[-2:] == ["/sidejob", "/"]
+    assert channel_of_job(12) == "/sidejob/job/12"
+    assert channel_ancestors(check_channel(channel_of_job(12)))[-2:] == ["/sidejob", "/"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from celery_sidejob.model.rate import Rate, parse_rate
+from celery_sidejob.model.queue import Rate, parse_rate
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from celery import Celery
 
 from celery_sidejob import InvalidValueError, StoreUnavailableError, embedded
 from celery_sidejob.operations import stores
-from celery_sidejob.store.connection import idle, turns
+from celery_sidejob.store.connection import own_executor, turns
 from celery_sidejob.store.outbox import tasks
 from celery_sidejob.store.schema.migrate import upgrade
 from tests.tools.apps import make_app
@@ -54,7 +54,7 @@ def test_a_store_that_is_frozen_holds_a_call_for_a_bounded_time(
     app: Celery, own_postgres: embedded.Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stores, "LONGEST_WAIT_S", 1.0)
-    monkeypatch.setattr(idle, "IDLE_S", 600.0)  # or the connection is closed before, on a slow machine
+    monkeypatch.setattr(own_executor, "IDLE_S", 600.0)  # or the connection is closed before, on a slow machine
     with frozen(own_postgres.pid):
         began = time.monotonic()
         with pytest.raises(

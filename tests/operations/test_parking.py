@@ -13,7 +13,7 @@ import pytest
 
 from celery_sidejob import IllegalMoveError, Job
 from celery_sidejob.model.crash_points import acting
-from celery_sidejob.model.gate import Gate
+from celery_sidejob.model.status import Gate
 from celery_sidejob.operations.runs import parking, runs
 from celery_sidejob.operations.runs.terminations import end_parked
 from celery_sidejob.store import asks, jobs, parked

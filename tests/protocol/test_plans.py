@@ -13,55 +13,40 @@ import pytest
 from psycopg import sql
 
 from celery_sidejob.store import (
-    aliases,
     askings,
     asks,
     batches,
     chords,
     claims,
-    counters,
     dead,
+    deletions,
     dependencies,
-    depths,
     duplicates,
     health,
     history,
     job_lists,
     jobs,
     kept,
+    labels,
+    measured,
     packets,
     permits,
     ports,
-    progress,
+    registry,
     results,
     room,
-    served,
     state,
     stats,
     steps,
-    tags,
-    tallies,
-    task_history,
-    tracked,
-    tree_deletions,
     tree_terminations,
     trees,
-    web_answers,
+    waiting,
+    web_tokens,
 )
 from celery_sidejob.store.broker import messages, queues
 from celery_sidejob.store.connection.connections import Connections
 from celery_sidejob.store.connection.own_executor import PREPARE_AFTER, OwnExecutor
-from celery_sidejob.store.outbox import (
-    arming,
-    burials,
-    checks,
-    continuations,
-    doorbells,
-    holds,
-    publishing,
-    revocation,
-    tasks,
-)
+from celery_sidejob.store.outbox import arming, burials, checks, doorbells, holds, publishing, tasks
 from celery_sidejob.store.outbox.kinds import JOBS, TASKS
 from celery_sidejob.store.statement import Statement
 from tests.tools.databases import SCHEMA, Databases
@@ -70,10 +55,9 @@ from tests.tools.waiting import wait_until
 pytestmark = [pytest.mark.first, pytest.mark.few(1000)]  # to fill its stores takes a while, and each row a moment
 
 MODULES = (
-    aliases, arming, askings, asks, batches, burials, checks, chords, claims, continuations, counters, dead,
-    dependencies, depths, doorbells, holds, job_lists, jobs, kept, packets, ports, progress, publishing, results,
-    revocation, room, served, state, stats, steps, tasks, trees, tree_deletions, tree_terminations, duplicates,
-    messages, queues, tags, tracked, history, tallies, task_history, web_answers,
+    labels, arming, askings, asks, batches, burials, checks, chords, claims, doorbells, measured, dead, dependencies,
+    waiting, holds, job_lists, jobs, kept, packets, ports, state, publishing, results, tasks, room, registry, stats,
+    steps, trees, deletions, tree_terminations, duplicates, messages, queues, history, web_tokens,
 )  # fmt: skip
 
 READS_ALL = {
@@ -101,9 +85,9 @@ READS_ALL = {
         f"doorbells.{name}": "asked by celery_sidejob.testing, of the few rows of a user's test"
         for name in ("_DUE", "_DOOMED", "_UNDONE")
     },
-    "depths._IS_ANY_SOON": "a question before `drain` ends: reads the queue",
+    "waiting._IS_ANY_SOON": "a question before `drain` ends: reads the queue",
     "room._UNREAD": "reads up to a bound who waits for room; see below",
-    "tags._COUNTS": "a person's question: counts up to a bound",
+    "labels._TAG_COUNTS": "a person's question: counts up to a bound",
     "stats._SUSPENDED": "counts what is not finished, where that is little; see below",
     "stats._UNFINISHED": "counts what is not finished, where that is little; see below",
 }
@@ -647,10 +631,10 @@ BOUNDED: dict[str, tuple[Statement, dict[str, Any], int]] = {
         )
         for order, statement in job_lists._LIST_OF_BATCH.items()
     },
-    "whether a queue is short": (depths._IS_SHORT, {"queue": "q"}, 3 * depths.SHORT),
+    "whether a queue is short": (waiting._IS_SHORT, {"queue": "q"}, 3 * waiting.SHORT),
     "how far to look for durable tasks": (kept._REACH, {"after": ""}, 3 * kept.LOOKED),
     "no durable task among some": (kept._LIST_NEXT, {**TASKS_OF_NONE, "after": ""}, 4 * kept.LOOKED),
-    "no durable task of a short queue": (kept._LIST_OF_QUEUE, {**TASKS_OF_NONE, "queue": "q"}, 4 * depths.SHORT),
+    "no durable task of a short queue": (kept._LIST_OF_QUEUE, {**TASKS_OF_NONE, "queue": "q"}, 4 * waiting.SHORT),
     "durable tasks that run": (kept._LIST_RUNNING, TASKS_OF_NONE, 20),
     "packets of a port, up to a bound": (
         packets._COUNT_FEW,
@@ -690,18 +674,18 @@ BOUNDED: dict[str, tuple[Statement, dict[str, Any], int]] = {
         2000,
     ),
     "whether many jobs are old": (job_lists._ARE_MANY_OLD, {"older_s": 0.0}, 3 * job_lists.FEW),
-    "tracked jobs": (tracked._LIST, {"limit": 100}, 2000),
+    "tracked jobs": (labels._TRACKED, {"limit": 100}, 2000),
     "a run that goes on after all": (
         burials._TAKE_BACK,
         {"task_id": "m7", "generation": 1, "task": "task7", "digest": "d", "entry_too": True},
         40,
     ),
     "old jobs": (
-        jobs._OLD_PAGE,
+        deletions._OLD_PAGE,
         {"after": 0, "limit": 1000, "age_s": 1e6, "kinds": ["task"], "surplus": [5]},
         10 * 1000,
     ),
-    "the newest jobs": (jobs._NEWEST_PAGE, {"before": MANY, "limit": 1000, "all_others": True}, 10 * 1000),
+    "the newest jobs": (deletions._NEWEST_PAGE, {"before": MANY, "limit": 1000, "all_others": True}, 10 * 1000),
     "children, as a tree shows them": (
         trees._TREE,
         {"id": 1, "depth": 1, "limit": 100, "counted": trees.TOO_MANY},
@@ -796,5 +780,5 @@ def test_a_deletion_reads_no_whole_table_for_its_foreign_keys(skewed_store: psyc
 
     with skewed_store.transaction(force_rollback=True):
         before = read()
-        skewed_store.execute(jobs._DELETE.render(SCHEMA), {"ids": [OTHER]})
+        skewed_store.execute(deletions._DELETE.render(SCHEMA), {"ids": [OTHER]})
         assert {name: rows for name, rows in read().items() if rows != before.get(name)} == {}

@@ -9,7 +9,7 @@ import pytest
 
 from celery_sidejob.inspection.jobs import JobViews
 from celery_sidejob.inspection.queues import QueueViews
-from celery_sidejob.store import depths, estimates, packets, trees
+from celery_sidejob.store import estimates, packets, trees, waiting
 from tests.tools.commands import ask
 from tests.tools.in_process import Stage
 
@@ -108,7 +108,7 @@ def test_drain_is_not_done_while_a_single_message_of_a_long_queue_is_due(full: S
 
 
 def test_a_queue_is_counted_from_the_sample_if_it_has_more_than_is_counted_one_by_one(full: Stage) -> None:
-    (row,) = (row for row in depths.read(full.runtime.connections) if row.queue == "long")
+    (row,) = (row for row in waiting.depths(full.runtime.connections) if row.queue == "long")
     assert (row.is_estimated, row.messages) == (True, about(MANY))
     assert row.soon + row.later == about(MANY)
     assert row.later_from is not None

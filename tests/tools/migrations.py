@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from celery_sidejob.store.revisions import KNOWN
+from celery_sidejob.store.meta import REVISION
 from celery_sidejob.store.schema import migrate
 
-FURTHER = f"{int(KNOWN) + 1:04}"
+FURTHER = f"{int(REVISION) + 1:04}"
 """The revision that a test adds."""
 
 SECOND = """
@@ -39,4 +39,4 @@ def copied(folder: Path) -> Iterator[Path]:
 
 def add_migration(scripts: Path, text: str = SECOND) -> None:
     """Add a migration, in whose text NEXT and HEAD stand for its revision and the one before."""
-    (scripts / "versions" / "further.py").write_text(text.replace("NEXT", FURTHER).replace("HEAD", KNOWN))
+    (scripts / "versions" / "further.py").write_text(text.replace("NEXT", FURTHER).replace("HEAD", REVISION))

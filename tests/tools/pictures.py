@@ -18,7 +18,7 @@ import uvicorn
 
 from celery_sidejob import CapacityPool, RunningJob, embedded
 from celery_sidejob.jobs import batch as batches
-from celery_sidejob.store import served
+from celery_sidejob.store import registry
 from celery_sidejob.web.app import site_app
 from celery_sidejob.web.site import Site
 from celery_sidejob.web.users import Users
@@ -91,7 +91,7 @@ def grow(stage: Stage) -> int:
 
 def fill(stage: Stage) -> int:
     """Make rows of each kind; returns the id of the job that is shown."""
-    served.serve(stage.runtime.connections, stage.worker_id, queues=["celery", "mail", "orders", "reports"],
+    registry.note_served(stage.runtime.connections, stage.worker_id, queues=["celery", "mail", "orders", "reports"],
                  tasks=["stage.idle", "stage.call"])  # fmt: skip
     for number in range(24):
         job = stage.job(fail if number % 8 == 0 else None, queue="mail")

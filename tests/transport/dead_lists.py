@@ -7,7 +7,7 @@ from typing import Any
 
 from kombu import Connection
 
-from celery_sidejob.model.broker_view import Cursor
+from celery_sidejob.model.messages import Cursor
 from tests.transport.consuming import publish
 
 

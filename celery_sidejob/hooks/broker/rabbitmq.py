@@ -13,7 +13,7 @@ from kombu import Producer, Queue
 
 from ...model.logger import logger
 from ...model.messages import GONE
-from ...store import served
+from ...store import registry
 from ...store.connection.connections import Connections
 from ..messages.carried import check_amqp, check_route
 from ..patches.connections import without_confirmations
@@ -198,7 +198,7 @@ class RabbitMQWatchdog:
         """Nothing is open."""
 
     def _servers(self, queue: str) -> int:
-        return served.workers_of_queues(self._connections, ()).get(queue, 0)
+        return registry.workers_of_queues(self._connections, ()).get(queue, 0)
 
     def _connect_again(self, queue: str) -> None:
         logger.warning(

@@ -9,10 +9,10 @@ from typing import Any
 from amqp.exceptions import AccessRefused
 from celery import Celery
 
-from ...model.broker_view import Buried, Cursor
 from ...model.durable import HEADER, Address, Key, key_of
 from ...model.errors import SettingsError
 from ...model.logger import logger
+from ...model.messages import Buried, Cursor
 from ...model.names import why_not_name
 from ...store.connection.connections import Connections
 from ...transport.dead_list import DeadList, DeadMessage

@@ -18,7 +18,6 @@ from kombu.utils.uuid import uuid
 
 from ...jobs.job import enqueue
 from ...model import values
-from ...model.call import Call
 from ...model.capacity import Admission, PoolSpec
 from ...model.checks import did_you_mean, is_in_calendar, is_number, is_text, shown, text_of
 from ...model.columns import COLUMNS
@@ -26,6 +25,7 @@ from ...model.durable import Message
 from ...model.errors import InvalidValueError, UnknownTaskError
 from ...model.logger import logger
 from ...model.port import PortOptions, parse_ports, ports_as_json
+from ...model.protocols import Call
 from ...model.unique import COMPOSED, Unique
 from ...store import registry
 from ...store.connection.connections import Connections
@@ -128,7 +128,7 @@ class CeleryTasks:
 
     def _registered(self, name: str) -> tuple[str, Mapping[str, Any]]:
         """Return the queue and the options with which a worker has registered a task whose code is not here."""
-        row = registry.served(self._connections, name)
+        row = registry.last_served(self._connections, name)
         if row is None:
             names = [task.name for task in self._app.tasks.values() if getattr(task, "sidejob", False)]
             raise UnknownTaskError(
@@ -195,7 +195,7 @@ class CeleryTasks:
 
     def admission(self, task: str, queue: str) -> Admission | None:
         """Return how a job of a task waits for slots in a queue, if its call names no pool; None without a pool."""
-        row = None if task in self._app.tasks else registry.served(self._connections, task)
+        row = None if task in self._app.tasks else registry.last_served(self._connections, task)
         own = None if row is None else _registered_admission(values.decode(row.options), {})
         return waiting_in(self._app, task, queue) if own is None else replace(own, mode="wait")
 
@@ -214,7 +214,7 @@ class CeleryTasks:
         now = time.monotonic()
         until, found = self._publishing.get(task, (now, True))
         if now >= until:
-            row = registry.served(self._connections, task)
+            row = registry.last_served(self._connections, task)
             found = row is None or bool(values.decode(row.options).get("publish_status", True))
             self._publishing[task] = now + REGISTERED_S, found
         return found

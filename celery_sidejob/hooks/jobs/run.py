@@ -28,8 +28,8 @@ from ...operations.runs import recovery
 from ...operations.runs.job_run_end import Ending
 from ...operations.runs.runs import NO_END, InputsMovedError
 from ...operations.runtime import Runtime
+from ...store.borrowed.borrowed import is_trouble
 from ...store.errors import RowsLocked, first_line
-from ...store.trouble import is_trouble
 from ...unit.open_unit import NoRoom, OpenUnit, Suspend, within
 from .. import bodies
 from ..errors import TaskRevokedError as RevokedError

@@ -19,11 +19,11 @@ from ...awaiting import ask
 from ...jobs.capacity import CapacityPool
 from ...jobs.job import Job, enqueue, find_by_task_id
 from ...jobs.running import RetryRun, RunningJob
-from ...model import ordinary
 from ...model.capacity import Admission
+from ...model.checks import check_function
 from ...model.errors import IllegalMoveError
 from ...model.port import PortOptions, parse_ports
-from ...model.rate import parse_rate
+from ...model.queue import parse_rate
 from ...model.retention import Retention
 from ...operations.runtime import Runtime
 from ...unit.open_unit import active
@@ -68,7 +68,7 @@ class SideJobTask(TaskBody):
         super().on_bound(app)
         options = {name: getattr(cls, name) for name in OWN_OPTIONS if getattr(cls, name, None) is not None}
         check_options({**given(cls, app.Task), **options})
-        ordinary.check(cls.run, f"run() of {cls.name}", may_await=True)
+        check_function(cls.run, f"run() of {cls.name}", may_await=True)
         for hook in ("startup", "shutdown"):
             bodies.check_hook(getattr(object.__new__(cls), hook), f"{hook}() of {cls.name}")
 
@@ -277,7 +277,7 @@ def _decorated(
     if isinstance(body, Proxy):
         raise TypeError("@sidejob_task was applied to what is a task already; remove one of the decorators.")
     if not isinstance(body, type):  # a class is checked once it is a task
-        ordinary.check(body, f"The body of a sidejob task, {getattr(body, '__name__', body)},", may_await=True)
+        check_function(body, f"The body of a sidejob task, {getattr(body, '__name__', body)},", may_await=True)
     checked = check_options(options)
     name = checked.pop("name", None) or (getattr(body, "name", None) if isinstance(body, type) else None)
     noted: dict[str, Any] = {}

@@ -14,7 +14,7 @@ from celery.app.task import Task
 from celery.exceptions import Ignore, Reject, Retry
 
 from ...jobs.capacity import CapacityPool
-from ...model import ordinary
+from ...model.checks import check_function
 from ...model.durable import HEADER, Address, Death, key_of
 from ...model.errors import SettingsError, StoreUnavailableError
 from ...model.logger import logger
@@ -148,7 +148,7 @@ def _check(app: Celery, task: Any) -> None:
         check_durable(task)
     if durable and bodies.call_of(task, DurableTask) is None:
         body = getattr(task, "_orig_run", task.run)  # without the wrapper of autoretry_for
-        ordinary.check(body, f"The body of {task.name}, which is durable,", may_await=True)
+        check_function(body, f"The body of {task.name}, which is durable,", may_await=True)
 
 
 def _mark(app: Celery, task: Any) -> None:

@@ -16,7 +16,7 @@ from ...model.errors import job_not_found
 from ...model.events import JobDeleted
 from ...model.logger import logger
 from ...model.status import Status
-from ...store import jobs, tree_deletions, trees
+from ...store import deletions, jobs, trees
 from ...store.errors import FAILURES, Moved, RowsLocked
 from ...store.outbox import doorbells
 from ...store.statement import Reader, Transaction
@@ -41,7 +41,7 @@ def is_being_deleted(executor: Transaction, job_id: int) -> bool:
         jobs.keep_when_free(executor, line[1:])
         if trees.ancestors(executor, job_id) != line:
             raise Moved(f"the ancestors of job {job_id} changed while they were being locked")
-    return bool(tree_deletions.among(executor, line))
+    return bool(deletions.trees_among(executor, line))
 
 
 def delete(runtime: Runtime, job_id: int) -> bool:
@@ -66,7 +66,7 @@ def delete(runtime: Runtime, job_id: int) -> bool:
             raise Moved("children came or went before the subtree was locked")
         if any(row.status != Status.TERMINATED for row in locked.values()) or doorbells.pending(executor, before):
             return False
-        return _deleted(locked.values(), jobs.delete(executor, before))
+        return _deleted(locked.values(), deletions.delete(executor, before))
 
     deleted = runtime.connections.transact("delete", work)
     if deleted is True:
@@ -96,7 +96,7 @@ def _begin(executor: Transaction, job_id: int) -> bool:
         raise Moved("the job was deleted before it was locked")
     if not trees.rest(executor, job_id, Status.TERMINATED) or trees.due(executor, job_id):
         return False
-    tree_deletions.begin(executor, job_id)
+    deletions.begin_tree(executor, job_id)
     return True
 
 
@@ -130,12 +130,12 @@ def delete_finished(
         locked = jobs.lock_free_exclusively(executor, everything)
         kept = {job_id for job_id in everything if job_id not in locked or locked[job_id].status not in statuses}
         kept -= _expired(executor, locked, kept, expired)
-        kept |= jobs.unsettled(executor, everything)
+        kept |= deletions.unsettled(executor, everything)
         now = _trees(executor, job_ids)
         gone = [root for root, tree in found.items() if now.get(root) == tree and not tree & kept]
         ids = [job_id for root in gone for job_id in found[root]]
         jobs.wait_no_longer(executor)
-        return len(gone), _deleted([locked[job_id] for job_id in ids], jobs.delete(executor, ids))
+        return len(gone), _deleted([locked[job_id] for job_id in ids], deletions.delete(executor, ids))
 
     if not job_ids:
         return 0
@@ -230,7 +230,7 @@ class LargeTree:
                 return None
             if not waits:
                 jobs.wait_no_longer(executor)
-            return _deleted([locked[job_id] for job_id in part], jobs.delete(executor, part))
+            return _deleted([locked[job_id] for job_id in part], deletions.delete(executor, part))
 
         try:
             deleted = self._runtime.connections.transact("delete", work) if part else None
@@ -245,7 +245,7 @@ class LargeTree:
         return len(part)
 
     def _are_due(self, executor: Transaction, part: list[int]) -> bool:
-        return bool(jobs.unsettled(executor, {self._root, *part}))
+        return bool(deletions.unsettled(executor, {self._root, *part}))
 
 
 class TerminatedTree(LargeTree):

@@ -8,7 +8,7 @@ from ...model.changes import AddAlias, Adopt, Disown, FamilyChange, Move, NewJob
 from ...model.errors import HasParentError, IllegalMoveError, InvalidAliasError, NotAChildError
 from ...model.names import alias_taken, child_name_taken, circle
 from ...model.status import Status
-from ...store import aliases, asks, jobs, moving, ports, state, trees
+from ...store import asks, jobs, labels, moving, ports, state, trees
 from ...store.errors import Moved
 from ...store.statement import Transaction
 from ..after_commit import AfterCommit
@@ -113,7 +113,7 @@ class Family:
                 self._disown(change)
 
     def _remove_alias(self, change: RemoveAlias) -> None:
-        if not aliases.remove(self._executor, change.name, change.job_id):
+        if not labels.remove_alias(self._executor, change.name, change.job_id):
             raise InvalidAliasError(f"Job {change.job_id} has no alias {change.name!r}; see job.aliases.")
 
     def _adopt(self, change: Adopt) -> None:
@@ -169,7 +169,7 @@ class Family:
         wanted: dict[str, int] = {}
         for name, job_id in named:
             wanted.setdefault(name, job_id)
-        owners = aliases.add(self._executor, wanted.items())
+        owners = labels.add_aliases(self._executor, wanted.items())
         for name, job_id in named:
             if owners[name] != job_id:
                 raise alias_taken(name, owners[name])

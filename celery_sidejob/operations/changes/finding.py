@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from time import monotonic
 
 from ...model.changes import FindingChange, Log, NewJob, Tag, Track, Untag
-from ...model.channel import TRACKED
-from ...store import history, tags, tracked
+from ...model.names import TRACKED_CHANNEL
+from ...store import history, labels
 from ...store.statement import Transaction
 from ..after_commit import AfterCommit
 
@@ -18,20 +18,22 @@ def apply(executor: Transaction, change: FindingChange, after_commit: AfterCommi
     """Change tags, or whether a job is tracked; the listeners of tracked jobs are told of the latter."""
     match change:
         case Tag():
-            tags.add(executor, [(change.job_id, change.names)])
+            labels.add_tags(executor, [(change.job_id, change.names)])
         case Untag():
-            tags.remove(executor, change.job_id, change.names)
+            labels.remove_tags(executor, change.job_id, change.names)
         case Track():
-            tracked.track(executor, change.job_id, on=change.on)
+            labels.track(executor, change.job_id, on=change.on)
             after_commit.tracking_changed = True
-            after_commit.announcements.append((TRACKED, json.dumps({"job": change.job_id, "tracked": change.on})))
+            after_commit.announcements.append(
+                (TRACKED_CHANNEL, json.dumps({"job": change.job_id, "tracked": change.on}))
+            )
 
 
 def tag_new(executor: Transaction, new: Sequence[NewJob]) -> None:
     """Give new jobs their tags."""
     tagged = [(job.id, job.tags) for job in new if job.tags]
     if tagged:
-        tags.add(executor, tagged)
+        labels.add_tags(executor, tagged)
 
 
 def write_history(executor: Transaction, found: Sequence[Log], *, keep: int) -> None:

@@ -19,7 +19,7 @@ from ...model.protocols import Rider
 from ...store import duplicates
 from ...store.connection.connections import repeat
 from ...store.errors import OutcomeUnknown
-from ...store.outbox import burials, continuations, tasks
+from ...store.outbox import burials, doorbells, tasks
 from ...store.statement import Transaction
 from .. import deduplication
 from ..after_commit import tell
@@ -100,7 +100,7 @@ def _counts(runtime: Runtime, key: Key, address: Address, worker_id: int | None)
 def bury_continuation(runtime: Runtime, continuation: Continuation, *, reason: str, error: str) -> bool:
     """Move a continuation to the dead set, and report it once; False if it is gone."""
     bury = partial(
-        continuations.bury,
+        doorbells.bury_continuation,
         key=continuation.key,
         task_id=continuation.task_id,
         task=storable(continuation.task),
@@ -147,7 +147,9 @@ def revive(runtime: Runtime, entry_ids: Sequence[int]) -> int:
     capacity.ring(runtime, [row.pool for row in rows])
     if len(rows) == len(entry_ids):
         return len(rows)
-    revive_others = partial(continuations.revive, entry_ids=entry_ids, prefix=CONTINUATION, check_interval_s=wait_s)
+    revive_others = partial(
+        doorbells.revive_continuations, entry_ids=entry_ids, prefix=CONTINUATION, check_interval_s=wait_s
+    )
     return len(rows) + runtime.connections.transact("continuation-revive", revive_others, single=True)
 
 

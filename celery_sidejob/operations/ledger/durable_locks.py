@@ -18,9 +18,9 @@ from ...store import duplicates
 from ...store.connection.connections import repeat
 from ...store.errors import NoAnswer, OutcomeUnknown
 from ...store.outbox import burials, holds, tasks
+from ...store.outbox.arming import TaskEnd
 from ...store.results import Ended
 from ...store.statement import Transaction
-from ...store.task_end import TaskEnd
 from .. import deduplication
 from ..after_commit import tell
 from ..gates import permits

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ...model.checks import is_keepable
 from ...model.errors import SchemaError, StoreUnavailableError
 from ...store.connection.connections import repeat
-from ...store.outbox import revocation
+from ...store.outbox import tasks
 from ...store.statement import Transaction
 from ..runtime import Runtime
 
@@ -71,7 +71,7 @@ def revoke(runtime: Runtime, task_ids: Iterable[str]) -> Revoked:
     ids = list(task_ids)
 
     def work(executor: Transaction) -> Revoked:
-        rows = revocation.revoke(executor, ids)
+        rows = tasks.revoke(executor, ids)
         return Revoked(
             tuple(row.task_id for row in rows if not row.runs), tuple(row.task_id for row in rows if row.runs)
         )

@@ -12,7 +12,7 @@ from typing import Any
 
 from ...model.events import JobParked, TaskParked
 from ...model.logger import logger
-from ...store import jobs, parked, served
+from ...store import jobs, parked, registry
 from ...store.outbox.kinds import JOBS, Kind
 from ...store.statement import Transaction
 from ..runtime import Runtime
@@ -101,5 +101,5 @@ def serve(executor: Transaction, worker_id: int, *, queues: Sequence[str], tasks
     that, another worker that serves the task releases the rest, or this worker's successor does.
     """
     parked.take_turn(executor)
-    served.serve(executor, worker_id, queues=queues, tasks=tasks)
+    registry.note_served(executor, worker_id, queues=queues, tasks=tasks)
     return parked.release(executor, queues=queues, tasks=tasks)

@@ -12,8 +12,7 @@ from ...model.events import RunLost, RunRescued, RunReturned
 from ...model.logger import logger
 from ...model.loss import Loss
 from ...model.status import RunEnd, Status
-from ...store import claims, jobs, tree_terminations
-from ...store.borrowed import holders
+from ...store import advisory, claims, jobs, tree_terminations
 from ...store.errors import LacksRights
 from ...store.statement import Transaction
 from ..after_commit import AfterCommit
@@ -146,7 +145,7 @@ def end_holder(runtime: Runtime, job_id: int) -> None:
     The process of that run is frozen or cut off, and would hold the job for as long. The next try rescues the run.
     """
     try:
-        ended = runtime.connections.transact("end-holder", lambda executor: holders.end(executor, job_id))
+        ended = runtime.connections.transact("end-holder", lambda executor: advisory.end_holders(executor, job_id))
     except LacksRights as error:
         logger.warning(
             "Job %d cannot be rescued: an open transaction of its lost run holds it, and this role may not end that "

@@ -14,8 +14,7 @@ from ...model.changes import Adopt, CancelTimer, Change, Disown, Log, NewJob, Re
 from ...model.crash_points import reach
 from ...model.errors import IllegalMoveError, JobNotFoundError, LeaseLostError, StoreUnavailableError
 from ...model.status import Status
-from ...store import claims, jobs, packets, room
-from ...store.borrowed import holders
+from ...store import advisory, claims, jobs, packets, room
 from ...store.borrowed.borrowed import Borrowed
 from ...store.claims import Try
 from ...store.errors import OutcomeUnknown
@@ -279,7 +278,7 @@ def commit_with(runtime: Runtime, hold: Hold, unit: Unit, borrowed: Borrowed) ->
 
     def work() -> tuple[int, Applied]:
         applied = _apply(runtime, borrowed, hold, unit, kept={}, noting=True)
-        return holders.mark(borrowed, hold.job_id), applied
+        return advisory.mark_job(borrowed, hold.job_id), applied
 
     number, applied = borrowed.apply(work)
     reach("unit:before-commit")

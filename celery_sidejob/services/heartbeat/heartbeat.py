@@ -14,7 +14,7 @@ from typing import Any
 from ...model.errors import StoreUnavailableError
 from ...model.logger import logger
 from ...model.loss import Loss
-from ...model.process_name import new_name
+from ...model.native import new_process_name
 from ...operations.runtime import Runtime
 from ...store import queues, workers
 from ...store.errors import unavailable_during
@@ -83,7 +83,7 @@ class Heartbeat(Worker):
         _ = self.runtime.name  # asked now, because messages may name it
         with unavailable_during("register"):
             executor = self.executor()
-            ident = new_name()
+            ident = new_process_name()
             worker_id = workers.register(executor, ident, broker=self.runtime.broker.identity)
             self._lock.take(worker_id, executor)
             self.managed = frozenset(queues.names(executor))

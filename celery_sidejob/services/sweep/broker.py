@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from ...model.broker_view import Buried, Cursor
 from ...model.errors import StoreUnavailableError
 from ...model.logger import log_row_error
-from ...model.messages import GONE
+from ...model.messages import GONE, Buried, Cursor
 from ...operations.ledger import burials
 from ...store.outbox import checks
 from ...store.outbox.checks import CHECK_PAGE

@@ -9,7 +9,7 @@ from ...model.logger import logger
 from ...operations.changes.deletion import TerminatedTree
 from ...operations.changes.tree_terminations import terminate_page
 from ...operations.runs.terminations import end_parked
-from ...store import parked, tree_deletions
+from ...store import deletions, parked
 from ..duty import Count, Report
 from .sweep import PAGE, SLICE_S, Sweep, SweepDuty
 
@@ -55,7 +55,7 @@ class TreeDeletions(SweepDuty):
         """Yield the roots of the trees that are not stuck, reading a page at a time."""
         page, last = [0], 0
         while page:
-            page = tree_deletions.roots(self._connections, after=last, limit=PAGE)
+            page = deletions.trees(self._connections, after=last, limit=PAGE)
             last = max(page, default=0)
             yield from (root for root in page if root not in self._stuck)
 

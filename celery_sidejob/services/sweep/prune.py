@@ -15,7 +15,7 @@ from ...model.checks import MOST
 from ...model.retention import Retention
 from ...model.status import Status
 from ...operations.changes.deletion import PRUNED_TOGETHER, Expired, LargeTree, delete_finished
-from ...store import dead, duplicates, jobs, registry, tallies
+from ...store import dead, deletions, duplicates, jobs, measured, registry
 from ...store.errors import RowsLocked
 from ...store.outbox import burials
 from ..duty import Report
@@ -85,7 +85,7 @@ class Prune(SweepDuty):
 
     def _statistics(self, days: int) -> Iterator[Report]:
         """Forget the days whose statistics are no longer kept, one in each transaction."""
-        forget = partial(tallies.forget, days=days)
+        forget = partial(measured.forget_day, days=days)
         while self._connections.transact("prune", forget, single=True):
             yield Report()
 
@@ -116,7 +116,7 @@ class Prune(SweepDuty):
             yield from self._count(retention.keep, surplus)
         after: int | None = 0
         while after is not None:
-            page = jobs.old_page(self._connections, after=after, age_s=retention.age_s, surplus=surplus)
+            page = deletions.old_page(self._connections, after=after, age_s=retention.age_s, surplus=surplus)
             after = page.last
             self._counts = self._counts or page.kept_by_number
             yield from self._delete(page.ids)
@@ -129,7 +129,7 @@ class Prune(SweepDuty):
         left: dict[str, int] = {} if keep is None else {"": keep}
         before: int | None = MOST
         while before is not None:
-            kinds, before = jobs.newest_page(self._connections, before=before, all_others=keep is not None)
+            kinds, before = deletions.newest_page(self._connections, before=before, all_others=keep is not None)
             for kind, (number, ids) in kinds.items():
                 wanted = left.setdefault(kind, number or 0)
                 if kind not in surplus and len(ids) > wanted:

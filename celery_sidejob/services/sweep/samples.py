@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...store import capacity, run_samples
+from ...store import capacity, measured
 from ..duty import Report
 from .sweep import SweepDuty
 
@@ -10,10 +10,10 @@ from .sweep import SweepDuty
 class RunSamples(SweepDuty):
     """Notes once a minute how many runs there were since the schema was made; runs themselves pay nothing for it."""
 
-    interval_s = run_samples.EVERY_S
+    interval_s = measured.SAMPLED_EVERY_S
 
     def _do(self, report: Report) -> None:
-        report["runs_sampled"] += run_samples.take(self._connections)
+        report["runs_sampled"] += measured.take_sample(self._connections)
 
 
 class CapacitySamples(SweepDuty):

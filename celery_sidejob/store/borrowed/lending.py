@@ -5,16 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 
 from ...model.errors import SchemaError
-from ..identity import Database, cluster, look
-from ..trouble import is_trouble
-from .asynchronous import Awaited, AwaitedTransaction
-from .borrowed import Borrowed
-from .of_psycopg import PsycopgTransaction
+from ..meta import Database, cluster, look
+from .borrowed import Borrowed, is_trouble
+from .of_psycopg import Awaited, AwaitedTransaction, PsycopgTransaction, greenlets
+
+T = TypeVar("T")
 
 
 def borrow(transaction: Any, schema: str) -> Borrowed:
@@ -53,6 +53,38 @@ def check(borrowed: Borrowed, schema: str, own: Callable[[], Database]) -> None:
             f"the database {ours.name!r} of sidejob_database_url. It must be, so that your rows and the job can commit "
             "together."
         )
+
+
+def half(transaction: Any) -> tuple[Any, bool]:
+    """Return what to give a synchronous verb for a transaction, and whether the verb is called by `spawn`.
+
+    Raises TypeError for a transaction that the verb would not find in another thread.
+    """
+    if isinstance(transaction, psycopg.AsyncConnection):
+        return Awaited(transaction), True
+    kind = type(transaction)
+    if kind.__module__.startswith("sqlalchemy.ext.asyncio"):
+        if kind.__name__ == "async_scoped_session":
+            transaction = transaction()
+        return getattr(transaction, "sync_session", None) or transaction.sync_connection, True
+    if "sqlalchemy" in sys.modules:
+        from sqlalchemy.orm import scoped_session
+
+        if isinstance(transaction, scoped_session):
+            return transaction(), False  # of this thread
+    if isinstance(transaction, str) or hasattr(transaction, "alias"):
+        raise TypeError(
+            "transaction= cannot be a connection of Django in an awaited call: it belongs to the thread of its "
+            "transaction. Make the call in the function that you give to sync_to_async(), as "
+            '`task.enqueue(..., transaction="default")`.'
+        )
+    return transaction, False
+
+
+async def spawn(work: Callable[[], T]) -> T:
+    """Do synchronous work in which the statements of an asynchronous transaction are awaited."""
+    done: T = await greenlets().greenlet_spawn(work)
+    return done
 
 
 def _adapt(transaction: Any, schema: str) -> Borrowed:

@@ -1,18 +1,21 @@
 """Rows of `broker_consumers`: who may hold messages. A consumer without a row is dead, and what it held is free.
 
 A consumer is alive while it beats. One that holds an advisory lock on a session of its own is dead as soon as that lock
-is free: after a SIGKILL within the next beat of any other.
+is free: after a SIGKILL within the next beat of any other. What is set for a whole session, on a connection that no
+proxy shares among clients, is at the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from psycopg import sql
+
 from ..connection.own_executor import OwnExecutor
 from ..statement import Statement, Transaction
-from .broadcasts import Broadcast
+from .queues import Broadcast
 
 LOCK_CLASS = 0x53_4A_42_43 - 0x40_00_00_00
 """The first half of our advisory locks' keys ("SJBC", made to fit a signed 32-bit integer)."""
@@ -47,7 +50,7 @@ class Beaten:
     dead: Sequence[str]
     """Consumers that this beat found dead, and removed."""
     heard: Sequence[Any] = ()
-    """The broadcasts that this beat has read, as `broadcasts.since` returns them."""
+    """The broadcasts that this beat has read, as `queues.broadcasts_since` returns them."""
 
 
 # A consumer that was silent itself does not judge others: perhaps the server stood still, and all were silent.
@@ -124,3 +127,38 @@ def notify(executor: Transaction, channel: str, payload: str) -> None:
 def notify_soon(executor: OwnExecutor, channel: str, payload: str) -> None:
     """The same, without waiting until it is done: settle the executor before its next use."""
     executor.post(_NOTIFY, channel=channel, payload=payload)
+
+
+# Tables of messages are empty now and full a moment later. A plan that was made for an empty one reads it as a whole.
+# To a table that has to be read as a whole all the same, Postgres before version 18 then gives an absurd cost, and
+# compiles the statement for a quarter of a second each time.
+_BY_INDEX = "SET enable_seqscan = off; SET plan_cache_mode = force_generic_plan; SET jit = off"
+
+
+def plan_by_index(executor: OwnExecutor) -> None:
+    """Have Postgres use indexes however few rows there are."""
+    executor.connection.execute(_BY_INDEX)
+
+
+def commit_late(executor: OwnExecutor) -> None:
+    """Have commits answer before they are on the server's disk."""
+    executor.connection.execute("SET synchronous_commit = off")
+
+
+def commit_lastingly(executor: OwnExecutor) -> None:
+    """Have the transaction that was begun commit as without `commit_late`."""
+    executor.connection.execute("SET LOCAL synchronous_commit TO DEFAULT")
+
+
+def listen(executor: OwnExecutor, channel: str, hear: Callable[[str], None]) -> None:
+    """Hear what is said on a channel of NOTIFY: at each statement of this session, and in `heard`."""
+    executor.connection.add_notify_handler(lambda notify: hear(notify.payload))
+    executor.connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
+
+
+def heard(executor: OwnExecutor) -> Iterator[str]:
+    """Yield what has arrived since; raises the connection's error if the server has hung up."""
+    pgconn = executor.connection.pgconn
+    pgconn.consume_input()
+    while (notify := pgconn.notifies()) is not None:
+        yield notify.extra.decode()

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...model.durable import Held
-from ...model.gate import Gate
+from ...model.status import Gate
 from ..results import TOLD, Ended, columns, kept, results_of, told
 from ..statement import Statement, Transaction
 

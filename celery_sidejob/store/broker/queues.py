@@ -1,15 +1,17 @@
 """Rows of `broker_queues` and `broker_bindings`: which queues were declared, and which exchange leads to which of them.
 
 They are shared by all processes: a worker finds the reply queue that a client has bound. A transient queue (one that is
-deleted with its consumer) and one with an expiry go when nobody has used them for `unused_s`.
+deleted with its consumer) and one with an expiry go when nobody has used them for `unused_s`. An exchange may also lead
+to everybody who listens just now: `broker_broadcasts`, which is not logged, and kept short.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..statement import Reader, Statement, Transaction
+from .messages import COUNTED, HIGHEST_PRIORITY
 
 _DECLARE = Statement("""
 INSERT INTO {broker_queues} AS q (name, transient, unused_s, expires_at)
@@ -95,3 +97,95 @@ def expired(executor: Reader) -> Sequence[str]:
 def expire(executor: Transaction, name: str) -> None:
     """Delete a queue that nobody has used for so long."""
     executor.run(_EXPIRE, name=name)
+
+
+KEPT_S = 60.0
+"""How long a broadcast is kept for those who have not read it yet."""
+
+
+class Broadcast(NamedTuple):
+    """A message to everybody who listens to its exchange."""
+
+    exchange: str
+    routing_key: str
+    headers: str
+    properties: str
+    body: str
+
+
+_SEND_BROADCAST = Statement(
+    """
+INSERT INTO {broker_broadcasts} (exchange, routing_key, headers, properties, body)
+VALUES (%(exchange)s, %(routing_key)s, %(headers)s, %(properties)s, %(body)s)""",
+    frequent=True,
+)
+
+
+def send_broadcast(executor: Transaction, broadcast: Broadcast) -> None:
+    """Send a broadcast."""
+    executor.run(_SEND_BROADCAST, **broadcast._asdict())
+
+
+_LAST_BROADCAST = Statement("SELECT coalesce(max(b.id), 0)::bigint AS id FROM {broker_broadcasts} b")
+
+
+def last_broadcast(executor: Reader) -> int:
+    """Return the id of the newest broadcast, from which a new listener goes on."""
+    found: int = executor.run(_LAST_BROADCAST)[0].id
+    return found
+
+
+_BROADCASTS_SINCE = Statement(
+    """
+SELECT b.id, b.exchange, b.routing_key, b.headers, b.properties, b.body FROM {broker_broadcasts} b
+WHERE b.id > %(since)s AND b.exchange = ANY(%(exchanges)s::text[]) ORDER BY b.id""",
+    frequent=True,
+)
+
+
+def broadcasts_since(executor: Reader, since: int, exchanges: Sequence[str]) -> Sequence[Any]:
+    """Read the broadcasts since an id: id, exchange, routing_key, headers, properties, body."""
+    return executor.run(_BROADCASTS_SINCE, since=since, exchanges=list(exchanges))
+
+
+_FORGET_BROADCASTS = Statement("""
+DELETE FROM {broker_broadcasts} b WHERE b.sent_at < now() - make_interval(secs => %(kept_s)s::double precision)""")
+
+
+def forget_broadcasts(executor: Transaction) -> None:
+    """Remove old broadcasts."""
+    executor.run(_FORGET_BROADCASTS, kept_s=KEPT_S)
+
+
+_COUNTS = Statement("""
+SELECT q.name, coalesce(sum(c.ready), 0)::bigint AS ready, coalesce(sum(c.held), 0)::bigint AS held,
+  coalesce(max(l.later), 0)::bigint AS later
+FROM {broker_queues} q
+CROSS JOIN generate_series(0, %(highest)s::int) AS p(priority)
+CROSS JOIN LATERAL (
+  SELECT count(*) FILTER (WHERE f.holder IS NULL) AS ready, count(*) FILTER (WHERE f.holder IS NOT NULL) AS held
+  FROM (
+    SELECT m.holder FROM {broker_messages} m
+    WHERE m.queue = q.name AND m.priority = p.priority AND m.due_at IS NULL ORDER BY m.id LIMIT %(counted)s) AS f) AS c
+LEFT JOIN (
+  SELECT d.queue, count(*) AS later FROM (
+    SELECT m.queue FROM {broker_messages} m WHERE m.due_at IS NOT NULL ORDER BY m.due_at LIMIT %(counted)s) AS d
+  GROUP BY d.queue) AS l ON l.queue = q.name
+WHERE NOT q.transient GROUP BY q.name ORDER BY q.name""")
+
+
+def counts(executor: Reader) -> Sequence[Any]:
+    """Count the messages of each lasting queue: name, ready, held by consumers, and later (waiting for their time).
+
+    Of each priority `COUNTED` messages are counted at most, and so many of all that wait for their time.
+    """
+    return executor.run(_COUNTS, highest=HIGHEST_PRIORITY, counted=COUNTED)
+
+
+_COUNT_CONSUMERS = Statement("SELECT count(*) AS rows FROM {broker_consumers}")
+
+
+def count_consumers(executor: Reader) -> int:
+    """Count the consumers, with those that nobody has found dead yet."""
+    found: int = executor.run(_COUNT_CONSUMERS)[0].rows
+    return found

@@ -34,14 +34,13 @@ from ..errors import (
     locked_out,
     refusal,
 )
-from ..identity import Database, cluster, look
+from ..meta import Database, cluster, look
 from ..statement import Autocommit, Statement
 from ..write_behind import WriteBehind
 from . import fork, on_loop
-from .idle import Idle
 from .on_loop import running_loop
 from .opening import Opener
-from .own_executor import OwnExecutor
+from .own_executor import Idle, OwnExecutor
 from .turns import LONGEST_TURN_S, Turns, takes_turns
 
 T = TypeVar("T")

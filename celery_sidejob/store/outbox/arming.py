@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
-from ...model.gate import Gate
+from ...model.status import Gate, RunEnd
 from ..statement import Statement, Transaction
-from ..task_end import UNLOCKED
 from .references import ARMED, priority_of_job, referred
 
 FIRST_CHECK_S = 2.0
@@ -24,6 +24,9 @@ UNCHECKED = "'infinity'::timestamptz"
 
 MANAGED = "SELECT FROM {queues} q WHERE q.name = m.queue"
 """The settings of the queue of a message `m`, as SQL: there are none if nobody manages it."""
+
+UNLOCKED = "locked_by = NULL, locked_at = NULL, locked_pid = NULL"
+"""Assignments that free a row whose message stays after a run."""
 
 OPENS_AT = "CASE WHEN j.status <> 'terminating' AND NOT j.rate_terminates THEN j.rate_opens_at END"
 """The moment from which its rate lets the next run of a job begin, as SQL; NULL if nothing is to be waited for.
@@ -164,3 +167,14 @@ def rearm(
         check_interval_s=check_interval_s,
         takes=takes,
     )[0]
+
+
+class TaskEnd(NamedTuple):
+    """How runs ended, and the statement that ends them: it unlocks or removes the rows that the runs hold.
+
+    Only `operations/task_run_end.py` executes it.
+    """
+
+    how: RunEnd
+    statement: Statement
+    parameters: Mapping[str, Any]

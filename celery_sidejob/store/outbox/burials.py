@@ -9,12 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...model.durable import Content, Death, Key
-from ...model.gate import Gate
-from ...model.status import RunEnd
+from ...model.status import Gate, RunEnd
 from ..dead import OLD, OWN, Bounds
 from ..statement import Reader, Statement, Transaction, first
-from ..task_end import TaskEnd
-from .arming import FIRST_CHECK_S, UNCHECKED
+from .arming import FIRST_CHECK_S, UNCHECKED, TaskEnd
 from .references import withdrawn
 from .tasks import DIGEST
 

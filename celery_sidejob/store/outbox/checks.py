@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
-from ...model.gate import Gate
+from ...model.status import Gate
 from ..statement import Autocommit, Reader, Statement, Transaction
 from .arming import DUE, FIRST_CHECK_S
 from .kinds import BY_TASK_ID, JOBS, KINDS, SOON, TASKS, Kind, free, parameters

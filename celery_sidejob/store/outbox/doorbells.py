@@ -1,12 +1,15 @@
-"""Rows of jobs, as they are read: the doorbell for the present or the next run. `arming.py` writes them."""
+"""Rows of jobs, as they are read: the doorbell for the present or the next run. `arming.py` writes them.
+
+And rows of continuations: a publication that follows an asking's end, removed once the broker has it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ...model.gate import Gate
-from ..statement import Reader, Statement, first
+from ...model.status import Gate
+from ..statement import Reader, Statement, Transaction, first
 from .arming import DUE, OWED
 
 _WAITING = Statement(f"""
@@ -84,3 +87,64 @@ WHERE body IS NOT NULL AND doom IS NULL ORDER BY due_at, task_id LIMIT %(limit)s
 def undone(executor: Reader, limit: int) -> Sequence[Any]:
     """Read messages of durable tasks that are not done, whenever they are due."""
     return executor.run(_UNDONE, limit=limit)
+
+
+_KEEP_CONTINUATION = Statement("""
+INSERT INTO {messages} (task_id, queue, publication, next_check_at, check_interval)
+VALUES (%(key)s, %(queue)s, %(publication)s, now() + interval '2 s', make_interval(secs => %(check_interval_s)s))
+ON CONFLICT (task_id) DO NOTHING""")
+
+
+def keep_continuation(
+    executor: Transaction, *, key: str, queue: str, publication: str, check_interval_s: float
+) -> None:
+    """Keep a publication that follows an asking's end until the broker has it."""
+    executor.run(_KEEP_CONTINUATION, key=key, queue=queue, publication=publication, check_interval_s=check_interval_s)
+
+
+_REMOVE_CONTINUATIONS = Statement("DELETE FROM {messages} WHERE task_id = ANY(%(keys)s::text[]) AND job_id IS NULL")
+
+
+def remove_continuations(executor: Transaction, keys: Iterable[str]) -> None:
+    """Forget continuations that were published."""
+    executor.run(_REMOVE_CONTINUATIONS, keys=list(keys))
+
+
+_BURY_CONTINUATION = Statement("""
+WITH gone AS (
+  DELETE FROM {messages} WHERE task_id = %(key)s AND job_id IS NULL AND locked_by IS NULL RETURNING *)
+INSERT INTO {dead} (task_id, task, queue, reason, error, payload)
+SELECT %(task_id)s, %(task)s, queue, %(reason)s, %(error)s,
+  pg_catalog.json_build_object('v', 1, 'continuation', publication)
+FROM gone RETURNING id""")
+
+
+def bury_continuation(
+    executor: Transaction, key: str, *, task_id: str, task: str, reason: str, error: str
+) -> int | None:
+    """Move a continuation to the dead set; returns the entry's id, None if it is gone."""
+    found = executor.run(_BURY_CONTINUATION, key=key, task_id=task_id, task=task, reason=reason, error=error)
+    return found[0].id if found else None
+
+
+_REVIVE_CONTINUATIONS = Statement("""
+WITH gone AS (
+  DELETE FROM {dead} d WHERE d.id = ANY(ARRAY(
+      SELECT max(e.id) FROM {dead} e WHERE e.id = ANY(%(ids)s::bigint[]) AND e.job_id IS NULL
+        AND e.payload->>'continuation' IS NOT NULL GROUP BY e.task_id))
+    AND NOT EXISTS (SELECT FROM {messages} m WHERE m.task_id = %(prefix)s || d.task_id) RETURNING *)
+INSERT INTO {messages} (task_id, queue, publication, next_check_at, check_interval)
+SELECT %(prefix)s || task_id, queue, payload->>'continuation', now(),
+  pg_catalog.make_interval(secs => %(check_interval_s)s) FROM gone RETURNING task_id""")
+
+
+def revive_continuations(
+    executor: Transaction, entry_ids: Sequence[int], *, prefix: str, check_interval_s: float
+) -> int:
+    """Take continuations out of the dead set, for the sweeper to publish; returns their number.
+
+    If several have one id, the newest is taken and the others stay: an id has only one row.
+    """
+    return len(
+        executor.run(_REVIVE_CONTINUATIONS, ids=list(entry_ids), prefix=prefix, check_interval_s=check_interval_s)
+    )

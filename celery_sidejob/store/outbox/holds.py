@@ -11,15 +11,13 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from ...model.durable import Content, Held, Key, Message
-from ...model.gate import Gate
 from ...model.loss import Loss
-from ...model.status import RunEnd
+from ...model.status import Gate, RunEnd
 from ..broker.holds import HOLDS, IS_FRESH, IS_HELD, OVER, WAITED, ended, those
 from ..results import GIVEN, IS_GIVEN, LISTENED, TOLD, Ended, Kept, given, kept
 from ..statement import Autocommit, Reader, Statement, Transaction, first
-from ..task_end import UNLOCKED, TaskEnd
 from ..workers import LOSS_KIND, SILENT_S
-from .arming import MANAGED, OWED, UNCHECKED
+from .arming import MANAGED, OWED, UNCHECKED, UNLOCKED, TaskEnd
 from .kinds import BY_TASK_ID, KINDS, Kind, free
 from .tasks import DIGEST, pool_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ...model.gate import Gate
+from ...model.status import Gate
 from ..statement import Autocommit, Statement, Transaction
 from .arming import DUE
 from .kinds import BY_TASK_ID, JOBS, KINDS, SOON, TASKS, Kind, free, parameters

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ...model.durable import Message
-from ...model.gate import Gate
+from ...model.status import Gate
 from ..broker.messages import COUNTED
 from ..statement import Reader, Statement, Transaction
 from .kinds import JOBS, free, parameters

@@ -13,11 +13,9 @@ from typing import Any
 
 from ...model.checks import is_number
 from ...model.durable import Content, Key, Message
-from ...model.gate import Gate
-from ...model.status import RunEnd
+from ...model.status import Gate, RunEnd
 from ..statement import Reader, Statement, Transaction, first
-from ..task_end import UNLOCKED, TaskEnd
-from .arming import FIRST_CHECK_S, OWED, UNCHECKED
+from .arming import FIRST_CHECK_S, OWED, UNCHECKED, UNLOCKED, TaskEnd
 from .references import KEPT, referred
 
 DIGEST = "encode(sha256(body), 'hex')"
@@ -310,3 +308,27 @@ FROM {{messages}} WHERE task_id = %(task_id)s AND generation = %(generation)s AN
 def content_of(executor: Reader, key: Key, *, whole: bool = False) -> Any | None:
     """Read (task, digest, body) of a row, the body only for `whole`; None if the row does not exist."""
     return first(executor.run(_CONTENT, task_id=key[0], generation=key[1], whole=whole))
+
+
+_REVOKE = Statement(
+    """
+UPDATE {messages} m SET doom = 'revoked', suspected_at = NULL,
+  published_at = CASE WHEN m.locked_by IS NULL THEN NULL ELSE m.published_at END,
+  next_check_at = CASE WHEN m.locked_by IS NULL THEN now() ELSE m.next_check_at END
+FROM (SELECT task_id FROM {messages}
+      WHERE task_id = ANY(%(task_ids)s::text[]) AND body IS NOT NULL AND doom IS NULL
+        AND (%(call)s::text IS NULL OR generation = 1 AND publication::json->>'call' = %(call)s)
+      ORDER BY task_id FOR UPDATE) undoomed
+WHERE m.task_id = undoomed.task_id RETURNING m.task_id, m.locked_by IS NOT NULL AS runs""",
+)
+
+
+def revoke(executor: Transaction, task_ids: Iterable[str], *, call: str | None = None) -> Sequence[Any]:
+    """Doom the messages of these task ids, whether they wait or run; returns (task_id, runs) of the rows found.
+
+    With `call` only the messages of that call, not a later task of the same id.
+
+    The sweeper then buries a waiting row. A run that holds a row ends as it will; if it would begin again, after a
+    retry or a loss, the row is buried instead.
+    """
+    return executor.run(_REVOKE, task_ids=sorted(set(task_ids)), call=call)

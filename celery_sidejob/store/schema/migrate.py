@@ -27,7 +27,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
 from ...model.errors import SchemaError
-from .. import advisory, registry, workers
+from .. import advisory, meta, workers
 from ..connection.connections import Connections
 from ..connection.opening import Opener
 from ..connection.session import NEEDED
@@ -86,10 +86,10 @@ def upgrade_sql(schema: str, out: TextIO, *, owner: Mapping[str, str] | None = N
     with _alembic:
         command.upgrade(config, f"{since}:head" if since is not None else "head", sql=True)
     note = sql.SQL("INSERT INTO {} (key, value) VALUES ({}, {}) ON CONFLICT (key) DO NOTHING;\n")
-    meta = sql.Identifier(schema, "meta")
+    table = sql.Identifier(schema, "meta")
     for key, value in _facts(owner).items():
-        out.write(note.format(meta, sql.Literal(key), sql.Literal(value)).as_string(None))
-    out.write(note.format(meta, sql.Literal("identity"), sql.SQL("gen_random_uuid()::text")).as_string(None))
+        out.write(note.format(table, sql.Literal(key), sql.Literal(value)).as_string(None))
+    out.write(note.format(table, sql.Literal("identity"), sql.SQL("gen_random_uuid()::text")).as_string(None))
 
 
 def reassign(
@@ -114,8 +114,8 @@ def reassign(
                 "app or broker. One that has died is forgotten within sidejob_lease, while another sweeps."
             )
         for key, value in owner.items():
-            registry.change_meta(executor, key, value)
-        registry.forget_meta(executor, BESIDE)
+            meta.change(executor, key, value)
+        meta.forget(executor, BESIDE)
         return {key: before[key] for key in owner if key in before}
 
     with explained(schema, setting), connected(url, schema, setting) as connections, _alone(connections):
@@ -144,7 +144,7 @@ def admit(url: str, schema: str = "sidejob", *, owner: Mapping[str, str], settin
                 "`celery -A <app> sidejob db reassign` with the one of them that stays."
             )
         if ours != theirs:
-            registry.change_meta(executor, BESIDE, ours)
+            meta.change(executor, BESIDE, ours)
         return theirs
 
     with explained(schema, setting), connected(url, schema, setting) as connections, _alone(connections):
@@ -155,7 +155,7 @@ def _recorded(executor: Transaction, schema: str) -> tuple[str, dict[str, str]]:
     revision = revision_of(executor, schema)
     if revision is None:
         raise NotUpgraded(f"Schema {schema!r} is missing, or it has no tables of ours: {REMEDY}.")
-    return revision, registry.read_meta(executor)
+    return revision, meta.read(executor)
 
 
 def _check_upgradable(
@@ -189,7 +189,7 @@ def _some(idents: list[str]) -> str:
 
 def _note_owner(executor: Transaction, *, schema: str, owner: Mapping[str, str] | None) -> str:
     for key, value in {**_facts(owner), "identity": str(uuid.uuid4())}.items():
-        registry.note_meta(executor, key, value)
+        meta.note(executor, key, value)
     revision = revision_of(executor, schema)
     assert revision is not None
     return revision

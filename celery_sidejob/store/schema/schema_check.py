@@ -7,25 +7,27 @@ imports.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 
 import psycopg
 from psycopg import errors as pg
 from psycopg import sql
 
-from ...model import messages as formats
-from ...model.errors import SchemaError, SideJobError, StoreUnavailableError
-from .. import registry, revisions
+from ...model import messages
+from ...model.errors import SchemaError, SettingsError, SideJobError, StoreUnavailableError
+from .. import meta
 from ..connection.connections import Connections
 from ..errors import LacksRights
+from ..meta import Database, cluster, database
 from ..statement import Statement, Transaction
 from . import tables
 
 SUPPORTED = range(-1, 2)
 """The revisions on which this version runs, relative to its own: the previous, its own, the next."""
 
-FORMAT = str(formats.FORMAT)
+FORMAT = str(messages.FORMAT)
 """The version of the JSON in rows; recorded in `meta` when the schema is made.
 
 A version that could write a newer format keeps writing the recorded format, until a contracting migration, which no
@@ -89,7 +91,7 @@ def _check_usable(executor: Transaction, *, schema: str, owner: Mapping[str, str
     if _distance(revision) < SUPPORTED.start:
         raise NotUpgraded(
             f"Schema {schema!r} is at revision {revision}, older than this version of celery_sidejob runs on "
-            f"({int(revisions.KNOWN) + SUPPORTED.start:04} or newer): {REMEDY}."
+            f"({int(meta.REVISION) + SUPPORTED.start:04} or newer): {REMEDY}."
         )
     check_ours(executor, schema, revision, owner=owner)
     lacking = tables.lacking_rights(executor, schema)
@@ -116,12 +118,12 @@ def _check_not_newer(revision: str, schema: str) -> None:
     if _distance(revision) >= SUPPORTED.stop:
         raise TooNew(
             f"Schema {schema!r} is at revision {revision}, newer than this version of celery_sidejob knows "
-            f"({revisions.KNOWN}): upgrade the package celery-sidejob here."
+            f"({meta.REVISION}): upgrade the package celery-sidejob here."
         )
 
 
 def _check_whole(executor: Transaction, schema: str, revision: str) -> None:
-    lacking = tables.missing(executor, schema) if revision == revisions.KNOWN else []
+    lacking = tables.missing(executor, schema) if revision == meta.REVISION else []
     if lacking:
         raise Damaged(
             f"Schema {schema!r} is at revision {revision} and lacks {', '.join(lacking)}: it was restored in part, or "
@@ -130,7 +132,7 @@ def _check_whole(executor: Transaction, schema: str, revision: str) -> None:
 
 
 def _check_owner(executor: Transaction, schema: str, owner: Mapping[str, str] | None) -> None:
-    recorded = registry.read_meta(executor)
+    recorded = meta.read(executor)
     if int(recorded.get("format", FORMAT)) > int(FORMAT):
         raise TooNew(
             f"Schema {schema!r} holds rows of format {recorded['format']}, this version of celery_sidejob reads "
@@ -169,7 +171,7 @@ def revision_of(executor: Transaction, schema: str) -> str | None:
         return bool(executor.run(_EXISTS, relation=f"{quoted(schema)}.{relation}")[0].found)
 
     # The table is made before the first migration, and `meta` in it: read in this order no schema looks half-made.
-    revision = revisions.read(executor) if exists("alembic_version") else None
+    revision = meta.revision(executor) if exists("alembic_version") else None
     if revision is None:
         return None
     if not revision.isdecimal() or not exists("meta"):
@@ -187,7 +189,7 @@ def revision_of(executor: Transaction, schema: str) -> str | None:
 
 def _distance(revision: str) -> int:
     """Return by how many revisions a schema is newer than this version; revisions are numbered without gaps."""
-    return int(revision) - int(revisions.KNOWN)
+    return int(revision) - int(meta.REVISION)
 
 
 def connected(url: str, schema: str, setting: str) -> closing[Connections]:
@@ -241,3 +243,31 @@ def _explain(schema: str, setting: str, cause: BaseException | None, *, fresh: b
 
 def quoted(schema: str) -> str:
     return sql.Identifier(schema).as_string(None)
+
+
+def check_urls(url: str, direct_url: str) -> str | None:
+    """Raise SettingsError if the URLs lead to two databases; only reads.
+
+    If `url` does not answer, returns the reason, and agreement stays unknown: a proxy may be started after the upgrade.
+    If `direct_url` does not answer, raises StoreUnavailableError.
+    """
+    direct = _database_of(direct_url, "sidejob_direct_url")
+    try:
+        usual = _database_of(url, "sidejob_database_url")
+    except StoreUnavailableError as error:
+        return str(error)
+    if not usual.is_same_as(direct):
+        raise SettingsError(
+            f"sidejob_direct_url leads to the database {direct.name!r}, and sidejob_database_url to another one, "
+            f"{usual.name!r}: the schema would be where no worker looks for it. Nothing was changed; correct one of "
+            "them."
+        )
+    return None
+
+
+def _database_of(url: str, setting: str) -> Database:
+    with closing(Connections(url, "sidejob", prepare=False, setting=setting)) as connections:
+        found = connections.transact("identity", database)
+        with suppress(psycopg.errors.InsufficientPrivilege):
+            found = replace(found, cluster=connections.transact("identity", cluster))
+    return found

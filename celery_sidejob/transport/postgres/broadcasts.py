@@ -13,7 +13,7 @@ from typing import Any
 
 from kombu.log import get_logger
 
-from ...store.broker import broadcasts
+from ...store.broker.queues import broadcasts_since, last_broadcast
 from .. import topics
 from ..decoding import NotAMessageError, made
 from . import rows
@@ -79,7 +79,7 @@ class Broadcasts:
     def start(self, queues: Collection[str]) -> None:
         """Deliver what is sent from now on, if one of these queues listens."""
         if self._since is None and any(map(self.is_listening, queues)):
-            self._since = self._link().run("read", broadcasts.last)
+            self._since = self._link().run("read", last_broadcast)
 
     def deliver_due(
         self, rings: Collection[str], queues: Collection[str], heard: Sequence[Any], *, unrung: bool, hears: bool
@@ -102,7 +102,7 @@ class Broadcasts:
         if not exchanges:
             return ()
         since = self._since or 0
-        return self._link().run("read", lambda executor: broadcasts.since(executor, since, exchanges))
+        return self._link().run("read", lambda executor: broadcasts_since(executor, since, exchanges))
 
     def _deliver(self, found: Sequence[Any], consumed: Mapping[str, Sequence[tuple[str, Any]]]) -> bool:
         since, now = self._since or 0, monotonic()

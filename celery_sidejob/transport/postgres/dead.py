@@ -10,7 +10,7 @@ from typing import Any
 from kombu.log import get_logger
 from kombu.utils.json import loads
 
-from ...model.broker_view import Cursor
+from ...model.messages import Cursor
 from ...store.broker import dead
 from .. import dead_list
 from ..announcements import message_buried

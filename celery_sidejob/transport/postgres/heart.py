@@ -17,8 +17,8 @@ from typing import Any, Protocol, TypeVar
 from kombu.log import get_logger
 
 from ...model import native
-from ...model.process_name import new_name
-from ...store.broker import consumers, queues, sessions
+from ...model.native import new_process_name
+from ...store.broker import consumers, queues
 from ...store.connection.own_executor import OwnExecutor
 from ..pulse import Pulse
 from . import sending, topology
@@ -93,12 +93,12 @@ class Heart:
         self.beaten_at = monotonic()
         executor = self._link.open_session()
         try:
-            self.name = new_name()
+            self.name = new_process_name()
             self.consumer = consumers.register(executor, self.name, silence_s=self._silence_s)
             self.listens = not executor.pooled
             if self.listens:
                 consumers.lock(executor, self.consumer, self._link.schema)
-                sessions.listen(executor, self._link.channel, self._hear)
+                consumers.listen(executor, self._link.channel, self._hear)
         except BaseException:
             executor.close()
             raise
@@ -167,7 +167,7 @@ class Heart:
         while not self._stopping:
             poll.poll(1000 * (LATE_S if self._is_watching else max(0.0, min(plan.values()) - monotonic())))
             self._wakes.drain()
-            for payload in sessions.heard(self._executor):
+            for payload in consumers.heard(self._executor):
                 self._hear(payload)
             self._is_watching = False  # before the look, so that who reports something after it wakes us
             self._is_watching = self._consumes.end_late(self._transact)

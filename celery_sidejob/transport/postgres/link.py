@@ -17,7 +17,7 @@ import psycopg
 from psycopg import errors as pg
 
 from ...model.errors import SettingsError, StoreUnavailableError
-from ...store.broker import consumers, sessions
+from ...store.broker import consumers
 from ...store.connection import fork
 from ...store.connection.opening import Opener
 from ...store.connection.own_executor import OwnExecutor
@@ -109,7 +109,7 @@ class Link:
             return self.run(name, statement)
 
         def in_order(executor: OwnExecutor) -> T:
-            sessions.commit_lastingly(executor)
+            consumers.commit_lastingly(executor)
             return statement(executor)
 
         return self._run(name, in_order, single=False)
@@ -158,9 +158,9 @@ class Link:
         """Set what is set for a whole session."""
         try:
             if not executor.pooled:
-                sessions.plan_by_index(executor)
+                consumers.plan_by_index(executor)
                 if self._commits_late:
-                    sessions.commit_late(executor)
+                    consumers.commit_late(executor)
             elif self._commits_late:
                 raise SettingsError(NOT_LATE)
         except BaseException:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...store.broker import dead, overview
+from ...store.broker import dead, queues
 from .link import Link
 
 
@@ -30,5 +30,5 @@ class Overview:
 def overview_of(link: Link) -> Overview:
     """Read the state from a broker."""
     return Overview(
-        link.run("read", overview.consumers), link.run("read", overview.queues), link.run("read", dead.count)
+        link.run("read", queues.count_consumers), link.run("read", queues.counts), link.run("read", dead.count)
     )

@@ -17,8 +17,8 @@ from typing import Any
 from kombu.exceptions import BatchPublishError
 
 from ...model import native
-from ...store.broker import broadcasts, messages
-from ...store.broker.broadcasts import Broadcast
+from ...store.broker import messages, queues
+from ...store.broker.queues import Broadcast
 from ...store.statement import Transaction
 from .. import topics
 from . import rows
@@ -48,7 +48,7 @@ def _broadcast(exchange: str, message: Any, routing_key: str) -> Broadcast:
 
 
 def _send(link: Link, one: Broadcast) -> None:
-    link.run("broadcast", lambda executor: broadcasts.send(executor, one))
+    link.run("broadcast", lambda executor: queues.send_broadcast(executor, one))
 
 
 class TopicExchange(topics.TopicExchange):

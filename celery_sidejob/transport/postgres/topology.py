@@ -14,7 +14,7 @@ from time import monotonic
 from typing import Any
 
 from ...model import native
-from ...store.broker import broadcasts, messages, queues
+from ...store.broker import messages, queues
 from .link import Link, Run
 
 OLD_S, HEARD_S = 1.0, 60.0
@@ -92,7 +92,7 @@ def remove_expired(run: Run) -> None:
         while run("purge", partial(messages.purge_page, queue=name)):
             pass
         run("expire", partial(queues.expire, name=name))
-    run("forget", broadcasts.forget)
+    run("forget", queues.forget_broadcasts)
 
 
 # -- bindings, as this process has read them ---------------------------------------------------------------------------

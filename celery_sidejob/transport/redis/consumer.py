@@ -11,7 +11,7 @@ from typing import Any
 from kombu.log import get_logger
 from redis.exceptions import ConnectionError
 
-from ...model.process_name import new_name
+from ...model.native import new_process_name
 from ..quarantine import holds, running_tags, waiting_tags
 from .records import parted, tag_of, tokens_of
 
@@ -44,7 +44,7 @@ class Consumer:
             self._former = ()
         if self.name is None or self._pid != pid:
             self._pid, self._heart = pid, None
-            self.name = new_name()
+            self.name = new_process_name()
         if self._heart is None and records:
             self._heart = self._channel.connection.heart_for(self._channel)
             self._heart.watch(self.name, self._waits, self.note_silence, partial(_unbegun, self.name))

@@ -14,7 +14,7 @@ from typing import Any
 from kombu.utils.json import dumps, loads
 from redis import Redis
 
-from ...model.broker_view import Cursor
+from ...model.messages import Cursor
 from .. import dead_list
 from ..dead_list import DAY_S, log_dropped
 from ..quarantine import SUSPECT

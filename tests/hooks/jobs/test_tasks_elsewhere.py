@@ -13,7 +13,7 @@ REGISTERED = {"task": "far.away", "queue": "far", "options": '{"inports": {"a": 
 
 
 def test_the_ports_of_its_task_are_looked_up_without_a_call(stage: Stage) -> None:
-    registry.serve(stage.runtime.connections, [REGISTERED])
+    registry.register(stage.runtime.connections, [REGISTERED])
     job = stage.sidejob.enqueue("far.away")
     called: list[str] = []
 

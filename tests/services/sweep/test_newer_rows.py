@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from celery_sidejob.services.sweep.sweeper import Sweeper
-from celery_sidejob.store.outbox import continuations
+from celery_sidejob.store.outbox import doorbells
 from tests.tools.in_process import Stage
 
 pytestmark = pytest.mark.pooled_too
@@ -20,7 +20,7 @@ def test_a_continuation_of_a_newer_format_waits_for_a_newer_sweeper(
     signature = dict(stage.app.signature("somebody.else"))
     for name, version in (("newer", 2), ("ours", 1)):
         text = json.dumps({"v": version, "signature": signature, "args": [], "options": {}})
-        continuations.add(
+        doorbells.keep_continuation(
             stage.runtime.connections, key=f"continuation:{name}", queue="celery", publication=text, check_interval_s=1
         )
     job = stage.job()

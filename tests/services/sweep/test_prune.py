@@ -19,7 +19,7 @@ from celery_sidejob.services.sweep import prune as module
 from celery_sidejob.services.sweep.prune import Prune
 from celery_sidejob.services.sweep.sweep import Sweep
 from celery_sidejob.services.sweep.sweeper import Sweeper
-from celery_sidejob.store import jobs
+from celery_sidejob.store import deletions
 from tests.tools.in_process import Stage
 
 pytestmark = pytest.mark.pooled_too
@@ -227,8 +227,8 @@ def test_jobs_are_deleted_many_in_a_transaction(stage: Stage, monkeypatch: pytes
         deleted.append(len(ids))
         return original(executor, ids)
 
-    original = jobs.delete
-    monkeypatch.setattr(jobs, "delete", delete)
+    original = deletions.delete
+    monkeypatch.setattr(deletions, "delete", delete)
     assert Prune(Sweep(stage.runtime)).run_once() == Report(pruned_jobs=150)
     assert deleted == [150]
 
@@ -309,8 +309,8 @@ def test_who_asks_a_job_that_is_being_pruned_finds_it_gone_and_others_are_not_he
         stage.outside(lambda: stage.job())
         return original(executor, ids)
 
-    original, asker = jobs.delete, threading.Thread(target=ask)
-    monkeypatch.setattr(jobs, "delete", delete)
+    original, asker = deletions.delete, threading.Thread(target=ask)
+    monkeypatch.setattr(deletions, "delete", delete)
     assert Prune(Sweep(stage.runtime)).run_once() == Report(pruned_jobs=3)
     asker.join()
     assert told == [JobNotFoundError]
@@ -506,7 +506,7 @@ def kept(stage: Stage) -> list[int]:
 
 @pytest.mark.parametrize("window", [1, 3, 10_000])
 def test_all_but_the_newest_of_all_go(stage: Stage, monkeypatch: pytest.MonkeyPatch, window: int) -> None:
-    monkeypatch.setattr(jobs, "WINDOW", window)
+    monkeypatch.setattr(deletions, "WINDOW", window)
     for _ in range(7):
         stage.job()
     stage.drain()
@@ -537,7 +537,7 @@ def of_task(stage: Stage, name: str, count: int, **options: Any) -> list[int]:
 
 @pytest.mark.parametrize("window", [2, 10_000])
 def test_each_task_keeps_the_number_that_it_says(stage: Stage, monkeypatch: pytest.MonkeyPatch, window: int) -> None:
-    monkeypatch.setattr(jobs, "WINDOW", window)
+    monkeypatch.setattr(deletions, "WINDOW", window)
     three, none = of_task(stage, "three", 5, retention={"keep": 3}), of_task(stage, "none", 2, retention={"keep": 0})
     plain, age = of_task(stage, "plain", 4), of_task(stage, "age", 2, retention=3600)
     both = of_task(stage, "both", 5, retention={"older_than": 3600, "keep": 3})
@@ -552,8 +552,8 @@ def test_each_task_keeps_the_number_that_it_says(stage: Stage, monkeypatch: pyte
 
 def test_no_number_is_counted_where_none_is_kept(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[int] = []
-    newest_page = jobs.newest_page
-    monkeypatch.setattr(jobs, "newest_page", lambda *a, **k: counted.append(1) or newest_page(*a, **k))
+    newest_page = deletions.newest_page
+    monkeypatch.setattr(deletions, "newest_page", lambda *a, **k: counted.append(1) or newest_page(*a, **k))
     of_task(stage, "plain", 3)
     with keeping(stage, sidejob_retention=60) as other:
         Prune(Sweep(other.runtime)).run_once()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_sidejob.store.connection import idle
+from celery_sidejob.store.connection import own_executor
 from celery_sidejob.store.connection.own_executor import OwnExecutor
 from celery_sidejob.store.statement import Statement
 from tests.tools.in_process import Stage
@@ -27,7 +27,7 @@ def test_a_connection_is_used_again_and_closed_once_it_was_idle_for_long(
     wait_until(lambda: stage.sql("SELECT 1 FROM pg_stat_activity WHERE pid = %s AND state = 'idle'", first))
     assert connections.transact("second", pid) == first
 
-    monkeypatch.setattr(idle, "IDLE_S", 0.2)
+    monkeypatch.setattr(own_executor, "IDLE_S", 0.2)
     connections.close()
     last = connections.transact("last", pid)
     wait_until(lambda: not stage.sql("SELECT 1 FROM pg_stat_activity WHERE pid = %s", last), message="it to be closed")

@@ -6,7 +6,7 @@ import pytest
 from psycopg import errors as pg
 
 from celery_sidejob import StoreUnavailableError
-from celery_sidejob.store import registry
+from celery_sidejob.store import meta
 from celery_sidejob.store.connection.own_executor import PREPARE_AFTER, OwnExecutor
 from celery_sidejob.store.errors import OutcomeUnknown
 from celery_sidejob.store.statement import Statement
@@ -54,10 +54,10 @@ def test_a_read_without_an_answer_is_repeated_once_and_is_never_of_unknown_outco
     at("read:after-commit", lose)
     read = stage.sidejob.runtime.connections.read
     if answers_lost == 1:
-        assert read(registry.identity)
+        assert read(meta.identity)
         return
     with pytest.raises(StoreUnavailableError) as error:
-        read(registry.identity)
+        read(meta.identity)
     assert not isinstance(error.value, OutcomeUnknown)
 
 
@@ -94,7 +94,7 @@ def test_prepared_statements_outlive_a_rollback(stage: Stage) -> None:
     transact = stage.sidejob.runtime.connections.transact
 
     def work(executor: OwnExecutor) -> list[int]:
-        registry.identity(executor)  # which psycopg itself prepares
+        meta.identity(executor)  # which psycopg itself prepares
         return [row.value for row in executor.run(ONE, value=1)]
 
     def fail(executor: OwnExecutor) -> None:
@@ -119,6 +119,6 @@ def test_a_connection_whose_transaction_could_not_be_begun_is_not_used_again(sta
     transact = stage.sidejob.runtime.connections.transact
     transact("spoil", lambda executor: setattr(executor, "_begin", "BEGIN; SELECT 1 / 0"))
     with pytest.raises(pg.DivisionByZero):
-        transact("read", registry.identity)
+        transact("read", meta.identity)
 
-    assert transact("read", registry.identity)
+    assert transact("read", meta.identity)

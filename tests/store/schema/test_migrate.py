@@ -16,9 +16,9 @@ import pytest
 from alembic.script import ScriptDirectory
 
 from celery_sidejob.model.errors import SchemaError, StoreUnavailableError
-from celery_sidejob.store import revisions, workers
+from celery_sidejob.store import meta, workers
 from celery_sidejob.store.connection.connections import Connections
-from celery_sidejob.store.revisions import KNOWN
+from celery_sidejob.store.meta import REVISION
 from celery_sidejob.store.schema import migrate, schema_check
 from tests.tools.migrations import FURTHER, SECOND, add_migration, copied
 from tests.tools.pgbouncer import direct
@@ -101,7 +101,7 @@ def test_revisions_are_numbers_without_gaps() -> None:
 
 
 def test_the_code_knows_the_newest_revision() -> None:
-    assert ScriptDirectory(str(migrate._scripts())).get_current_head() == KNOWN
+    assert ScriptDirectory(str(migrate._scripts())).get_current_head() == REVISION
 
 
 def test_each_further_migration_rewrites_no_table_and_builds_its_indexes_concurrently(
@@ -152,9 +152,9 @@ def test_an_empty_database_gets_the_schema(empty_database_url: str, spelling: st
     url = empty_database_url.replace("postgresql://", spelling)
     assert schema_check.current(url) is None
 
-    assert migrate.upgrade(url, owner=OWNER) == KNOWN
+    assert migrate.upgrade(url, owner=OWNER) == REVISION
 
-    assert schema_check.current(url) == KNOWN
+    assert schema_check.current(url) == REVISION
     assert facts(empty_database_url) == {**OWNER, "format": "1"}
     schema_check.check(url, owner=OWNER)
 
@@ -179,7 +179,7 @@ def test_twice_does_no_harm(empty_database_url: str) -> None:
     migrate.upgrade(empty_database_url, owner=OWNER)
     before = catalogue(empty_database_url)
 
-    assert migrate.upgrade(empty_database_url, owner=OWNER) == KNOWN
+    assert migrate.upgrade(empty_database_url, owner=OWNER) == REVISION
 
     assert catalogue(empty_database_url) == before
     assert facts(empty_database_url) == {**OWNER, "format": "1"}
@@ -198,7 +198,7 @@ def test_a_schema_that_somebody_else_made_is_filled_without_the_right_to_make_on
     with a_role(direct(empty_database_url)) as (role, url):
         execute(empty_database_url, f"CREATE SCHEMA sidejob AUTHORIZATION {role}")
 
-        assert migrate.upgrade(url, owner=OWNER) == KNOWN
+        assert migrate.upgrade(url, owner=OWNER) == REVISION
         schema_check.check(url, owner=OWNER)
 
 
@@ -217,7 +217,7 @@ def test_several_processes_upgrade_at_once(empty_database_url: str) -> None:
 
     said = [upgrade.communicate(timeout=60) for upgrade in upgrades]
 
-    assert said == [(f"{KNOWN}\n", "")] * 3
+    assert said == [(f"{REVISION}\n", "")] * 3
 
 
 def test_upgrades_of_one_schema_take_turns(empty_database_url: str) -> None:
@@ -225,11 +225,11 @@ def test_upgrades_of_one_schema_take_turns(empty_database_url: str) -> None:
         other.execute("SELECT pg_advisory_xact_lock(%s, hashtext('sidejob'))", [migrate.UPGRADE_LOCK])
         upgrading = threads.submit(migrate.upgrade, empty_database_url)
         wait_until(lambda: queries_of_upgrades(empty_database_url) == ["ROLLBACK"])  # it has asked
-        assert migrate.upgrade(empty_database_url, "another") == KNOWN
+        assert migrate.upgrade(empty_database_url, "another") == REVISION
         assert schema_check.current(empty_database_url) is None
 
         other.commit()
-        assert upgrading.result(30) == KNOWN
+        assert upgrading.result(30) == REVISION
 
 
 @pytest.mark.usefixtures("impatient")
@@ -260,7 +260,7 @@ def test_a_migration_that_fails_leaves_the_revision_before_it(empty_database_url
     with pytest.raises(Exception, match="division by zero"):
         migrate.upgrade(empty_database_url, owner=OWNER)
 
-    assert schema_check.current(empty_database_url) == KNOWN
+    assert schema_check.current(empty_database_url) == REVISION
     assert not execute(empty_database_url, "SELECT 1 FROM pg_attribute WHERE attname = 'colour'")
 
 
@@ -301,7 +301,7 @@ def test_a_table_that_stays_in_use_is_named(empty_database_url: str, scripts: Pa
         ):
             migrate.upgrade(empty_database_url)
 
-    assert schema_check.current(empty_database_url) == KNOWN
+    assert schema_check.current(empty_database_url) == REVISION
     assert migrate.upgrade(empty_database_url) == FURTHER
 
 
@@ -342,7 +342,7 @@ def test_a_missing_schema_is_refused(empty_database_url: str, made: bool) -> Non
 
 def test_an_older_schema_is_refused(empty_database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     migrate.upgrade(empty_database_url)
-    monkeypatch.setattr(revisions, "KNOWN", "0003")
+    monkeypatch.setattr(meta, "REVISION", "0003")
 
     with pytest.raises(SchemaError) as refused:
         schema_check.check(empty_database_url)
@@ -379,7 +379,7 @@ def test_a_newer_schema_is_refused(empty_database_url: str, act) -> None:
         act(empty_database_url)
 
     assert str(refused.value) == (
-        f"Schema 'sidejob' is at revision 9999, newer than this version of celery_sidejob knows ({KNOWN}): "
+        f"Schema 'sidejob' is at revision 9999, newer than this version of celery_sidejob knows ({REVISION}): "
         "upgrade the package celery-sidejob here."
     )
 
@@ -392,7 +392,7 @@ def test_neighbouring_revisions_are_accepted_once_they_are_supported(
 ) -> None:
     migrate.upgrade(empty_database_url)
     execute(empty_database_url, "UPDATE sidejob.alembic_version SET version_num = '0005'")
-    monkeypatch.setattr(revisions, "KNOWN", f"{5 - distance:04}")
+    monkeypatch.setattr(meta, "REVISION", f"{5 - distance:04}")
 
     with pytest.raises(SchemaError, match=refused) if refused else nullcontext():
         schema_check.check(empty_database_url)
@@ -441,7 +441,7 @@ def test_another_owner_migrates_nothing(empty_database_url: str, scripts: Path) 
     with pytest.raises(SchemaError, match="belongs to the app 'shop'"):
         migrate.upgrade(empty_database_url, owner={**OWNER, "app": "blog"})
 
-    assert schema_check.current(empty_database_url) == KNOWN
+    assert schema_check.current(empty_database_url) == REVISION
 
 
 @pytest.mark.parametrize("act", [schema_check.check, migrate.upgrade])
@@ -537,20 +537,23 @@ def test_nothing_is_taken_from_older_workers_that_run(
     with closing(Connections(url, "sidejob")) as connections:
         newer = workers.register(connections, "new:1:x")
         with monkeypatch.context() as patch:
-            patch.setattr(revisions, "KNOWN", "0000")
+            patch.setattr(meta, "REVISION", "0000")
             older = workers.register(connections, "old:77:x")
-        assert execute(url, "SELECT ident, revision FROM sidejob.workers") == [("new:1:x", KNOWN), ("old:77:x", "0000")]
+        assert execute(url, "SELECT ident, revision FROM sidejob.workers") == [
+            ("new:1:x", REVISION),
+            ("old:77:x", "0000"),
+        ]
         add_migration(scripts, CONTRACTION)
 
         with pytest.raises(SchemaError) as refused:
             migrate.upgrade(url)
 
         assert str(refused.value) == (
-            f"Revision {FURTHER} takes away what workers of a version before revision {KNOWN} need, and of those some "
-            "run: old pid 77. Deploy a newer version to them and run `celery -A <app> sidejob db upgrade` again; "
+            f"Revision {FURTHER} takes away what workers of a version before revision {REVISION} need, and of those "
+            "some run: old pid 77. Deploy a newer version to them and run `celery -A <app> sidejob db upgrade` again; "
             "nothing was changed."
         )
-        assert schema_check.current(url) == KNOWN
+        assert schema_check.current(url) == REVISION
         workers.leave(connections, older)
         assert migrate.upgrade(url) == FURTHER
         assert workers.beat(connections, newer, schema="sidejob")
@@ -694,7 +697,7 @@ def test_the_sql_from_a_revision_on_is_what_was_added(empty_database_url: str, s
     migrate.upgrade(empty_database_url)
     add_migration(scripts)
     written = io.StringIO()
-    migrate.upgrade_sql("sidejob", written, since=KNOWN)
+    migrate.upgrade_sql("sidejob", written, since=REVISION)
 
     for statement in written.getvalue().split(";"):  # as psql does: those outside of a transaction must stay there
         if statement.strip():

@@ -10,9 +10,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from celery_sidejob.model.gate import Gate
-from celery_sidejob.model.status import Status
-from celery_sidejob.store.revisions import KNOWN
+from celery_sidejob.model.status import Gate, Status
+from celery_sidejob.store.meta import REVISION
 from celery_sidejob.store.schema import migrate
 from celery_sidejob.store.schema.tables import TABLES
 from tests.tools.databases import Databases
@@ -54,7 +53,7 @@ def test_the_tables_are_those_of_the_migrations(connection: psycopg.Connection[A
 # --- statements ---------------------------------------------------------------------------------------------------
 
 
-RUN_ON = [f"{revision:04}" for revision in range(max(1, int(KNOWN) - 1), int(KNOWN) + 1)]
+RUN_ON = [f"{revision:04}" for revision in range(max(1, int(REVISION) - 1), int(REVISION) + 1)]
 """Our own revision, and the one before, on which this version runs too."""
 
 
