@@ -158,7 +158,8 @@ ANALYZE"""
 
 SMALL = {
     "workers", "leases", "counters", "served", "registry", "meta", "broker_queues", "broker_bindings",
-    "broker_consumers", "tree_deletions", "tree_terminations", "queues", "tallies", "task_history",
+    "broker_consumers", "broker_broadcasts", "tree_deletions", "tree_terminations", "queues", "tallies", "task_history",
+    "run_samples", "web_tokens",
 }  # fmt: skip
 """Tables that do not grow with the number of jobs."""
 

@@ -18,7 +18,7 @@ from tests.tools.roles import a_role
 from tests.tools.statements import numbered, statements
 
 SCHEMA = "sidejob"
-OF_UPGRADES = {"registry._NOTE_META", "registry._CHANGE_META", "registry._FORGET_META"}
+OF_UPGRADES = {"meta._NOTE", "meta._CHANGE", "meta._FORGET"}
 """Statements of upgrades alone, which the schema's owner runs."""
 
 
