@@ -21,7 +21,7 @@ from .jobs import HANDLE, ROW
 from .outbox.arming import DUE, MANAGED
 from .outbox.holds import HELD, LIVES
 from .packets import CONSUME, those
-from .results import GIVEN, LISTENED, TOLD, Ended, Kept, columns, given, kept, results_of, told
+from .results import GIVEN, LISTENED, TOLD, Ended, Kept, columns, given, kept, kept_briefly, results_of, told
 from .statement import Reader, Statement, Transaction, first
 
 _RUN = f"""{ROW}, a.task_id, a.unique_key, j.started, j.terminate_tree, a.options::text AS options, j.failed_by,
@@ -285,6 +285,9 @@ _RUNS_OF_PAGE = """
 """The runs of a page that are to end, and whose jobs no transaction has locked, as SQL."""
 
 
+_CLOSED = "SELECT c.key, c.state, c.body, c.expires_s FROM closed c WHERE c.key IS NOT NULL"
+
+
 def _end_of_run(
     changes: str, condition: str, *, closes: str = "false", goes_on: str, in_page: bool = False
 ) -> Statement:
@@ -308,7 +311,7 @@ closed AS (
     stored_at = CASE WHEN %(unwanted)s AND a.options IS NULL THEN now() END
   FROM ended WHERE a.job_id = ended.id AND a.closed_at IS NULL AND ended.closes
   RETURNING a.job_id, a.task_id, a.options::text AS options, ended.key, ended.state, ended.body, ended.expires_s),
-{kept("SELECT c.key, c.state, c.body, c.expires_s FROM closed c WHERE c.key IS NOT NULL")},
+{(kept_briefly if in_page else kept)(_CLOSED)},
 {f"{told('closed g')}," if in_page else ""}
 disarmed AS (
   DELETE FROM {{messages}} m USING ended WHERE m.job_id = ended.id AND NOT ended.goes_on)

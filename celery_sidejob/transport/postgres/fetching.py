@@ -17,7 +17,7 @@ from ...model.crash_points import reach
 from ...store.broker import messages
 from ...store.broker.holds import NOBODY
 from ...store.broker.messages import HIGHEST_PRIORITY, Watermark
-from .acknowledgements import SOON_S, Acknowledgements
+from .acknowledgements import SOON_S, Acknowledgements, Ends
 from .qos import QoS
 
 AT_MOST = 64
@@ -127,7 +127,8 @@ class Fetching:
         transport.start_heart()
         consumer = transport.consumer
         worker = NOBODY if outbox is None else outbox.asks()
-        with acknowledgements.removing() as ends:
+
+        def fetched(ends: Ends) -> messages.Fetched:
             found: messages.Fetched = transport.link.run(
                 "fetch",
                 lambda executor: messages.fetch(
@@ -144,6 +145,9 @@ class Fetching:
             if any(row.held_at is not None for row in found.rows):
                 reach("durable-hold:after-commit")
             ends.written(found.over)
+            return found
+
+        found = acknowledgements.removing(fetched)
         acknowledgements.refuse(found.refused, "ack")
         transport.check_fetched(found)
         return found.rows
