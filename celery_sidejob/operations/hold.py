@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from ..model.errors import LeaseLostError, StoreUnavailableError
 from ..store import claims
-from ..store.errors import OutcomeUnknown
+from ..store.errors import OutcomeUnknown, RowsLocked
 from ..store.statement import Transaction
 from .lock_set import KeptPorts
 from .runtime import PAUSE_S, Runtime
@@ -80,7 +80,8 @@ def repeat_until_known(  # noqa: PLR0912 - an arm for each answer, and for none
             refused = error
         except StoreUnavailableError as error:
             hold.in_doubt = hold.in_doubt or isinstance(error, OutcomeUnknown)
-            if time.monotonic() > deadline:
+            is_to_wait = not (isinstance(error, RowsLocked) and runtime.connections.waits_briefly)
+            if time.monotonic() > deadline or not is_to_wait:
                 raise
             time.sleep(PAUSE_S)
         try:

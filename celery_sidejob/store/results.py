@@ -63,6 +63,24 @@ GIVEN = """SELECT %(key)s::text AS key, %(state)s::text AS state, %(body)s::byte
 IS_GIVEN = "%(key)s::text IS NOT NULL"
 
 
+BRIEFLY_S = 0.1
+"""How long a worker that writes ends waits for a row that another transaction has locked."""
+
+
+def kept_briefly(rows: str) -> str:
+    """Return the CTE `kept` of a statement with `TOLD`, which is refused if another transaction has locked a result.
+
+    Even SKIP LOCKED would wait for a result with the same key that is not committed yet.
+    """
+    hasty = f"SELECT g.* FROM ({rows}) g WHERE (SELECT h.now FROM haste h) IS NOT NULL"
+    return f"""
+  haste AS MATERIALIZED (
+    SELECT current_setting('lock_timeout') AS before,
+      set_config('lock_timeout', '{round(BRIEFLY_S * 1000)}', true) AS now
+    WHERE EXISTS ({rows})),
+  {kept(hasty).removesuffix(")")} RETURNING 1 AS one)"""
+
+
 def kept(rows: str = GIVEN) -> str:
     """Return the CTE `kept` of a statement that keeps results: the `rows` of a SELECT, each with a key of its own."""
     # Of two runs of a task, the first success counts, as in Celery's other backends. A state such as RETRY replaces no
@@ -94,8 +112,12 @@ def told(rows: str) -> str:
     WHERE n.keys IS NOT NULL AND {_LISTENED})"""
 
 
-TOLD = "(SELECT count(*) FROM told) AS told"
-"""The column with which a statement must end for its CTE `told` to be run."""
+TOLD = """(SELECT set_config('lock_timeout', h.before, true)
+    FROM haste h CROSS JOIN (SELECT count(*) FROM told) t CROSS JOIN (SELECT count(*) FROM kept) k) AS told"""
+"""The column with which a statement must end for its CTE `told` to be run, and for its commit to wait as before.
+
+Transactions with notifications are committed one after the other.
+"""
 
 _NONE = (None,) * 4
 

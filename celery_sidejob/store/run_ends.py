@@ -11,7 +11,7 @@ from typing import Any
 
 from .history import ENDED
 from .outbox.holds import LIVES
-from .results import GIVEN, LISTENED, TOLD, Ended, Kept, columns, given, kept, results_of, told
+from .results import GIVEN, LISTENED, TOLD, Ended, Kept, columns, given, kept, kept_briefly, results_of, told
 from .statement import Statement, Transaction, first
 
 Past = dict[str, Any]
@@ -31,6 +31,8 @@ _RUNS_OF_PAGE = """
   CROSS JOIN LATERAL (
     SELECT FROM {jobs} x WHERE x.id = r.job_id FOR NO KEY UPDATE OF x SKIP LOCKED) free"""
 """The runs of a page that are to end, and whose jobs no transaction has locked, as SQL."""
+
+_CLOSED = "SELECT c.key, c.state, c.body, c.expires_s FROM closed c WHERE c.key IS NOT NULL"
 
 
 def _end_of_run(
@@ -56,7 +58,7 @@ closed AS (
     stored_at = CASE WHEN %(unwanted)s AND a.options IS NULL THEN now() END
   FROM ended WHERE a.job_id = ended.id AND a.closed_at IS NULL AND ended.closes
   RETURNING a.job_id, a.task_id, a.options::text AS options, ended.key, ended.state, ended.body, ended.expires_s),
-{kept("SELECT c.key, c.state, c.body, c.expires_s FROM closed c WHERE c.key IS NOT NULL")},
+{(kept_briefly if in_page else kept)(_CLOSED)},
 {f"{told('closed g')}," if in_page else ""}
 disarmed AS (
   DELETE FROM {{messages}} m USING ended WHERE m.job_id = ended.id AND NOT ended.goes_on)

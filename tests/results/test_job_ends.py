@@ -9,6 +9,7 @@ from functools import partial
 from math import inf
 from typing import Any
 
+import psycopg
 import pytest
 from celery import chord, states
 
@@ -18,9 +19,13 @@ from celery_sidejob.model.status import RunEnd
 from celery_sidejob.operations.runs import endings, recovery, run_pages, terminations
 from celery_sidejob.operations.runs.job_run_end import Ending
 from celery_sidejob.results import ear
+from celery_sidejob.services.heartbeat.heartbeat import Heartbeat
+from celery_sidejob.services.heartbeat.run_ends import QuietEnd
 from celery_sidejob.services.sweep.sweeper import Sweeper
 from celery_sidejob.store import results
+from celery_sidejob.store.claims import Owed
 from celery_sidejob.store.connection.own_executor import OwnExecutor
+from celery_sidejob.store.errors import RowsLocked
 from tests.tools.crash_points import Arm
 from tests.tools.in_process import Stage
 from tests.tools.waiting import patient, wait_until
@@ -258,6 +263,41 @@ def test_results_of_a_page_are_kept_with_their_ends(stage: Stage) -> None:
     run_pages.end_alone(stage.runtime, holds[2], told[1].run[2], is_unknown=False)
     assert stage.app.AsyncResult(task_ids[2]).result == "xxxx"
     assert asked.refresh().status == "queued"
+
+
+LOCKS = {
+    "updated": "UPDATE results SET state = state WHERE key = %s",
+    "made": "INSERT INTO results (key, state, body) VALUES (%s, 'STARTED', '')",
+}
+
+
+@pytest.mark.parametrize("how", LOCKS)
+def test_an_end_waits_for_its_locked_result_and_keeps_nothing_else_waiting(stage: Stage, how: str) -> None:
+    task = stage.task(_body, name="numbers")
+    heartbeat = Heartbeat(stage.runtime)
+    worker = heartbeat.register()
+    stuck, free, next_one = jobs = [task.enqueue((number,)) for number in (1, 2, 3)]
+    ids = {job: job.task_id for job in jobs}
+    for job in (stuck, free):
+        hold = stage.claim(job, worker_id=worker, in_page=True)
+        assert hold is not None
+        [told] = stage.leave(hold)
+        heartbeat.jobs.ends.add(QuietEnd(told, lambda hold=hold: hold))  # type: ignore[misc]
+    if how == "updated":
+        stage.sql("INSERT INTO results (key, state, body) VALUES (%s, 'PROGRESS', '')", f"task:{ids[stuck]}")
+    bounded = f"-c search_path={stage.sidejob.settings.schema} -c idle_in_transaction_session_timeout=5s"
+    with psycopg.connect(stage.database_url, options=bounded) as user:
+        user.execute(LOCKS[how], [f"task:{ids[stuck]}"])
+        assert heartbeat.jobs.claim([Owed(next_one.id, 1, next_one.task)]).keys() == {(next_one.id, 1)}
+        with pytest.raises(RowsLocked):
+            heartbeat.errands.run_once()
+        assert [_facts(stage, ids[job])["closed"][0] for job in (stuck, free)] == [False, True]
+        assert user.execute("SELECT 1").fetchone(), "nothing has waited until this transaction was ended"
+        user.rollback()
+    heartbeat.errands.run_once()
+    assert _facts(stage, ids[stuck])["kept"] == [states.SUCCESS]
+    heartbeat.leave()
+    heartbeat.close()
 
 
 @pytest.mark.parametrize("options", [{}, {"ignore_result": True}])

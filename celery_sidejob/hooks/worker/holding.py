@@ -25,6 +25,7 @@ from ...model.logger import logger
 from ...operations.ledger import durable_locks
 from ...operations.runs.run_pages import Claimed
 from ...services.heartbeat.deliveries import RunKey
+from ...services.heartbeat.run_ends import Page
 from ...services.loop import Loop
 from ...store.claims import Owed
 from ...store.outbox.holds import Fresh
@@ -164,11 +165,15 @@ class Holding:
     def _hold_tasks(self, fresh: Mapping[str, tuple[Holdable, Fresh]]) -> None:
         heartbeat, asked_at = self._app.sidejob.heartbeat, monotonic()
         worker_id = heartbeat.worker_id
+
+        def hold(ends: Page) -> Mapping[str, Any]:
+            found, ends.over = durable_locks.hold(
+                heartbeat.runtime, [one for _, one in fresh.values()], worker_id=worker_id, over=ends.runs
+            )
+            return found
+
         try:
-            with heartbeat.tasks.ends.page() as ends:
-                found, ends.over = durable_locks.hold(
-                    heartbeat.runtime, [one for _, one in fresh.values()], worker_id=worker_id, over=ends.runs
-                )
+            found = heartbeat.tasks.ends.go_with(hold)
         except BaseException:
             heartbeat.tasks.doubt()  # nobody knows what is held: the processes find that out
             raise

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 from celery import Celery
 
@@ -23,6 +22,8 @@ from ..durability import REQUEUE, is_durable, lost_policy
 from ..messages import doorbell, kept_message
 from ..messages.carried import NewerFormatError
 from .delivered import is_busy
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +76,21 @@ class WorkerOutbox:
         """Give back rows that were held with their fetch."""
         self._app.sidejob.heartbeat.tasks.unhold(*map(self._held, rows))
 
-    @contextmanager
-    def ends(self) -> Iterator[Page]:
-        """Yield the runs whose rows are to be removed with the next statement."""
-        with self._app.sidejob.heartbeat.tasks.ends.page() as page:
+    def with_ends(self, statement: Callable[[Page], T]) -> T:
+        """Run a statement that is to remove the rows of runs that are over."""
+
+        def reached(page: Page) -> T:
             if page.runs:
                 reach("durable-end:before-commit")
-            yield page
+            found = statement(page)
             if page.runs:
                 over, page.over = page.over, None  # should a test have the answer lost here, nobody knows
                 reach("durable-end:after-commit")
                 page.over = over
+            return found
+
+        done: T = self._app.sidejob.heartbeat.tasks.ends.go_with(reached)
+        return done
 
     def _held(self, row: Any) -> Held:
         return Held(row.task_id, row.generation, self._asked.worker_id, row.held_at, row.id)

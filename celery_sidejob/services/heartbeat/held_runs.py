@@ -26,6 +26,7 @@ from ...store.claims import Owed
 from ...store.errors import OutcomeUnknown, RowsLocked, first_line, will_be_refused_again
 from ...store.outbox import checks, holds
 from ...store.outbox.kinds import JOBS, TASKS, Kind
+from ...store.results import BRIEFLY_S
 from ..duty import Report
 from .deliveries import ENDED, GRACE_S, RELEASED, Deliveries, RunKey
 from .run_ends import SOON_S, UNFETCHED_S, Page, QuietEnd, QuietEnds, Stop, end_from_outside
@@ -152,7 +153,8 @@ class HeldRuns(WorkerDuty):
 
     def _end_or_refuse(self, end: QuietEnd) -> None:
         try:
-            self._end_alone(end)
+            with self._runtime.connections.talking(locked_s=BRIEFLY_S):
+                self._end_alone(end)
         except Exception as error:
             if not will_be_refused_again(error):
                 raise
@@ -185,8 +187,7 @@ class HeldJobs(HeldRuns):
 
     def claim(self, owed: Collection[Owed]) -> dict[RunKey, Claimed]:
         """Claim the runs of a page, and write the ends that wait; returns the runs that are claimed now."""
-        with self.ends.page() as ends:
-            return self._claim(ends, owed)
+        return self.ends.go_with(partial(self._claim, owed=owed))
 
     def unhold(self, *held: Claimed) -> None:
         """Adds that each is given back in a transaction of its own."""

@@ -16,10 +16,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 from ...model import native
-from ...model.errors import LeaseLostError, StoreUnavailableError
+from ...model.errors import LeaseLostError
 from ...model.logger import logger
 from ...model.status import RunEnd
 from ...operations.hold import Hold
@@ -28,8 +28,10 @@ from ...operations.runs.job_run_end import Ending
 from ...operations.runs.run_pages import RunKey
 from ...operations.runtime import Runtime
 from ...store import claims
-from ...store.errors import first_line, will_be_refused_again
+from ...store.errors import RowsLocked, first_line, will_be_refused_again
 from ...store.results import Ended
+
+T = TypeVar("T")
 
 SOON_S = 0.005
 """How long an end waits for others."""
@@ -122,7 +124,7 @@ class QuietEnds:
 
     def write(self) -> int:
         """Write all ends that wait; returns how many there were."""
-        with self.page() as page:
+        with self._page() as page:
             if page.runs:
                 self._write(page)
         return len(page.runs)
@@ -137,11 +139,18 @@ class QuietEnds:
 
     # -- in any statement --------------------------------------------------------------------------------------------
 
+    def go_with(self, statement: Callable[[Page], T]) -> T:
+        """Run a statement that does other work and is to write the ends that are due; without them if it is refused."""
+        while True:
+            with self._page() as page:
+                return statement(page)
+
     @contextmanager
-    def page(self) -> Iterator[Page]:
+    def _page(self) -> Iterator[Page]:
         """Yield the ends that are due, for one statement; if that raises they are due again.
 
-        If the store refuses the statement, one of them may be why: then each is to be written alone.
+        If the store refuses the statement, one of them may be why: then the block is left, and each is to be written
+        alone.
         """
         with self._lock:
             ends, self._waiting, self._due_at = self._waiting, [], inf
@@ -150,10 +159,11 @@ class QuietEnds:
         try:
             yield page
         except Exception as error:
-            if page.over is not None or not ends or not will_be_refused_again(error):
+            is_refused = isinstance(error, RowsLocked) or will_be_refused_again(error)
+            if page.over is not None or not ends or not is_refused:
                 raise
             page.over = frozenset()
-            raise StoreUnavailableError(f"{len(ends)} ends are written one by one: {first_line(error)}") from error
+            logger.warning("%d ends of runs are written one by one: %s", len(ends), first_line(error))
         finally:
             left = page.left
             with self._lock:

@@ -6,7 +6,8 @@ and done by the worker, for many runs in one statement, mostly that of the next 
 
 A row that has come back from a death is not held so: `on_lost` says that a run had it. The process that runs it locks
 it, which notes that it has begun (`tests/protocol_model/holds.py`). Rows of pools and of managed queues are not held
-either: whether they may begin is decided elsewhere. No statement here waits for a row that a transaction has locked.
+either: whether they may begin is decided elsewhere. No statement here waits for a row of the outbox that a transaction
+has locked. A statement with results is refused after a moment if a result is locked (`results.kept_briefly`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 from ...model.durable import Held
 from ...model.status import Gate
-from ..results import TOLD, Ended, columns, kept, results_of, told
+from ..results import TOLD, Ended, columns, kept_briefly, results_of, told
 from ..statement import Statement, Transaction
 
 IS_FRESH = f"""m.locked_by IS NULL AND m.on_lost IS NULL AND m.doom IS NULL AND m.pool IS NULL
@@ -66,7 +67,7 @@ ended AS MATERIALIZED (
   CROSS JOIN LATERAL (
     SELECT m.task_id FROM {{messages}} m WHERE {IS_HELD}
     FOR UPDATE OF m SKIP LOCKED) found),
-{kept("SELECT DISTINCT ON (e.key) e.* FROM ended e WHERE e.key IS NOT NULL")},
+{kept_briefly("SELECT DISTINCT ON (e.key) e.* FROM ended e WHERE e.key IS NOT NULL")},
 {told("ended g")},
 over AS (DELETE FROM {{messages}} m USING ended WHERE m.task_id = ended.task_id RETURNING m.task_id)"""
 """The CTE `over`: the rows that were removed of runs that have ended well, if their holds stood.

@@ -73,6 +73,7 @@ class _Thread(threading.local):
 
     over: OwnExecutor | None = None
     within_s: float | None = None
+    locked_s: float | None = None
     beside: Callable[[OwnExecutor], object] | None = None
 
 
@@ -148,7 +149,7 @@ class Connections(Autocommit):
         for attempt in range(1, ATTEMPTS + 1):
             executor = self._acquire(deadline, fresh)
             executor.connection.deadline = deadline
-            locked_s = LONGEST_TURN_S if in_turn else None
+            locked_s = self._thread.locked_s or (LONGEST_TURN_S if in_turn else None)
             if deadline is not None:  # so that a locked row is not mistaken for a silent store
                 locked_s = min(locked_s or inf, (deadline - time.monotonic()) / 2)
             single = single and (name in QUICK or not executor.needs_begin)
@@ -211,19 +212,27 @@ class Connections(Autocommit):
             raise StoreDown(str(error)) from error
 
     @contextmanager
-    def talking(self, *, over: OwnExecutor | None = None, within_s: float | None = None) -> Iterator[None]:
+    def talking(
+        self, *, over: OwnExecutor | None = None, within_s: float | None = None, locked_s: float | None = None
+    ) -> Iterator[None]:
         """Set how this thread talks to the store within the block; settings around the block do not count.
 
         `over`: the thread's own connection, for all its transactions. `within_s`: each transaction is answered within
-        this time or given up, as in `transact`.
+        this time or given up, as in `transact`. `locked_s`: no transaction of several statements waits longer for a
+        lock.
         """
         thread = self._thread
-        before = thread.over, thread.within_s
-        thread.over, thread.within_s = over, within_s
+        before = thread.over, thread.within_s, thread.locked_s
+        thread.over, thread.within_s, thread.locked_s = over, within_s, locked_s
         try:
             yield
         finally:
-            thread.over, thread.within_s = before
+            thread.over, thread.within_s, thread.locked_s = before
+
+    @property
+    def waits_briefly(self) -> bool:
+        """Whether this thread is to do other work rather than to wait for a lock: see `talking`."""
+        return self._thread.locked_s is not None
 
     @contextmanager
     def beside(self, work: Callable[[OwnExecutor], object]) -> Iterator[None]:

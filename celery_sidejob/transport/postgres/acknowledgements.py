@@ -9,10 +9,9 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
 from math import inf
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from kombu.log import get_logger
 from kombu.transport import virtual
@@ -22,6 +21,8 @@ from ...store.results import Ended
 from ..announcements import message_refused
 from .link import Link, Run
 from .outbox import Outbox, Page
+
+T = TypeVar("T")
 
 logger = get_logger(__name__)
 
@@ -154,28 +155,31 @@ class Acknowledgements:
         """Tell whether the first release has waited for so long."""
         return bool(self._back) and monotonic() - self._back_at >= after_s
 
-    @contextmanager
-    def removing(self) -> Iterator[Ends]:
-        """Yield what one statement is to remove; if the block raises it is to be removed still."""
+    def removing(self, statement: Callable[[Ends], T]) -> T:
+        """Run a statement that removes what is to be removed; if it raises that is to be removed still."""
         done, outbox = list(_emptied(self._done)), self._holder.outbox
         try:
-            with nullcontext() if outbox is None else outbox.ends() as page:
-                yield Ends(done, page)
+            if outbox is None:
+                return statement(Ends(done, None))
+            return outbox.with_ends(lambda page: statement(Ends(done, page)))
         except BaseException:
             self._done.extendleft(reversed(done))
             raise
 
     def remove(self, run: Run) -> None:
         """Remove what was acknowledged, and the rows of runs that have ended."""
-        if not self._done:
-            return
-        with self.removing() as ends:
-            holder = self._holder.consumer
+        holder = self._holder.consumer
+
+        def removed(ends: Ends) -> frozenset[int]:
+            refused: frozenset[int]
             refused, over = run(
                 "remove", lambda executor: messages.remove(executor, holder=holder, done=ends.done, over=ends.over)
             )
             ends.written(over)
-        self.refuse(refused, "ack")
+            return refused
+
+        if self._done:
+            self.refuse(self.removing(removed), "ack")
 
     def release(self, run: Run) -> bool:
         """Release what was given back; False if nothing was."""

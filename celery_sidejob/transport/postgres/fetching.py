@@ -17,7 +17,7 @@ from ...model.crash_points import reach
 from ...store.broker import messages
 from ...store.broker.holds import NOBODY
 from ...store.broker.messages import HIGHEST_PRIORITY, Watermark
-from .acknowledgements import SOON_S, Acknowledgements, QoS
+from .acknowledgements import SOON_S, Acknowledgements, Ends, QoS
 
 AT_MOST = 64
 """The most messages that one fetch takes."""
@@ -126,7 +126,8 @@ class Fetching:
         transport.start_heart()
         consumer = transport.consumer
         worker = NOBODY if outbox is None else outbox.asks()
-        with acknowledgements.removing() as ends:
+
+        def fetched(ends: Ends) -> messages.Fetched:
             found: messages.Fetched = transport.link.run(
                 "fetch",
                 lambda executor: messages.fetch(
@@ -143,6 +144,9 @@ class Fetching:
             if any(row.held_at is not None for row in found.rows):
                 reach("durable-hold:after-commit")
             ends.written(found.over)
+            return found
+
+        found = acknowledgements.removing(fetched)
         acknowledgements.refuse(found.refused, "ack")
         transport.check_fetched(found)
         return found.rows

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
 
 from ...store.broker.holds import Holder
 from ...store.results import Ended
+
+T = TypeVar("T")
 
 
 class Page(Protocol):
@@ -34,5 +35,5 @@ class Outbox(Protocol):
     def unhold(self, rows: Sequence[Any]) -> None:
         """Give back the rows that fetched references lead to: they were held with the fetch, and are not delivered."""
 
-    def ends(self) -> AbstractContextManager[Page]:
-        """Yield what is to be removed with the next statement."""
+    def with_ends(self, statement: Callable[[Page], T]) -> T:
+        """Run a statement that is to remove the rows of runs that are over; again without them if they prevent it."""

@@ -18,6 +18,7 @@ from kombu import Connection
 
 from celery_sidejob import CapacityPool
 from celery_sidejob.hooks.tasks.durable_request import DurableRequest
+from celery_sidejob.hooks.worker.holding import Holding
 from celery_sidejob.hooks.worker.outbox import Fetched, WorkerOutbox
 from celery_sidejob.model.durable import HELD, WORKER, Held
 from celery_sidejob.model.errors import StoreUnavailableError
@@ -26,7 +27,12 @@ from celery_sidejob.operations.ledger import durable_ends, durable_locks
 from celery_sidejob.operations.ledger.durable_runs import Run
 from celery_sidejob.services.heartbeat.heartbeat import Heartbeat
 from celery_sidejob.services.heartbeat.run_ends import QuietEnd
+from celery_sidejob.store.broker import holds
+from celery_sidejob.store.connection.own_executor import OwnExecutor
+from celery_sidejob.store.errors import RowsLocked
+from celery_sidejob.store.outbox.holds import Fresh
 from celery_sidejob.store.results import Ended, Kept
+from celery_sidejob.store.statement import Statement
 from celery_sidejob.testing.databases import declare_dead
 from celery_sidejob.transport.postgres.acknowledgements import SOON_S
 from celery_sidejob.transport.postgres.fetching import BUSY_S
@@ -92,11 +98,12 @@ def held(consuming: Consuming, task_id: str) -> Held:
     return found.held
 
 
-def ends(worker: Heartbeat, shop: Stage, *runs: Held) -> None:
+def ends(worker: Heartbeat, shop: Stage, *runs: Held, with_results: bool = False) -> None:
     """Have these runs end well."""
     for run in runs:
         content = partial(content_of, shop.runtime, run.task_id)
-        worker.tasks.ends.add(QuietEnd(Ended(run, None), content))
+        result = Kept(f"task:{run.task_id}", "SUCCESS", b"1", None) if with_results else None
+        worker.tasks.ends.add(QuietEnd(Ended(run, result), content))
 
 
 def test_a_fetch_holds_what_may_be_repeated_and_nothing_else(shop: Stage, consuming: Consuming) -> None:
@@ -240,6 +247,70 @@ def test_no_statement_waits_for_a_row_that_a_transaction_has_locked(
     worker.errands.run_once()
     assert ("ends",) not in shop.sql(ROWS)
     assert not worker.tasks.ends.has(("ends", 1))
+
+
+LOCKS = {
+    "updated": "UPDATE results SET state = state",
+    "deleted": "DELETE FROM results",
+    "made": "INSERT INTO results (key, state, body) VALUES ('task:stuck', 'STARTED', '')",
+}
+
+
+@pytest.mark.parametrize("by", ["fetch", "remove", "hold", "worker"])
+@pytest.mark.parametrize("how", LOCKS)
+def test_an_end_waits_for_its_locked_result_and_keeps_nothing_else_waiting(
+    shop: Stage, worker: Heartbeat, consuming: Consuming, how: str, by: str
+) -> None:
+    shop.app.send_task("plain")
+    consuming.take(1)
+    for task_id in ("stuck", "free"):
+        shop.app.send_task("again", task_id=task_id)
+    runs = [hold.held for hold in fetched(consuming, 2).values() if hold is not None]
+    if how != "made":
+        shop.sql("INSERT INTO results (key, state, body) VALUES ('task:stuck', 'STARTED', '')")
+    bounded = f"-c search_path={shop.sidejob.settings.schema} -c idle_in_transaction_session_timeout=5s"
+    with psycopg.connect(shop.database_url, options=bounded) as user:
+        user.execute(LOCKS[how])
+        ends(worker, shop, *runs, with_results=True)
+        if by == "fetch":
+            shop.app.send_task("again", task_id="goes on")
+            assert set(fetched(consuming)) == {"goes on"}
+        elif by == "remove":
+            consuming.messages[0].ack()
+            consuming.channel.flush()
+            assert shop.sql("SELECT FROM broker_messages") == []
+        elif by == "hold":
+            page = {"again": (SimpleNamespace(hold=None), Fresh(("again", 1), content_of(shop.runtime, "free"), 3))}
+            Holding(shop.app)._hold_tasks(page)
+        else:
+            worker.tasks.ends.write()
+        with pytest.raises(RowsLocked):
+            worker.errands.run_once()
+        assert shop.sql("SELECT key FROM results WHERE state = 'SUCCESS'") == [("task:free",)]
+        assert [worker.tasks.ends.has((task_id, 1)) for task_id in ("stuck", "free")] == [True, False]
+        assert user.execute("SELECT 1").fetchone(), "nothing has waited until this transaction was ended"
+        user.rollback()
+    worker.errands.run_once()
+    assert len(shop.sql("SELECT key FROM results WHERE state = 'SUCCESS'")) == 2
+    assert {("stuck",), ("free",)}.isdisjoint(shop.sql(ROWS))
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_the_commit_of_a_page_waits_as_any_other(
+    shop: Stage, worker: Heartbeat, consuming: Consuming, count: int
+) -> None:
+    """It waits for all others with a notification: those are committed one after the other."""
+    setting = Statement("SELECT current_setting('lock_timeout') AS set")
+    shop.app.send_task("again", task_id="one")
+    runs = [Ended(held(consuming, "one"), Kept("task:one", "SUCCESS", b"1", None))][:count]
+
+    def work(executor: OwnExecutor) -> list[str]:
+        before, over = executor.run(setting)[0].set, holds.remove(executor, runs)
+        assert len(over) == count
+        return [before, executor.run(setting)[0].set]
+
+    before, after = shop.runtime.connections.transact("read", work)
+    assert before == after
 
 
 def test_a_run_that_was_called_lost_takes_itself_back(shop: Stage, worker: Heartbeat, consuming: Consuming) -> None:

@@ -64,7 +64,7 @@ class Reading:
 
     def __init__(self, shop: Stage) -> None:
         self.compose = partial(outbox.message_of, shop.app)
-        self.ends = QuietEnds("ends", lambda page: None, lambda end: None).page
+        self.with_ends = QuietEnds("ends", lambda page: None, lambda end: None).go_with
 
     def asks(self) -> Holder:
         return NOBODY
