@@ -7,6 +7,7 @@ threads beside them, at most `sidejob_sync_threads`.
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import os
 import threading
@@ -29,6 +30,8 @@ from .coroutines import is_asynchronous, let_run
 from .delivery import Delivery, owner
 from .standing import Watch
 
+COLLECTED_AT = (20_000, 20, 20)
+"""The least thresholds of the garbage collector; an application may set greater ones."""
 FIRST_NUMBER = 1 << 32
 """Bodies in the loop have numbers beyond those of processes, which Celery asks for."""
 
@@ -61,6 +64,7 @@ class TaskPool(thread.TaskPool):
         _task_stack.__ident_func__ = owner
         for task in self.app.tasks.values():
             self._prepare(task)
+        _collect_seldom()
         self._thread.start()
         self._watch.start()
 
@@ -226,6 +230,17 @@ def _trace(target: Callable[[], Any], number: int, options: dict[str, Any]) -> N
         options["error_callback"](ExceptionInfo((type(error), error, error.__traceback__)))
     else:
         options["callback"](outcome)
+
+
+def _collect_seldom() -> None:
+    """Have the garbage collector pass over what is loaded by now, and look less often at what thousands of bodies have.
+
+    As Python sets it, it looks at all that is alive several times a thousand tasks: a fifth of the worker's time.
+    """
+    gc.collect()
+    gc.freeze()
+    thresholds = zip(gc.get_threshold(), COLLECTED_AT, strict=True)
+    gc.set_threshold(*(given and max(given, least) for given, least in thresholds))  # 0: an application wants none
 
 
 def _sync_threads(app: Any) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import sys
 import threading
@@ -16,6 +17,9 @@ from tests.tools.recorder import Record
 
 if os.environ.get("WITHOUT_UVLOOP"):
     sys.modules["uvloop"] = None  # type: ignore[assignment] # as if it were not installed
+
+if "GC_THRESHOLD" in os.environ:
+    gc.set_threshold(int(os.environ["GC_THRESHOLD"]), 30, 10)
 
 app = Celery("coroutines", broker=os.environ["BROKER_URL"], backend=os.environ["BROKER_URL"])
 app.conf.broker_connection_retry_on_startup = False
@@ -97,6 +101,12 @@ async def ignored() -> None:
 async def rejected() -> None:
     await asyncio.sleep(0)
     raise Reject("no", requeue=False)
+
+
+@app.task
+async def collected() -> tuple[list[int], bool]:
+    """When the garbage collector looks, and whether it passes over what was loaded before."""
+    return list(gc.get_threshold()), gc.get_freeze_count() > 100_000
 
 
 @app.task

@@ -213,6 +213,17 @@ def test_uvloop_is_used_where_it_is_installed(start: Start, send: Send, env: dic
     assert value(send("loop")) == ("asyncio.unix_events" if "WITHOUT_UVLOOP" in env else "uvloop")
 
 
+@pytest.mark.parametrize(
+    ("given", "found"), [(700, [20_000, 30, 20]), (50_000, [50_000, 30, 20]), (0, [0, 30, 20])], ids=str
+)
+def test_garbage_is_collected_seldom(
+    start: Start, send: Send, env: dict[str, str], given: int, found: list[int]
+) -> None:
+    env["GC_THRESHOLD"] = str(given)
+    start()
+    assert value(send("collected")) == [found, True]
+
+
 def test_a_warm_stop_waits_for_bodies(start: Start, send: Send, record: Record) -> None:
     worker = start()
     result = send("meet", 1)

@@ -56,8 +56,7 @@ class DurableTask(OnCommit):
     def backend(self) -> Any:
         """The task's result backend, to which `telling` reports the outcome."""
         backend = super().backend
-        if not hasattr(backend, "tells_of_durable_tasks"):
-            telling.install(backend)
+        telling.install(backend)
         return backend
 
     @backend.setter
