@@ -28,6 +28,7 @@ from celery_sidejob.store.connection.own_executor import OwnExecutor
 from celery_sidejob.store.errors import RowsLocked
 from tests.tools.crash_points import Arm
 from tests.tools.in_process import Stage
+from tests.tools.pgbouncer import direct
 from tests.tools.waiting import patient, wait_until
 
 End = Callable[[Stage, Job], object]
@@ -286,7 +287,7 @@ def test_an_end_waits_for_its_locked_result_and_keeps_nothing_else_waiting(stage
     if how == "updated":
         stage.sql("INSERT INTO results (key, state, body) VALUES (%s, 'PROGRESS', '')", f"task:{ids[stuck]}")
     bounded = f"-c search_path={stage.sidejob.settings.schema} -c idle_in_transaction_session_timeout=5s"
-    with psycopg.connect(stage.database_url, options=bounded) as user:
+    with psycopg.connect(direct(stage.database_url), options=bounded) as user:
         user.execute(LOCKS[how], [f"task:{ids[stuck]}"])
         assert heartbeat.jobs.claim([Owed(next_one.id, 1, next_one.task)]).keys() == {(next_one.id, 1)}
         with pytest.raises(RowsLocked):

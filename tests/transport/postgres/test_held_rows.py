@@ -39,6 +39,7 @@ from celery_sidejob.transport.postgres.fetching import BUSY_S
 from tests.tools.contents import content_of
 from tests.tools.crash_points import Arm, lost
 from tests.tools.in_process import Stage
+from tests.tools.pgbouncer import direct
 from tests.tools.waiting import wait_until
 from tests.transport.consuming import Consuming
 
@@ -269,7 +270,7 @@ def test_an_end_waits_for_its_locked_result_and_keeps_nothing_else_waiting(
     if how != "made":
         shop.sql("INSERT INTO results (key, state, body) VALUES ('task:stuck', 'STARTED', '')")
     bounded = f"-c search_path={shop.sidejob.settings.schema} -c idle_in_transaction_session_timeout=5s"
-    with psycopg.connect(shop.database_url, options=bounded) as user:
+    with psycopg.connect(direct(shop.database_url), options=bounded) as user:
         user.execute(LOCKS[how])
         ends(worker, shop, *runs, with_results=True)
         if by == "fetch":
