@@ -16,6 +16,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn, TypeVar
+from weakref import proxy
 
 from ..awaiting import Parts
 from ..model.changes import Change, ConfigurePorts, PortKey, RememberInputs, Stage, Terminate
@@ -73,7 +74,8 @@ class OpenUnit:
         self.children = Children(runtime, hold)
         self.stopping: Callable[[], bool] = lambda: False
         self._ahead = ReadAhead(runtime, hold)
-        self.seen = view.Seen(runtime, hold, changes=lambda: self.changes, empty=self._ahead.empty)
+        unit = proxy(self)  # no cycle: what a run has read, maybe megabytes, is to go with it
+        self.seen = view.Seen(runtime, hold, changes=lambda: unit.changes, empty=self._ahead.empty)
         self._lent: LentUnit | None = None
         self._undone: Undone | None = None
         self._block_unheard = False
