@@ -18,7 +18,7 @@ from celery_sidejob.model.status import RunEnd
 from celery_sidejob.operations.runs import endings, runs
 from celery_sidejob.operations.runs.job_run_end import Ending
 from celery_sidejob.operations.runs.runs import Unit
-from celery_sidejob.store import claims, jobs, workers
+from celery_sidejob.store import claims, jobs, run_ends, workers
 from celery_sidejob.store.schema.migrate import upgrade
 
 ALLOWED = 1.25
@@ -33,7 +33,7 @@ INSERT INTO sidejob.messages (task_id, job_id, for_run, queue, published_at, nex
 INSERT INTO sidejob.askings (task_id, job_id) SELECT 'm' || id, id FROM sidejob.jobs WHERE status = 'queued';
 VACUUM ANALYZE sidejob.jobs, sidejob.messages, sidejob.askings"""
 
-SHOWN = {"enqueue": jobs._INSERT, "claim": claims._CLAIM, "end": claims._END}
+SHOWN = {"enqueue": jobs._INSERT, "claim": claims._CLAIM, "end": run_ends._END}
 
 
 def main(arguments: list[str]) -> None:

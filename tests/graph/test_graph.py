@@ -8,7 +8,7 @@ prevents it was taken back:
   (`operations/changes/deletion.py`);
 - a unit compares the marks of its run (`check_fence`, and the statement of the fence in `store/claims.py`);
 - a forced run of a terminating job neither cancels the termination (`_ASK` in `store/asks.py`) nor is forgotten
-  (`_REVIVED` in `store/claims.py`);
+  (`_REVIVED` in `store/run_ends.py`);
 - a termination removes timers, and a claim those that are due;
 - a child that came late below a terminated tree does not run (`came_late` in `store/claims.py`);
 - a shutdown of a tree reaches children that came since, also if it was given up;

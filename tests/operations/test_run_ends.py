@@ -77,7 +77,7 @@ def named(module: str, tree: ast.Module) -> Iterator[str]:
 def test_what_clears_the_marker_of_a_jobs_run_is_used_by_one_module() -> None:
     ends = {name: users(name) for name, node in functions().items() if not gives_an_end(node)}
 
-    assert ends == {f"{STORE}.claims.{name}": {OF_JOBS} for name in ("end", "end_page", "release")}
+    assert ends == {f"{STORE}.run_ends.{name}": {OF_JOBS} for name in ("end", "end_page", "release")}
     assert users(f"{STORE}.outbox.arming.rearm") == {OF_JOBS}
 
 
@@ -115,18 +115,8 @@ def test_nothing_else_begins_or_ends_a_run() -> None:
     writers = {where for where, statement in statements().items() if "unit_no" in assignments(statement)}
 
     assert writers == {
-        *(
-            f"claims.{name}"
-            for name in (
-                "_CLAIM",
-                "_CLAIM_PAGE",
-                "_FENCE",
-                "_END",
-                "_END_PAGE",
-                "_RELEASE",
-                "_GIVE_UP",
-            )
-        ),
+        *(f"claims.{name}" for name in ("_CLAIM", "_CLAIM_PAGE", "_FENCE")),
+        *(f"run_ends.{name}" for name in ("_END", "_END_PAGE", "_RELEASE", "_GIVE_UP")),
         *(f"permits.{name}" for name in ("_CLAIM", "_CLAIM_IN_LOCKED", "_CLAIM_OF_KEYS")),
         "steps._KEEP_ALONE",  # the fence of a unit that has only the record of a step
     }

@@ -22,7 +22,7 @@ from celery_sidejob.operations.hold import Hold
 from celery_sidejob.operations.runs import endings, recovery, runs
 from celery_sidejob.operations.runs.job_run_end import Ending
 from celery_sidejob.operations.runs.runs import Unit
-from celery_sidejob.store import claims
+from celery_sidejob.store import claims, run_ends
 from tests.tools.crash_points import Arm, lost
 from tests.tools.in_process import Stage
 from tests.tools.waiting import wait_until
@@ -358,8 +358,8 @@ def test_the_statement_of_an_end_compares_each_mark(stage: Stage, hold: Hold, ma
     before = stage.everything()
     right = marks(hold)
 
-    assert claims.end(store, hold.job_id, **{**right, mark: right[mark] + MARKS[mark]}, **ending) is None
-    assert claims.end(store, hold.job_id + 1, **right, **ending) is None
+    assert run_ends.end(store, hold.job_id, **{**right, mark: right[mark] + MARKS[mark]}, **ending) is None
+    assert run_ends.end(store, hold.job_id + 1, **right, **ending) is None
     assert stage.everything() == before
 
 

@@ -12,7 +12,7 @@ from psycopg import sql
 from psycopg.errors import CheckViolation
 
 from celery_sidejob.model.status import MOVES, Status
-from celery_sidejob.store import asks, claims, permits
+from celery_sidejob.store import asks, claims, permits, run_ends
 from celery_sidejob.store.statement import Statement
 from tests.tools.databases import SCHEMA
 from tests.tools.in_process import Stage
@@ -129,10 +129,10 @@ def test_every_statement_that_sets_a_status_is_among_those_that_are_run() -> Non
         claims._CLAIM,
         claims._CLAIM_AGAIN,
         claims._CLAIM_PAGE,
-        claims._END_PAGE,
-        claims._END,
-        claims._RELEASE,
-        claims._GIVE_UP,
+        run_ends._END_PAGE,
+        run_ends._END,
+        run_ends._RELEASE,
+        run_ends._GIVE_UP,
         permits._CLAIM,
         asks._ASK,
         asks._TERMINATE,

@@ -20,7 +20,7 @@ from ...model.loss import Loss
 from ...model.messages import Outcome
 from ...model.protocols import Rider
 from ...model.status import RunEnd, Status
-from ...store import askings, asks, claims, dead, moving, packets, ports
+from ...store import askings, asks, dead, moving, packets, ports, run_ends
 from ...store.outbox import arming, doorbells
 from ...store.results import Ended, Kept
 from ...store.statement import Transaction
@@ -101,7 +101,7 @@ def end_job_run(  # noqa: PLR0913 - a run, how it ended, and where that is writt
     """End a run; update the asking, the message and the dead set as the job's new status requires.
 
     `unit` is the run's last unit, applied already; None if the run's unit was discarded. `by_worker`: the worker ends
-    its own run, however many units that run committed. `quiet`: see `claims.end`. Returns the job's new row; None if
+    its own run, however many units that run committed. `quiet`: see `run_ends.end`. Returns the job's new row; None if
     the run was no longer current: then nothing was written.
     """
     closes = closing(runtime, hold, ending)
@@ -133,8 +133,8 @@ def end_job_run(  # noqa: PLR0913 - a run, how it ended, and where that is writt
 
 
 def end_page(runtime: LocalRuntime, executor: Transaction, runs: Collection[Ended], *, worker_id: int) -> Sequence[Any]:
-    """End runs that leave nothing else to be written; see `claims.end_page`."""
-    return claims.end_page(executor, runs, worker_id=worker_id, history=runtime.settings.history) if runs else ()
+    """End runs that leave nothing else to be written; see `run_ends.end_page`."""
+    return run_ends.end_page(executor, runs, worker_id=worker_id, history=runtime.settings.history) if runs else ()
 
 
 def _note_failure(hold: Hold, ending: Ending, after_commit: AfterCommit) -> None:
@@ -162,7 +162,7 @@ def _write(  # noqa: PLR0913 - as above
     run: dict[str, Any] = {"run_no": hold.run_no, "worker_id": hold.worker_id, "past": _past(runtime, hold, ending)}
     if ending.how in TAKEN:
         gives_up = None if ending.gives_up is None else str(ending.gives_up)
-        return claims.release(
+        return run_ends.release(
             executor,
             hold.job_id,
             **run,
@@ -174,7 +174,7 @@ def _write(  # noqa: PLR0913 - as above
             unwanted=unwanted,
         )
     keeps = None if closing is None else closing.keeps
-    row = claims.end(
+    row = run_ends.end(
         executor,
         hold.job_id,
         **run,
@@ -194,7 +194,7 @@ def _write(  # noqa: PLR0913 - as above
     return row
 
 
-def _past(runtime: LocalRuntime, hold: Hold, ending: Ending) -> claims.Past:
+def _past(runtime: LocalRuntime, hold: Hold, ending: Ending) -> run_ends.Past:
     """Return the details of the end for the history.
 
     These are the facts of a loss, or the class, the group and the beginning of the message of an error.

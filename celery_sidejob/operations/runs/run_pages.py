@@ -51,7 +51,7 @@ def claim_page(
     """Begin runs that have not begun, and end those that are `over`, in one transaction.
 
     Returns the runs that were begun, and the jobs' new rows of those that have ended; see `claims.claim_page` and
-    `claims.end_page`. Waits for no job that a transaction has locked.
+    `run_ends.end_page`. Waits for no job that a transaction has locked.
 
     If the process dies after the commit, or the answer is lost, the worker holds runs that no process has begun.
     """

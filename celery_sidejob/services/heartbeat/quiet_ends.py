@@ -32,7 +32,7 @@ class QuietEnd:
     """The end of one run."""
 
     over: Ended
-    """How the statement names it, and its result; see `broker.holds.ended` and `claims.end_page`."""
+    """How the statement names it, and its result; see `broker.holds.ended` and `run_ends.end_page`."""
     content: Callable[[], Any]
     """Returns what else its end needs: what a task has run, or a job's hold."""
     is_unknown: bool = False
