@@ -9,7 +9,7 @@ from ...operations.gates.capacity import fill
 from ...operations.gates.queues import rank
 from ...store import queues
 from ...store.capacity import sample
-from ...store.permits import MOST_LET_IN
+from ...store.queues import MOST_LET_IN
 from ..duty import Count, Report
 from .sweep import SweepDuty
 
