@@ -40,7 +40,7 @@ from celery_sidejob.hooks.messages import carried, encoding
 from celery_sidejob.hooks.tasks import marking
 from celery_sidejob.hooks.worker import pool_kind
 from celery_sidejob.jobs import scheduling
-from celery_sidejob.model import errors, native
+from celery_sidejob.model import errors, libpq, native
 from celery_sidejob.model.durable import Message
 from celery_sidejob.model.schedule import parse
 from celery_sidejob.model.settings import read_settings
@@ -859,7 +859,7 @@ def without_psycopg() -> None:
     """Look for libpq where psycopg cannot be imported."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "psycopg", None)
-        native.require_psycopg()
+        libpq.require()
 
 
 def part_of_a_deletion(scene: Scene) -> None:

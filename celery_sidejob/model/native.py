@@ -1,4 +1,4 @@
-"""What this process has of its system: real threads and locks, its name, and libpq.
+"""What this process has of its system: real threads and locks, and its name.
 
 Threads and locks are those of the operating system, even where gevent has replaced Python's with its own. A thread of
 gevent is a greenlet: it stands still while another greenlet computes. Work that must go on then needs a real thread,
@@ -22,8 +22,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
 from typing import Any
-
-from .errors import MissingLibraryError
 
 
 def is_patched() -> bool:
@@ -141,15 +139,3 @@ def _of_process(pid: int) -> str:
 @cache
 def _numbers_of(pid: int) -> Iterator[int]:
     return itertools.count(1)
-
-
-def require_psycopg() -> None:
-    """Import psycopg; MissingLibraryError if it is not installed, or finds no libpq."""
-    try:
-        import psycopg  # noqa: F401
-    except ImportError as error:
-        raise MissingLibraryError(
-            f"psycopg cannot be imported ({str(error).partition(chr(10))[0].rstrip('. ')}): it finds no libpq, the "
-            'client library of Postgres. Install one with: pip install "celery-sidejob[binary]". Or install the '
-            "system's own, which on Debian and Ubuntu is the package libpq5."
-        ) from error

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from celery import Celery
 
-from ..model import native, store_url
+from ..model import libpq, native, store_url
 from ..model.checks import shown
 from ..model.errors import SettingsError, StoreUnavailableError
 from ..store import chords, results
@@ -154,7 +154,7 @@ def place_of(app: Celery, url: str, options: Mapping[str, Any]) -> Place:
 
     Raises SettingsError if the URL or an option cannot be read, or if the app has no store.
     """
-    native.require_psycopg()
+    libpq.require()
     schema, direct_url = _checked(options)
     if not is_alone(url):
         if not store_url.are_clear_for_broker(url):

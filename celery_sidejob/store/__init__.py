@@ -1,5 +1,5 @@
 """All the SQL. A function is one statement and one promise; it runs in the transaction of its executor."""
 
-from ..model import native
+from ..model import libpq
 
-native.require_psycopg()  # before any module here imports psycopg: psycopg's own error does not say what to do
+libpq.require()  # before any module here imports psycopg: psycopg's own error does not say what to do

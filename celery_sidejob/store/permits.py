@@ -7,8 +7,8 @@ looks for it until it is let in. The model is `tests/protocol_model/permits.py`.
 
 What runs is counted by the messages that runs hold, so a death leaves no wrong number. A statement that has waited for
 a lock counts as of its start; therefore the row of a queue with a limit is locked by an earlier statement of the same
-transaction (`queues.lock_for_run`). Whoever frees a slot locks nothing for that. Before it lets the next run in, it locks the queue: a
-permit that found no slot has then left its message at the gate.
+transaction (`queues.lock_for_run`). Whoever frees a slot locks nothing for that. Before it lets the next run in, it
+locks the queue: a permit that found no slot has then left its message at the gate.
 """
 
 from __future__ import annotations

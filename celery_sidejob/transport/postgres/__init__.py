@@ -1,5 +1,5 @@
 """The URL `sidejobpg://`: Postgres as Celery's broker."""
 
-from ...model import native
+from ...model import libpq
 
-native.require_psycopg()  # as in the store
+libpq.require()  # as in the store
