@@ -61,6 +61,12 @@ MODULES = (
 )  # fmt: skip
 
 READS_ALL = {
+    **{f"web_tokens.{name}": "a small table: a row for each token" for name in ("_ADD", "_FIND", "_LIST", "_REVOKE")},
+    **{f"measured.{name}": "a small table: a row for each minute of a day" for name in ("_TAKE_SAMPLE", "_SAMPLES")},
+    **{
+        f"queues.{name}": "a small table: the broadcasts of a minute"
+        for name in ("_SEND_BROADCAST", "_LAST_BROADCAST", "_BROADCASTS_SINCE", "_FORGET_BROADCASTS")
+    },
     "batches._ALL": "lists",
     "batches._COUNTS": "counts",
     "batches._COUNTED": "counts",
