@@ -7,8 +7,8 @@ looks for it until it is let in. The model is `tests/protocol_model/permits.py`.
 
 What runs is counted by the messages that runs hold, so a death leaves no wrong number. A statement that has waited for
 a lock counts as of its start; therefore the row of a queue with a limit is locked by an earlier statement of the same
-transaction (`lock`). Whoever frees a slot locks nothing for that. Before it lets the next run in, it locks the queue: a
-permit that found no slot has then left its message at the gate.
+transaction (`queues.lock_for_run`). Whoever frees a slot locks nothing for that. Before it lets the next run in, it
+locks the queue: a permit that found no slot has then left its message at the gate.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from .claims import BEGINS, claiming
 from .outbox.arming import DUE, OWED, UNCHECKED
 from .outbox.holds import HELD, LIVES
 from .outbox.tasks import DIGEST
-from .statement import Reader, Statement, Transaction, first
+from .queues import AT_GATE, RATE_IS_OPEN
+from .statement import Statement, Transaction, first
 
-_RATE_IS_OPEN = "(q.rate_opens_at <= now()) IS NOT FALSE"
 _OF_QUEUE = "m.queue || '' = %(queue)s"
 """The condition that a message `m` is of the queue, as SQL; no index fits it.
 
@@ -44,7 +44,7 @@ _TOKEN_TAKEN = """rate_opens_at = make_interval(secs => q.rate_interval_s) + gre
 _TOKEN = f"""
 token AS (
   UPDATE {{queues}} q SET {_TOKEN_TAKEN} FROM best
-  WHERE q.name = %(queue)s AND q.rate_interval_s IS NOT NULL AND q.paused_at IS NULL AND {_RATE_IS_OPEN}
+  WHERE q.name = %(queue)s AND q.rate_interval_s IS NOT NULL AND q.paused_at IS NULL AND {RATE_IS_OPEN}
   RETURNING q.name),"""
 _RANKED = f"m.rank IS NOT NULL AND m.locked_by IS NULL AND {OWED}"
 """The condition, as SQL, of the indexes by rank: a message `m` waits, at no gate but that of its queue."""
@@ -109,7 +109,7 @@ WITH RECURSIVE ranks AS (
   FROM ranks r WHERE r.rank IS NOT NULL),{further}{_UNRANKED}
 gate AS MATERIALIZED (
   SELECT q.name, q.rate_interval_s IS NOT NULL AS has_rate FROM {{queues}} q
-  WHERE q.name = %(queue)s AND q.paused_at IS NULL AND {_RATE_IS_OPEN} AND q.key_limit IS NULL AND {has_room}),
+  WHERE q.name = %(queue)s AND q.paused_at IS NULL AND {RATE_IS_OPEN} AND q.key_limit IS NULL AND {has_room}),
 ranked AS MATERIALIZED (
   SELECT found.* FROM gate CROSS JOIN ranks r CROSS JOIN LATERAL (
     SELECT j.id, m.for_run, {_PLACE} FROM (
@@ -138,7 +138,7 @@ _BEST_OF_KEYS = f"""
 WITH RECURSIVE keys AS ({_KEYS}),{_BUSY}
 gate AS MATERIALIZED (
   SELECT q.name, q.key_limit, q.rate_interval_s IS NOT NULL AS has_rate FROM {{queues}} q
-  WHERE q.name = %(queue)s AND q.paused_at IS NULL AND {_RATE_IS_OPEN} AND q.key_limit IS NOT NULL
+  WHERE q.name = %(queue)s AND q.paused_at IS NULL AND {RATE_IS_OPEN} AND q.key_limit IS NOT NULL
     AND {_HAS_ROOM}),
 firsts AS MATERIALIZED (
   SELECT found.id, found.rank, found.due_at, s.served_at FROM gate CROSS JOIN keys k CROSS JOIN LATERAL (
@@ -268,45 +268,12 @@ def claim(
     )
 
 
-_COLUMNS = "q.name, q.run_limit IS NOT NULL AS has_limit, q.key_limit IS NOT NULL AS has_keys"
-_LOCK = Statement(f"SELECT {_COLUMNS} FROM {{queues}} q WHERE q.name = %(queue)s FOR NO KEY UPDATE")
-_LOCK_OF_TASK = Statement(f"""
-SELECT {_COLUMNS} FROM {{queues}} q WHERE q.name = (
-  SELECT m.queue FROM {{messages}} m WHERE m.task_id = %(task_id)s AND m.generation = %(generation)s)
-FOR NO KEY UPDATE""")
-_QUEUE_OF_JOB = Statement("SELECT m.queue FROM {messages} m WHERE m.job_id = %(id)s")
-
-
-def lock(executor: Transaction, queue: str) -> Any | None:
-    """Lock a managed queue: (name, has_limit, has_keys); None if nobody manages it."""
-    return first(executor.run(_LOCK, queue=queue))
-
-
-def lock_of_task(executor: Transaction, key: Key) -> Any | None:
-    """Lock the queue of a durable task's message in the same way."""
-    return first(executor.run(_LOCK_OF_TASK, task_id=key[0], generation=key[1]))
-
-
-def queue_of(executor: Reader, job_id: int) -> str | None:
-    """Read in which queue a job's message is; None if it has none."""
-    row = first(executor.run(_QUEUE_OF_JOB, id=job_id))
-    return None if row is None else str(row.queue)
-
-
-_IS_MANAGED = Statement("SELECT EXISTS (SELECT FROM {queues} q WHERE q.name = %(queue)s) AS found")
-
-
-def is_managed(executor: Reader, queue: str) -> bool:
-    """Tell whether a queue is managed."""
-    return bool(executor.run(_IS_MANAGED, queue=queue)[0].found)
-
-
 _BEGIN = Statement(
     f"""
 WITH{_BUSY}
 best AS MATERIALIZED (
   SELECT q.name, q.rate_interval_s IS NOT NULL AS has_rate FROM {{queues}} q
-  WHERE q.name = %(queue)s AND q.paused_at IS NULL AND {_RATE_IS_OPEN} AND {_HAS_ROOM}
+  WHERE q.name = %(queue)s AND q.paused_at IS NULL AND {RATE_IS_OPEN} AND {_HAS_ROOM}
     AND EXISTS (SELECT FROM {{messages}} m WHERE m.task_id = %(task_id)s AND m.generation = %(generation)s
       AND m.locked_by IS NULL AND m.doom IS NULL AND m.body IS NOT NULL AND {OWED})),{_TOKEN}
 begun AS (
@@ -375,11 +342,10 @@ def wait(executor: Transaction, key: Key, content: Content) -> bool:
     return bool(executor.run(_WAIT, task_id=key[0], generation=key[1], task=content.task, digest=content.digest))
 
 
-_AT_GATE = f"m.gate = {Gate.QUEUE}"
 _LETS_IN = f"UPDATE {{messages}} m SET gate = {Gate.OPEN}, next_check_at = now()"
 _LET_IN = Statement(f"""
 WITH page AS MATERIALIZED (
-  SELECT m.task_id FROM {{messages}} m WHERE m.queue = %(queue)s AND {_AT_GATE}
+  SELECT m.task_id FROM {{messages}} m WHERE m.queue = %(queue)s AND {AT_GATE}
   ORDER BY m.due_at LIMIT %(limit)s FOR UPDATE OF m SKIP LOCKED)
 {_LETS_IN} FROM page WHERE m.task_id = page.task_id
 RETURNING m.task_id, m.job_id""")
@@ -387,17 +353,17 @@ _LET_IN_OF_KEYS = Statement(f"""
 WITH RECURSIVE keys AS ({_KEYS}),{_BUSY}
 found AS MATERIALIZED (
   (SELECT m.task_id, m.due_at FROM {{messages}} m
-   WHERE m.queue = %(queue)s AND m.limit_key IS NULL AND {_AT_GATE} ORDER BY m.due_at LIMIT %(limit)s)
+   WHERE m.queue = %(queue)s AND m.limit_key IS NULL AND {AT_GATE} ORDER BY m.due_at LIMIT %(limit)s)
   UNION ALL
   SELECT x.task_id, x.due_at FROM {{queues}} q CROSS JOIN keys k CROSS JOIN LATERAL (
     SELECT m.task_id, m.due_at FROM {{messages}} m
-    WHERE m.queue = %(queue)s AND {_RANKED} AND m.limit_key = k.key AND {_AT_GATE}
+    WHERE m.queue = %(queue)s AND {_RANKED} AND m.limit_key = k.key AND {AT_GATE}
     ORDER BY m.rank DESC, m.due_at, m.job_id
     LIMIT greatest(0, q.key_limit - coalesce((SELECT b.runs FROM busy b WHERE b.key = k.key), 0::bigint))) x
   WHERE q.name = %(queue)s),
 page AS MATERIALIZED (
   SELECT m.task_id FROM found CROSS JOIN LATERAL (
-    SELECT m.task_id FROM {{messages}} m WHERE m.task_id = found.task_id AND {_AT_GATE}
+    SELECT m.task_id FROM {{messages}} m WHERE m.task_id = found.task_id AND {AT_GATE}
     FOR UPDATE OF m SKIP LOCKED) m
   LIMIT %(limit)s)
 {_LETS_IN} FROM page WHERE m.task_id = page.task_id
@@ -413,7 +379,7 @@ def let_in(executor: Transaction, queue: str, *, limit: int, by_keys: bool = Fal
     return executor.run(_LET_IN_OF_KEYS if by_keys else _LET_IN, queue=queue, limit=limit)
 
 
-_LET_ALL_IN = Statement(f"{_LETS_IN} WHERE m.queue = %(queue)s AND {_AT_GATE}")
+_LET_ALL_IN = Statement(f"{_LETS_IN} WHERE m.queue = %(queue)s AND {AT_GATE}")
 
 
 def let_all_in(executor: Transaction, queue: str) -> None:
@@ -422,25 +388,3 @@ def let_all_in(executor: Transaction, queue: str) -> None:
     It passes none over: nobody looks at that gate again.
     """
     executor.run(_LET_ALL_IN, queue=queue)
-
-
-MOST_LET_IN = 500
-"""Messages of one queue that are let in together where nothing limits them."""
-
-_FREE = Statement(f"""
-SELECT q.name, q.key_limit IS NOT NULL AS by_keys, least({MOST_LET_IN},
-    CASE WHEN q.run_limit IS NOT NULL THEN q.run_limit - (
-      SELECT count(*) FROM {{messages}} m WHERE m.queue || '' = q.name AND m.locked_by IS NOT NULL) END,
-    CASE WHEN q.rate_interval_s IS NOT NULL AND q.rate_opens_at IS NOT NULL THEN 1 + floor(least(
-      extract(epoch FROM now() - q.rate_opens_at)::double precision / q.rate_interval_s,
-      (q.rate_burst - 1)::double precision))::int END)::int AS number
-FROM {{queues}} q
-WHERE q.paused_at IS NULL AND {_RATE_IS_OPEN} AND EXISTS (
-  SELECT FROM {{messages}} m WHERE m.queue = q.name AND {_AT_GATE})
-  AND (%(queue)s::text IS NULL OR q.name = %(queue)s)
-ORDER BY q.name""")
-
-
-def free(executor: Reader, queue: str | None = None) -> dict[str, Any]:
-    """Read how many messages may be let in, `number` and `by_keys` for each queue with an open gate that keeps some."""
-    return {row.name: row for row in executor.run(_FREE, queue=queue) if row.number > 0}

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from ..model.durable import Key
 from ..model.queue import QueueSettings, Rate
+from ..model.status import Gate
 from .asks import IS_TIMER
 from .outbox.arming import DUE, LATER, MANAGED, OWED
-from .statement import Autocommit, Reader, Statement, Transaction
+from .statement import Autocommit, Reader, Statement, Transaction, first
 
 _COLUMNS = """q.name, q.ordered, q.run_limit, q.key_limit, q.rate_interval_s, q.rate_burst, q.paused_at, q.pause_reason,
   q.declared::text AS declared"""
@@ -215,3 +217,64 @@ DELETE FROM {limit_keys} WHERE served_at < now() - interval '1 day'""")
 def forget_keys(connections: Autocommit) -> None:
     """Forget keys that were not served for a day: like new keys, they then come first."""
     connections.run(_FORGET_KEYS)
+
+
+RATE_IS_OPEN = "(q.rate_opens_at <= now()) IS NOT FALSE"
+
+
+_LIMITS = "q.name, q.run_limit IS NOT NULL AS has_limit, q.key_limit IS NOT NULL AS has_keys"
+_LOCK_FOR_RUN = Statement(f"SELECT {_LIMITS} FROM {{queues}} q WHERE q.name = %(queue)s FOR NO KEY UPDATE")
+_LOCK_FOR_TASK = Statement(f"""
+SELECT {_LIMITS} FROM {{queues}} q WHERE q.name = (
+  SELECT m.queue FROM {{messages}} m WHERE m.task_id = %(task_id)s AND m.generation = %(generation)s)
+FOR NO KEY UPDATE""")
+_QUEUE_OF_JOB = Statement("SELECT m.queue FROM {messages} m WHERE m.job_id = %(id)s")
+
+
+def lock_for_run(executor: Transaction, queue: str) -> Any | None:
+    """Lock a managed queue: (name, has_limit, has_keys); None if nobody manages it."""
+    return first(executor.run(_LOCK_FOR_RUN, queue=queue))
+
+
+def lock_for_task(executor: Transaction, key: Key) -> Any | None:
+    """Lock the queue of a durable task's message in the same way."""
+    return first(executor.run(_LOCK_FOR_TASK, task_id=key[0], generation=key[1]))
+
+
+def queue_of(executor: Reader, job_id: int) -> str | None:
+    """Read in which queue a job's message is; None if it has none."""
+    row = first(executor.run(_QUEUE_OF_JOB, id=job_id))
+    return None if row is None else str(row.queue)
+
+
+_IS_MANAGED = Statement("SELECT EXISTS (SELECT FROM {queues} q WHERE q.name = %(queue)s) AS found")
+
+
+def is_managed(executor: Reader, queue: str) -> bool:
+    """Tell whether a queue is managed."""
+    return bool(executor.run(_IS_MANAGED, queue=queue)[0].found)
+
+
+AT_GATE = f"m.gate = {Gate.QUEUE}"
+
+
+MOST_LET_IN = 500
+"""Messages of one queue that are let in together where nothing limits them."""
+
+_FREE_PLACES = Statement(f"""
+SELECT q.name, q.key_limit IS NOT NULL AS by_keys, least({MOST_LET_IN},
+    CASE WHEN q.run_limit IS NOT NULL THEN q.run_limit - (
+      SELECT count(*) FROM {{messages}} m WHERE m.queue || '' = q.name AND m.locked_by IS NOT NULL) END,
+    CASE WHEN q.rate_interval_s IS NOT NULL AND q.rate_opens_at IS NOT NULL THEN 1 + floor(least(
+      extract(epoch FROM now() - q.rate_opens_at)::double precision / q.rate_interval_s,
+      (q.rate_burst - 1)::double precision))::int END)::int AS number
+FROM {{queues}} q
+WHERE q.paused_at IS NULL AND {RATE_IS_OPEN} AND EXISTS (
+  SELECT FROM {{messages}} m WHERE m.queue = q.name AND {AT_GATE})
+  AND (%(queue)s::text IS NULL OR q.name = %(queue)s)
+ORDER BY q.name""")
+
+
+def free_places(executor: Reader, queue: str | None = None) -> dict[str, Any]:
+    """Read how many messages may be let in, `number` and `by_keys` for each queue with an open gate that keeps some."""
+    return {row.name: row for row in executor.run(_FREE_PLACES, queue=queue) if row.number > 0}

@@ -12,7 +12,7 @@ from ...model.durable import Content, Key, Message
 from ...model.errors import StoreUnavailableError
 from ...model.logger import logger
 from ...model.messages import Doorbell
-from ...store import permits
+from ...store import permits, queues
 from ...store.connection.connections import Connections
 from ...store.outbox import publishing
 from ...store.outbox.kinds import JOBS, TASKS
@@ -41,12 +41,12 @@ def is_known(runtime: Runtime, queue: str | None) -> bool:
 
 def is_managed(runtime: Runtime, queue: str) -> bool:
     """Tell whether a queue is managed, as the store knows now."""
-    return permits.is_managed(runtime.connections, queue)
+    return queues.is_managed(runtime.connections, queue)
 
 
 def queue_of(runtime: Runtime, job_id: int) -> str | None:
     """Return the queue that has a job's message; None if the job has no message."""
-    return permits.queue_of(runtime.connections, job_id)
+    return queues.queue_of(runtime.connections, job_id)
 
 
 def claim(  # noqa: PLR0913 - what the delivery names, and what its process can run
@@ -75,7 +75,7 @@ def claim(  # noqa: PLR0913 - what the delivery names, and what its process can 
         return found, False
 
     def work(executor: Transaction) -> tuple[Sequence[Any], Any]:
-        locked = permits.lock(executor, queue)
+        locked = queues.lock_for_run(executor, queue)
         if locked is None:
             return (), None
         found = begin(executor, locked=locked)
@@ -103,7 +103,7 @@ def begin_task(  # noqa: PLR0913 - the lock's own columns
     """
 
     def work(executor: Transaction) -> tuple[Any | None, str | None, bool]:
-        locked = permits.lock_of_task(executor, key)
+        locked = queues.lock_for_task(executor, key)
         if locked is None:
             return None, None, False
         begun = permits.begin(
@@ -129,7 +129,7 @@ def let_in(runtime: Runtime, queue: str | None = None) -> int:
     If this process dies or the broker does not answer, the sweeper publishes them.
     """
     let = 0
-    for name, free in permits.free(runtime.connections, queue).items():
+    for name, free in queues.free_places(runtime.connections, queue).items():
         take = partial(permits.let_in, queue=name, limit=free.number, by_keys=free.by_keys)
         let += _publish(runtime, runtime.connections.transact("let-in", take, single=True))
     return let
@@ -168,8 +168,8 @@ def _let_one_in(runtime: Runtime, queue: str) -> None:
     """Let one message in; the lock waits for permits that have found no slot and put a message back to the gate."""
 
     def work(executor: Transaction) -> Sequence[Any]:
-        permits.lock(executor, queue)
-        free = permits.free(executor, queue).get(queue)
+        queues.lock_for_run(executor, queue)
+        free = queues.free_places(executor, queue).get(queue)
         return () if free is None else permits.let_in(executor, queue, limit=1, by_keys=free.by_keys)
 
     try:

@@ -8,7 +8,7 @@ from ...operations.gates import permits
 from ...operations.gates.capacity import fill
 from ...operations.gates.queues import rank
 from ...store import queues
-from ...store.permits import MOST_LET_IN
+from ...store.queues import MOST_LET_IN
 from ..duty import Count, Report
 from .sweep import SweepDuty
 
