@@ -118,7 +118,7 @@ class Workers:
         tasks.read(connections, done[0])
         connections.transact("end", lambda e: end_task_runs(e, holds.remove(done, worker_id=worker_id)))
         moved = Message(retried[0], "bench.one", "bench", "{}", b"[]")
-        retry = tasks.move(moved, retried, WAITS, worker_id=worker_id)
+        retry = tasks.move(moved, retried, WAITS, worker_id=worker_id, enters_pool=False)
         connections.transact("move", lambda e: end_task_runs(e, retry))
         holds.held_by(connections, TASKS, worker_id)
         burial = burials.bury(lost, Death("lost", "Lost: x"), by="run", worker_id=worker_id)
@@ -150,7 +150,7 @@ class Workers:
             )
         self._sweeper.run_once()
         connections = self._runtime.connections
-        connections.transact("look", lambda e: checks.republish_jobs(e, after=2 * self._rows))
+        connections.transact("look", lambda e: checks.in_broker(e, JOBS, after=2 * self._rows))
         connections.transact("look", lambda e: checks.republish_in(e, "waits"))
         connections.transact("look", lambda e: checks.in_broker(e, TASKS, after="task-5"))
         Prune(Sweep(self._runtime)).run_once()

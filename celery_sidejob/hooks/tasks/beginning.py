@@ -46,7 +46,7 @@ from ..broker.connection import PAUSE_S
 from ..messages.kept_message import unpacker
 from ..worker import own_process, recording
 from ..worker.received import OF_THE_PARENT
-from . import chords, telling
+from . import chords
 from .present import RUNS, run_of
 
 
@@ -186,7 +186,6 @@ def _note_begun(delivery: Delivery, run: Run) -> None:
     run.stopping = partial(own_process.is_to_stop, task.app, run.key, place=run.runtime.store.place)
     for ours in (HEADER, *OF_THE_PARENT):  # a body may pass its headers on to the tasks that it calls
         (request.headers or {}).pop(ours, None)
-    telling.install(task.backend)  # a project may have set a backend for this task
     if request.chord:
         run.is_counted = chords.install(task.app, task.backend)
     measuring.task_begun(run)

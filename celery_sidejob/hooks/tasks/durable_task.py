@@ -56,7 +56,8 @@ class DurableTask(OnCommit):
     def backend(self) -> Any:
         """The task's result backend, to which `telling` reports the outcome."""
         backend = super().backend
-        telling.install(backend)
+        if not hasattr(backend, "tells_of_durable_tasks"):
+            telling.install(backend)
         return backend
 
     @backend.setter

@@ -38,8 +38,6 @@ UNREADABLE = (DecodeError, ContentDisallowed)
 
 def install(backend: Any) -> None:
     """Report durable tasks to a backend in this way; a second call has no effect."""
-    if hasattr(backend, "tells_of_durable_tasks"):
-        return
     result_backend.tell_by(
         backend,
         store_result=partial(_store, backend),
