@@ -109,6 +109,7 @@ def test_a_job(address: str, job_id: int, tmp_path: Path) -> None:
         assert "<b>send</b>" in browser.find_element("css selector", ".waterfall").get_attribute("textContent")
         assert "UTC" in browser.find_element("css selector", "time").get_attribute("title")
         browser.find_element("link text", "<i>vip</i>").click()
+        wait_until(lambda: "/jobs?" in browser.current_url, message="the list of jobs")
         assert browser.find_element("css selector", "tbody a").text == str(job_id)
 
 
@@ -133,10 +134,11 @@ def test_without_scripts(address: str, job_id: int, tmp_path: Path) -> None:
         browser.find_element("css selector", ".filters button").click()
         assert "No job matches." in browser.find_element("tag name", "main").text
         browser.find_element("name", "which").send_keys(str(job_id))
-        browser.find_element("name", "which").submit()
+        browser.find_element("name", "which").submit()  # which does not wait for the page that comes
+        wait_until(lambda: browser.current_url == f"{address}/jobs/{job_id}", message="the job's page")
         assert browser.find_element("css selector", "h1").text.split()[:2] == ["Job", str(job_id)]
         browser.find_element("css selector", "header button").click()
-        assert browser.current_url == f"{address}/login"
+        wait_until(lambda: browser.current_url == f"{address}/login", message="the page of the login")
 
 
 def test_an_id_is_copied_by_a_click_and_by_the_keyboard(address: str, stage: Stage, tmp_path: Path) -> None:
