@@ -1,8 +1,8 @@
 """A few rows of each test, where the whole suite is run: `--few`, as CI does. Without it each test has all its rows.
 
-A test that starts processes has one row, one with a store three, any other all its rows. Which ones depends on the
+A test that starts processes has one row, one with a store two, any other all its rows. Which ones depends on the
 test's name, so that of tests on several brokers one runs here, and another there. Of rows through a PgBouncer, which
-run directly too, each module has two. `@pytest.mark.few(3)` says another number. A test with 0 takes long, and shorter
+run directly too, each module has one. `@pytest.mark.few(3)` says another number. A test with 0 takes long, and shorter
 ones show its promise too.
 """
 
@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out: set[pytest.Item] = set()
     for (name, second_way), found in rows.items():
         found.sort(key=lambda item: item.nodeid)  # else the random order decides
-        taken = chosen(name, len(found), 2 if second_way else wanted(found[0]))
+        taken = chosen(name, len(found), 1 if second_way else wanted(found[0]))
         left_out.update(item for place, item in enumerate(found) if place not in taken)
     config.hook.pytest_deselected(items=list(left_out))
     items[:] = [item for item in items if item not in left_out]
@@ -50,7 +50,7 @@ def wanted(item: pytest.Item) -> int:
     if mark is not None:
         return int(mark.args[0])
     used = set(getattr(item, "fixturenames", ()))
-    return 1 if used & PROCESSES else 3 if used & SERVERS else 1000
+    return 1 if used & PROCESSES else 2 if used & SERVERS else 1000
 
 
 def is_second_way(item: pytest.Item) -> bool:
