@@ -1,5 +1,7 @@
 """The fixtures that all tests share."""
 
+from __future__ import annotations
+
 import gc
 import os
 import signal

@@ -49,7 +49,7 @@ def test_nothing_that_is_installed_with_it_is_under_the_gpl(extra: str) -> None:
     requirements = PROJECT["optional-dependencies"][extra] if extra else PROJECT["dependencies"]
     licences = {found.name: licence_of(found) for found in brought(requirements)}
 
-    assert len(licences) >= len(requirements)
+    assert len(licences) >= len({Requirement(one).name for one in requirements})
     assert {name: said for name, said in licences.items() if not said or REFUSED.search(said)} == {}
 
 

@@ -189,7 +189,8 @@ class StoredChords(BaseKeyValueStoreBackend):  # type: ignore[misc]
 
     @property
     def _chord_s(self) -> float | None:
-        lifetime_s: float | None = self._lifetime(self.chord_expires)
+        # Before Celery 5.7 there was no setting of chords' own.
+        lifetime_s: float | None = self._lifetime(getattr(self, "chord_expires", self.expires))
         return lifetime_s
 
     # -- the body --------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -20,13 +21,15 @@ Sent = list[tuple[Statement, int]]
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
-    """What is asked of the store from now on."""
+    """What this thread asks of the store from now on; another one marks what is published, whenever that may be."""
     noted: Sent = []
     run = OwnExecutor.run
+    mine = threading.get_ident()
 
     def noting(self: OwnExecutor, statement: Statement, /, **parameters: Any) -> Any:
         found = run(self, statement, **parameters)
-        noted.append((statement, len(found)))
+        if threading.get_ident() == mine:
+            noted.append((statement, len(found)))
         return found
 
     monkeypatch.setattr(OwnExecutor, "run", noting)

@@ -24,11 +24,13 @@ from tests.tools.apps import make_app
 from tests.tools.brokers import in_postgres
 from tests.tools.pgbouncer import direct
 from tests.tools.proxy import TcpProxy
+from tests.tools.versions import CELERY_5_7
 from tests.tools.waiting import patient, wait_until
 
 pytestmark = pytest.mark.pooled_too
 
 
+@CELERY_5_7  # before, there was no `exists()`
 def test_each_state_is_kept_with_all_that_belongs_to_it(app: Celery) -> None:
     request = Context({"id": "t", "group": "g", "parent_id": "p"})
     request.children.append(AsyncResult("child", app=app))

@@ -17,6 +17,7 @@ from celery_sidejob.store.schema.migrate import upgrade
 from tests.results.conftest import Rows, Site
 from tests.tools.brokers import in_postgres
 from tests.tools.recorder import Record
+from tests.tools.versions import KOMBU_5_7
 from tests.tools.waiting import patient, wait_until
 from tests.tools.workers import Processes
 
@@ -93,6 +94,7 @@ def test_a_body_on_another_broker(
         site.close()
 
 
+@KOMBU_5_7
 @pytest.mark.few(0)
 @pytest.mark.parametrize("kind", ["plain", "durable", "job"])
 def test_postgres_restarts_in_a_chord_of_a_thousand(

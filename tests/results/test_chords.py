@@ -18,7 +18,10 @@ from tests.results.conftest import Rows
 from tests.tools.apps import make_app
 from tests.tools.brokers import in_postgres
 from tests.tools.crash_points import Arm
+from tests.tools.versions import KOMBU_5_7
 from tests.tools.waiting import wait_until
+
+pytestmark = KOMBU_5_7
 
 BODIES = ["plain.total", "durable.total"]
 

@@ -14,6 +14,7 @@ from celery_sidejob.store.schema.migrate import upgrade
 from tests.results.conftest import Rows, Site
 from tests.tools.brokers import in_postgres
 from tests.tools.recorder import Record
+from tests.tools.versions import KOMBU_5_7
 from tests.tools.waiting import patient, wait_until
 from tests.tools.workers import Processes
 
@@ -52,7 +53,7 @@ def _stop_cold(server: embedded.Postgres, worker: Any) -> None:
 
 @pytest.mark.few(5)
 @pytest.mark.parametrize("trouble", [_restart, _kill_main, _kill_child, _stop_warm, _stop_cold])
-@pytest.mark.parametrize("broker", ["postgres", "redis", "amqp"])
+@pytest.mark.parametrize("broker", [pytest.param("postgres", marks=KOMBU_5_7), "redis", "amqp"])
 def test_results_and_ends_are_there_together(
     request: pytest.FixtureRequest, own_postgres: embedded.Postgres, record: Record, processes: Processes,
     broker: str, trouble: Any,

@@ -29,7 +29,10 @@ from celery_sidejob.store.errors import RowsLocked
 from tests.tools.crash_points import Arm
 from tests.tools.in_process import Stage
 from tests.tools.pgbouncer import direct
+from tests.tools.versions import KOMBU_5_7
 from tests.tools.waiting import patient, wait_until
+
+pytestmark = KOMBU_5_7
 
 End = Callable[[Stage, Job], object]
 

@@ -13,8 +13,11 @@ from celery_sidejob.store.schema.migrate import upgrade
 from tests.results.conftest import Make, Rows
 from tests.tools.brokers import in_postgres
 from tests.tools.recorder import Record
+from tests.tools.versions import KOMBU_5_7
 from tests.tools.waiting import patient
 from tests.tools.workers import Processes
+
+pytestmark = KOMBU_5_7
 
 TIMEOUT_S = patient(15)
 POOLS = ["prefork", "solo", "threads", "gevent"]

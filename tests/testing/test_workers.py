@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -101,9 +103,14 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_nothing_outlives_a_run_that_is_killed(processes: Processes, redis_url: str, tmp_path: Path) -> None:
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """A directory for temporary files. If its path were too long for sockets, Python 3.14 would take /tmp instead."""
+    with tempfile.TemporaryDirectory() as made:
+        yield Path(made)
+
+
+def test_nothing_outlives_a_run_that_is_killed(processes: Processes, redis_url: str, temporary: Path) -> None:
     run = processes.start_python(KILLED_RUN, redis_url, env={"TMPDIR": str(temporary)})
     assert run.wait(60) == -signal.SIGKILL, run.log()
 
@@ -114,12 +121,12 @@ def test_nothing_outlives_a_run_that_is_killed(processes: Processes, redis_url: 
 
 
 def test_a_killed_worker_leaves_no_temporary_files(
-    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    redis_url: str, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(temporary))
     # As where another test has configured Django in this process: the app does without it.
     monkeypatch.setattr(databases, "names", lambda: {"default": "elsewhere"})
     with Worker("tests.tools.plain_app", env={"BROKER_URL": redis_url}) as worker:
         worker.kill()
-        assert any(tmp_path.rglob("pymp-*")), "billiard's, which the worker would have removed"
-    assert not any(tmp_path.iterdir())
+        assert any(temporary.rglob("pymp-*")), "billiard's, which the worker would have removed"
+    assert not any(temporary.iterdir())
