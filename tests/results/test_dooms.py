@@ -99,6 +99,22 @@ def test_a_run_that_counts_after_all_leaves_its_result(shop: Shop, at: Arm, monk
     assert (shop.sql("SELECT 1 FROM messages"), shop.buried(), result.get(timeout=5)) == ([], [], 7)
 
 
+def test_each_app_of_a_process_writes_the_results_of_its_tasks_with_their_ends(
+    shop: Shop, database_url: str, redis_url: str, at: Arm
+) -> None:
+    """As where a factory makes the app again for the same store."""
+    assert shop.app.backend.is_in(shop.runtime.connections)
+    other = Shop(database_url, redis_url, result_backend="sidejobpg://")
+    assert other.app.backend.place.ear is shop.app.backend.place.ear  # all that wait cost one session
+    result = other.once.delay()
+    at("durable-end:before-commit", die)
+    with suppress(Died):
+        other.run(other.once, result.id)
+        pytest.fail("the point was not reached")
+    assert (other.rows(), result.state) == ([(True, None)], states.PENDING)
+    other.close()
+
+
 @pytest.mark.parametrize("refused", ["SUCCESS", "%"])
 def test_an_end_that_the_store_refuses_is_a_failure_that_has_its_result(shop: Shop, refused: str) -> None:
     shop.sql(f"ALTER TABLE results ADD CONSTRAINT refusing CHECK (state NOT LIKE '{refused}')")
