@@ -115,6 +115,15 @@ def test_each_app_of_a_process_writes_the_results_of_its_tasks_with_their_ends(
     other.close()
 
 
+def test_the_result_of_an_earlier_task_with_this_id_is_no_end(shop: Shop) -> None:
+    shop.app.backend.mark_as_done("again", 7)
+    chord([shop.once.s().set(task_id="again"), shop.once.s()])(shop.body.s())
+    shop.sql("UPDATE messages SET doom = 'lost', check_interval = interval '1 s' WHERE task_id = 'again'")
+    _is_due(shop, "again")
+    Sweeper(shop.runtime).run_once()
+    assert (shop.buried(), shop.sql("SELECT task_id FROM chord_parts")) == (["lost"], [("again",)])
+
+
 @pytest.mark.parametrize("refused", ["SUCCESS", "%"])
 def test_an_end_that_the_store_refuses_is_a_failure_that_has_its_result(shop: Shop, refused: str) -> None:
     shop.sql(f"ALTER TABLE results ADD CONSTRAINT refusing CHECK (state NOT LIKE '{refused}')")
