@@ -32,7 +32,8 @@ APPLICATION = "celery_sidejob_results"
 APART_S = 0.001
 """A process notifies at most once in this time; further results are named by its next notification.
 
-A listener that is notified looks again `ear.BACK_OFF_S[0]` later, for results of a process that had no more after them.
+A listener that is notified looks again `ear.BACK_OFF_S[0]` later, for results of a process that had no more after them;
+one that is notified of others' results alone looks `ear.DEAF_S` later.
 """
 READERS = 4
 """The most threads of a process that read at once: thousands may begin to wait together, and each would have a session.
