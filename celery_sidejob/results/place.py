@@ -72,7 +72,7 @@ class Place:
 
     def remove(self, key: str) -> None:
         """Remove what is kept under a key; raises StoreUnavailableError."""
-        self._do("forget", lambda executor: results.forget(executor, key))
+        self._do("forget", lambda executor: results.forget(executor, [key]))
 
     # -- chords ----------------------------------------------------------------------------------------------------
 

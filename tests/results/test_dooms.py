@@ -124,6 +124,20 @@ def test_the_result_of_an_earlier_task_with_this_id_is_no_end(shop: Shop) -> Non
     assert (shop.buried(), shop.sql("SELECT task_id FROM chord_parts")) == (["lost"], [("again",)])
 
 
+@pytest.mark.parametrize("dies", ["", "before", "after"])
+def test_what_is_retried_from_the_dead_set_has_no_result_until_it_ends(shop: Shop, at: Arm, dies: str) -> None:
+    result, shop.outcome = shop.once.delay(), ValueError
+    shop.run(shop.once, result.id)
+    (entry,) = shop.app.sidejob.dead
+    if dies:
+        at(f"durable-revive:{dies}-commit", die)
+    with suppress(Died):
+        shop.app.sidejob.dead.retry(entry.id)
+    is_retried = dies != "before"
+    assert (shop.buried(), len(shop.rows())) == (([], 1) if is_retried else (["failed"], 0))
+    assert shop.app.AsyncResult(result.id).state == (states.PENDING if is_retried else states.FAILURE)
+
+
 @pytest.mark.parametrize("refused", ["SUCCESS", "%"])
 def test_an_end_that_the_store_refuses_is_a_failure_that_has_its_result(shop: Shop, refused: str) -> None:
     shop.sql(f"ALTER TABLE results ADD CONSTRAINT refusing CHECK (state NOT LIKE '{refused}')")

@@ -149,6 +149,12 @@ class CeleryResults:
             logger.warning("The end of %s could not be stored; it is tried again: %s", message.task_id, problem)
             return "wait", ()
 
+    def forget(self, executor: Any, task_ids: Sequence[str], *, place: int) -> None:
+        """Remove results in a transaction of the store at this position, if they are in it."""
+        runtime: Runtime = self._app.sidejob.runtime
+        if self.in_store and ending.ends_with_result(self._app.backend, runtime.at_place(place)):
+            self._app.backend.forget_with(executor, task_ids)
+
     def module_of(self, error: str) -> str:
         """Return the module of an error class: Celery's, or one of ours."""
         return next((kind.__module__ for kind in FROM_OUTSIDE if kind.__name__ == error), errors.__name__)
