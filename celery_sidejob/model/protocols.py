@@ -159,6 +159,12 @@ class Results(ResultRules, Protocol):
         backend that could not be reached; and what the commit of a burial must write.
         """
 
+    def forget(self, executor: Any, task_ids: Sequence[str], *, place: int) -> None:
+        """Remove the results of durable tasks in the transaction that has them run again.
+
+        Only if the result backend is the store at this position: results elsewhere stay until others come.
+        """
+
     def announce_revoked(self, message: Message) -> None:
         """Tell monitors and receivers, as Celery does, that a task was revoked before it ran. Never raises."""
 

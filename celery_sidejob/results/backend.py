@@ -15,8 +15,10 @@ from kombu.utils.encoding import bytes_to_str, ensure_bytes
 from ..model.errors import ResultTooLargeError, StoreUnavailableError
 from ..model.logger import logger
 from ..model.names import storable
+from ..store import results
 from ..store.connection.connections import Connections
 from ..store.results import Kept
+from ..store.statement import Transaction
 from ..transport.postgres.address import SCHEME, is_alone, without_password
 from .chords import RIDERS, Riding, StoredChords, T, patiently
 from .waiting import ResultConsumer, add_awaited_calls
@@ -143,6 +145,10 @@ class PostgresBackend(StoredChords, AsyncBackendMixin):  # type: ignore[misc]
             yield riders
         finally:
             RIDERS.reset(token)
+
+    def forget_with(self, executor: Transaction, task_ids: Sequence[str]) -> None:
+        """Remove the results of some tasks in a transaction of the caller's."""
+        results.forget(executor, [self.get_key_for_task(task_id) for task_id in task_ids])
 
     def _keep(self, result: Kept, *, replaces: bool = False) -> None:
         riders = RIDERS.get()

@@ -26,7 +26,10 @@ from ..transport.postgres.pipe import Pipe
 BACK_OFF_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 """When it looks for itself, after somebody began to wait, and after each notification."""
 DEAF_S = 0.5
-"""The longest pause between two looks if it hears nothing."""
+"""The longest pause between two looks if it hears nothing, or only of results that others wait for.
+
+The process that tells of these may have told of one more, just after them, to nobody: see `place.APART_S`.
+"""
 SHARE = 20
 """A look comes again after this many times as long as it took, at least."""
 IDLE_S = 30.0
@@ -183,7 +186,8 @@ class Ear:
     def _look(self, executor: OwnExecutor, now: float, *, longest_s: float) -> None:
         """Read what was rung for, or all that is waited for if it is time."""
         wanted = {key for wait in list(self._waits) for key in list(wait.keys)}
-        rung, self._rung = wanted & self._rung, set()
+        heard, self._rung = self._rung, set()
+        rung = wanted & heard
         is_time = now >= self._look_at or self._is_all_rung
         self._is_all_rung = False
         if is_time:
@@ -197,6 +201,8 @@ class Ear:
             self._look_at = monotonic() + max(pause_s, SHARE * (monotonic() - now))
         elif rung:
             self._look_soon()
+        elif heard:
+            self._look_at = min(self._look_at, now + DEAF_S)
 
     def _hand_over(self, executor: OwnExecutor, keys: Sequence[str]) -> None:
         for page in results.pages(keys):

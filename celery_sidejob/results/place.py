@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 from typing import Any, TypeVar
@@ -31,7 +32,8 @@ APPLICATION = "celery_sidejob_results"
 APART_S = 0.001
 """A process notifies at most once in this time; further results are named by its next notification.
 
-A listener that is notified looks again `ear.BACK_OFF_S[0]` later, for results of a process that had no more after them.
+A listener that is notified looks again `ear.BACK_OFF_S[0]` later, for results of a process that had no more after them;
+one that is notified of others' results alone looks `ear.DEAF_S` later.
 """
 READERS = 4
 """The most threads of a process that read at once: thousands may begin to wait together, and each would have a session.
@@ -41,11 +43,10 @@ READERS = 4
 class Place:
     """Keeps results, and notifies those that wait for them."""
 
-    def __init__(self, connections: Connections, direct_url: str | None, *, setting: str) -> None:
-        """`direct_url` leads to the same database past a proxy that pools transactions."""
+    def __init__(self, connections: Connections, ear: Ear) -> None:
         self.connections = connections
         self.schema = connections.schema
-        self.ear = Ear(Opener(direct_url, self.schema, setting=setting, application=APPLICATION), self.schema)
+        self.ear = ear
         fork.register(self)
         self.forget()
 
@@ -71,7 +72,7 @@ class Place:
 
     def remove(self, key: str) -> None:
         """Remove what is kept under a key; raises StoreUnavailableError."""
-        self._do("forget", lambda executor: results.forget(executor, key))
+        self._do("forget", lambda executor: results.forget(executor, [key]))
 
     # -- chords ----------------------------------------------------------------------------------------------------
 
@@ -145,7 +146,13 @@ class Place:
             self._told_at = monotonic()
 
 
-_places: dict[tuple[str | None, str | None, str], Place] = {}
+_Way = tuple[str | None, str | None, str]
+"""How a schema is reached: the URL of its database, another one past a proxy that pools transactions, its name."""
+
+_named: dict[_Way, Place] = {}
+_stores: weakref.WeakValueDictionary[int, Place] = weakref.WeakValueDictionary()
+"""By the id of the connections to a store, which are an app's own: by them the end of a task knows its results."""
+_ears: dict[_Way, Ear] = {}
 _lock = threading.Lock()
 
 
@@ -160,23 +167,38 @@ def place_of(app: Celery, url: str, options: Mapping[str, Any]) -> Place:
         if not store_url.are_clear_for_broker(url):
             raise SettingsError(f"{SETTING} cannot be read: {store_url.NOT_CLEAR}")
         named = f"postgresql://{url.partition('://')[2]}"
-        return _place(
-            (named, direct_url, schema), lambda: Connections(named, schema, prepare=direct_url is None, setting=SETTING)
-        )
+        return _place_named((named, direct_url, schema))
     sidejob = getattr(app, "sidejob", None)
     if sidejob is None:
         raise SettingsError(ALONE)
     settings = sidejob.settings
-    key = (settings.database_url, settings.direct_url, settings.schema)
-    return _place(key, lambda: sidejob.runtime.connections)
+    return _place_in_store(sidejob.runtime.connections, (settings.database_url, settings.direct_url, settings.schema))
 
 
-def _place(key: tuple[str | None, str | None, str], connections: Any) -> Place:
+def _place_named(way: _Way) -> Place:
+    url, direct_url, schema = way
     with _lock:
-        if key not in _places:
-            setting = SETTING if key[1] is None else "sidejob_direct_url"
-            _places[key] = Place(connections(), key[1] or key[0], setting=setting)
-        return _places[key]
+        if way not in _named:
+            connections = Connections(url, schema, prepare=direct_url is None, setting=SETTING)
+            _named[way] = Place(connections, _ear(way))
+        return _named[way]
+
+
+def _place_in_store(connections: Connections, way: _Way) -> Place:
+    with _lock:
+        place = _stores.get(id(connections))
+        if place is None:
+            place = _stores[id(connections)] = Place(connections, _ear(way))
+        return place
+
+
+def _ear(way: _Way) -> Ear:
+    """Return the one that listens for all apps of this process."""
+    url, direct_url, schema = way
+    if way not in _ears:
+        setting = SETTING if direct_url is None else "sidejob_direct_url"
+        _ears[way] = Ear(Opener(direct_url or url, schema, setting=setting, application=APPLICATION), schema)
+    return _ears[way]
 
 
 def _checked(options: Mapping[str, Any]) -> tuple[str, str | None]:

@@ -156,12 +156,12 @@ def read(executor: Reader, keys: Sequence[str]) -> Mapping[str, bytes]:
     return {row.key: row.body for row in executor.run(_READ, keys=list(keys))}
 
 
-_FORGET = Statement("DELETE FROM {results} WHERE key = %(key)s")
+_FORGET = Statement("DELETE FROM {results} WHERE key = ANY(%(keys)s::text[])")
 
 
-def forget(executor: Transaction, key: str) -> None:
-    """Remove what is kept under a key."""
-    executor.run(_FORGET, key=key)
+def forget(executor: Transaction, keys: Sequence[str]) -> None:
+    """Remove what is kept under some keys, at most `PAGE`."""
+    executor.run(_FORGET, keys=list(keys))
 
 
 _PRUNE = Statement(f"""

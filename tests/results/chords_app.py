@@ -8,6 +8,7 @@ import os
 from typing import Any
 
 from celery import Celery
+from celery.exceptions import Reject
 
 from celery_sidejob import RunningJob, SideJob
 from tests.tools.recorder import Record
@@ -80,6 +81,19 @@ def once(number: int) -> int:
 def fail(number: int) -> None:
     """Fail."""
     raise ValueError(f"number {number}")
+
+
+@app.task(name="durable.limited", durable=True, on_lost="requeue", time_limit=2)
+def limited() -> None:
+    """Take too long."""
+    Record.from_env().note("begun")
+    Record.from_env().wait_for("end", timeout=120)
+
+
+@app.task(name="durable.reject", durable=True)
+def reject() -> None:
+    """Give up."""
+    raise Reject("in vain", requeue=False)
 
 
 @app.task(name="plain.total", acks_late=True)

@@ -15,6 +15,7 @@ from celery_sidejob import embedded
 from celery_sidejob.results import ear
 from celery_sidejob.store.schema.migrate import upgrade
 from tests.results.conftest import Rows, Site
+from tests.results.test_end_storms import TORN
 from tests.tools.brokers import in_postgres
 from tests.tools.recorder import Record
 from tests.tools.versions import KOMBU_5_7
@@ -139,6 +140,22 @@ def test_a_result_is_there_if_its_task_has_ended(
     wait_until(lambda: not rows.all("SELECT 1 FROM messages"), timeout=TIMEOUT_S)
     assert (once.exists(), result.state) == (True, state)
     assert rows.all("SELECT reason FROM dead") == ([("lost",)] if state == states.FAILURE else [])
+
+
+@pytest.mark.parametrize("when", ["before-commit", "after-commit"])
+@pytest.mark.parametrize("how", ["limited", "revoked", "reject"])
+def test_what_ends_otherwise_has_its_result_with_that_end(
+    site: Site, rows: Rows, tmp_path: Path, how: str, when: str
+) -> None:
+    once = tmp_path / "crashed"
+    site.start(SIDEJOB_CRASH_POINTS=f"durable-bury:{when}=kill-group", SIDEJOB_CRASH_ONCE=str(once))
+    result = site.sig("durable.reject" if how == "reject" else "durable.limited").delay()
+    if how == "revoked":
+        site.record.wait_for("begun", timeout=TIMEOUT_S)
+        result.revoke(terminate=True, signal="SIGKILL")
+    wait_until(once.exists, timeout=TIMEOUT_S)
+    assert rows.all(TORN, [result.id]) == []
+    assert len(rows.all("SELECT 1 FROM dead")) == (when == "after-commit")
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,45 @@ def test_a_run_that_counts_after_all_leaves_its_result(shop: Shop, at: Arm, monk
     assert (shop.sql("SELECT 1 FROM messages"), shop.buried(), result.get(timeout=5)) == ([], [], 7)
 
 
+def test_each_app_of_a_process_writes_the_results_of_its_tasks_with_their_ends(
+    shop: Shop, database_url: str, redis_url: str, at: Arm
+) -> None:
+    """As where a factory makes the app again for the same store."""
+    assert shop.app.backend.is_in(shop.runtime.connections)
+    other = Shop(database_url, redis_url, result_backend="sidejobpg://")
+    assert other.app.backend.place.ear is shop.app.backend.place.ear  # all that wait cost one session
+    result = other.once.delay()
+    at("durable-end:before-commit", die)
+    with suppress(Died):
+        other.run(other.once, result.id)
+        pytest.fail("the point was not reached")
+    assert (other.rows(), result.state) == ([(True, None)], states.PENDING)
+    other.close()
+
+
+def test_the_result_of_an_earlier_task_with_this_id_is_no_end(shop: Shop) -> None:
+    shop.app.backend.mark_as_done("again", 7)
+    chord([shop.once.s().set(task_id="again"), shop.once.s()])(shop.body.s())
+    shop.sql("UPDATE messages SET doom = 'lost', check_interval = interval '1 s' WHERE task_id = 'again'")
+    _is_due(shop, "again")
+    Sweeper(shop.runtime).run_once()
+    assert (shop.buried(), shop.sql("SELECT task_id FROM chord_parts")) == (["lost"], [("again",)])
+
+
+@pytest.mark.parametrize("dies", ["", "before", "after"])
+def test_what_is_retried_from_the_dead_set_has_no_result_until_it_ends(shop: Shop, at: Arm, dies: str) -> None:
+    result, shop.outcome = shop.once.delay(), ValueError
+    shop.run(shop.once, result.id)
+    (entry,) = shop.app.sidejob.dead
+    if dies:
+        at(f"durable-revive:{dies}-commit", die)
+    with suppress(Died):
+        shop.app.sidejob.dead.retry(entry.id)
+    is_retried = dies != "before"
+    assert (shop.buried(), len(shop.rows())) == (([], 1) if is_retried else (["failed"], 0))
+    assert shop.app.AsyncResult(result.id).state == (states.PENDING if is_retried else states.FAILURE)
+
+
 @pytest.mark.parametrize("refused", ["SUCCESS", "%"])
 def test_an_end_that_the_store_refuses_is_a_failure_that_has_its_result(shop: Shop, refused: str) -> None:
     shop.sql(f"ALTER TABLE results ADD CONSTRAINT refusing CHECK (state NOT LIKE '{refused}')")

@@ -296,6 +296,20 @@ def test_a_notification_lets_it_look_for_those_that_none_names(app: Celery, gett
     assert (named, unnamed) == ([2], [1])
 
 
+@pytest.mark.usefixtures("looks_once")
+def test_a_notification_of_others_results_lets_it_look_too(app: Celery, getting: Any) -> None:
+    place = app.backend.place
+    got = getting(app.AsyncResult("unnamed"))
+    wait_until(lambda: place.ear._look_at > monotonic() + 1000, message="the look at what was there before")
+    place._told_at = inf
+    app.backend.mark_as_done("unnamed", 1)
+    place._untold.clear()  # as if the process that has told of another had no result after it
+    place._told_at = -inf
+    app.backend.mark_as_done("of another process", 2)
+    wait_until(lambda: got, message="the result")
+    assert got == [1]
+
+
 @pytest.mark.usefixtures("never_looks")
 def test_a_result_is_kept_where_nobody_can_be_told_of_it(
     app: Celery, getting: Any, monkeypatch: pytest.MonkeyPatch

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import psycopg
 import pytest
 from celery import states
 
 from tests.results.conftest import Rows, Site
 from tests.tools.brokers import in_postgres
+from tests.tools.pgbouncer import direct
 from tests.tools.recorder import Record
 from tests.tools.versions import KOMBU_5_7
 from tests.tools.waiting import patient, wait_until
@@ -43,3 +45,31 @@ def test_a_result_that_postgres_refuses_fails_its_task_and_no_other(
     assert len(rows.all("SELECT FROM dead")) == 1
     assert worker.alive
     site.close()
+
+
+def test_a_burial_by_the_worker_goes_on_without_a_result_that_is_refused(site: Site, rows: Rows) -> None:
+    rows.run("ALTER TABLE results ADD CONSTRAINT none CHECK (false)")
+    worker = site.start()
+    result = site.sig("durable.limited").delay()
+    site.record.wait_for("begun", timeout=TIMEOUT_S)
+    result.revoke(terminate=True, signal="SIGKILL")
+    wait_until(lambda: rows.all("SELECT reason FROM dead"), timeout=TIMEOUT_S, message="the burial")
+    assert (rows.all("SELECT FROM messages"), result.state, worker.alive) == ([], states.PENDING, True)
+
+
+def test_a_burial_by_the_worker_waits_for_a_locked_result_and_nothing_else_does(
+    site: Site, rows: Rows, database_url: str
+) -> None:
+    site.start(concurrency=2)
+    result = site.sig("durable.limited").delay()
+    site.record.wait_for("begun", timeout=TIMEOUT_S)
+    with psycopg.connect(direct(database_url), options="-c search_path=sidejob") as locking:
+        locking.execute("INSERT INTO results (key, state, body) VALUES (%s, 'MINE', '')", [f"task:{result.id}"])
+        result.revoke(terminate=True, signal="SIGKILL")
+        wait_until(lambda: rows.all("SELECT FROM pg_locks WHERE NOT granted"), timeout=TIMEOUT_S, message="a wait")
+        for kind in ("durable.part", "job.part"):
+            assert site.sig(kind, 7).delay().get(timeout=TIMEOUT_S) == 7
+        assert (rows.all("SELECT FROM dead"), result.state) == ([], states.PENDING)
+        locking.rollback()
+    result.get(timeout=TIMEOUT_S, propagate=False)
+    assert (result.state, len(rows.all("SELECT FROM dead"))) == (states.REVOKED, 1)

@@ -149,6 +149,12 @@ class CeleryResults:
             logger.warning("The end of %s could not be stored; it is tried again: %s", message.task_id, problem)
             return "wait", ()
 
+    def forget(self, executor: Any, task_ids: Sequence[str], *, place: int) -> None:
+        """Remove results in a transaction of the store at this position, if they are in it."""
+        runtime: Runtime = self._app.sidejob.runtime
+        if self.in_store and ending.ends_with_result(self._app.backend, runtime.at_place(place)):
+            self._app.backend.forget_with(executor, task_ids)
+
     def module_of(self, error: str) -> str:
         """Return the module of an error class: Celery's, or one of ours."""
         return next((kind.__module__ for kind in FROM_OUTSIDE if kind.__name__ == error), errors.__name__)
@@ -185,8 +191,10 @@ class CeleryResults:
     ) -> tuple[Literal["bury", "remove", "wait"], Sequence[Rider]]:
         backend, request = self._backend, kept_message.request_of(self._app, message)
         stores = not isinstance(backend, DisabledBackend) and not request.ignore_result
+        in_store = ending.ends_with_result(backend, runtime)
         state = None
-        if stores:
+        # Kept with the end, a success is of an earlier task with this id, unless another store has a copy of the row.
+        if stores and (runtime.stores.several or not in_store):
             with suppress(*telling.UNREADABLE):  # then it is replaced
                 state = backend.get_state(message.task_id)
         if state == states.SUCCESS:
@@ -196,8 +204,7 @@ class CeleryResults:
                 return "wait", ()
             return ("bury" if request.callbacks or request.chain else "remove"), ()
         text = error.partition(": ")[2]
-        rides = ending.ends_with_result(backend, runtime) and not request.errbacks
-        with backend.riding() if rides else nullcontext(()) as riders:
+        with backend.riding() if in_store and not request.errbacks else nullcontext(()) as riders:
             if reason in ("expired", "revoked"):
                 backend.mark_as_revoked(message.task_id, reason, request, stores)
             else:

@@ -6,7 +6,8 @@ run, and its row decides once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from time import monotonic
@@ -33,6 +34,7 @@ from ...model.durable import (
     why_no_header,
 )
 from ...model.logger import logger
+from ...model.protocols import Rider
 from ...services.heartbeat.deliveries import ENDED, GRACE_S
 from ...services.heartbeat.run_ends import QuietEnd
 from ...store.outbox.holds import Fresh
@@ -42,6 +44,7 @@ from ..messages.kept_message import content_of, received
 from ..worker import pool_process
 from ..worker.delivered import Delivered, holders, is_busy
 from ..worker.outbox import Fetched
+from . import ending
 from .beginning import Copy, Forged, Left
 from .present import RUNS
 
@@ -176,10 +179,10 @@ class DurableRequest(Delivered):
         if soft:
             super().on_timeout(soft, timeout)
             return
-        self._stopped("failed", f"TimeLimitExceeded: the run took longer than {timeout} seconds")
-        if not self._failed:
-            self._failed = True
-            self._told(super().on_timeout, soft, timeout)
+        with self._stopped("failed", f"TimeLimitExceeded: the run took longer than {timeout} seconds"):
+            if not self._failed:
+                self._failed = True
+                self._told(super().on_timeout, soft, timeout)
 
     def terminate(self, pool: Any, signal: Any = None) -> None:
         """End a run that is revoked; the death of its process is then no loss."""
@@ -206,14 +209,17 @@ class DurableRequest(Delivered):
                 self.acknowledge()
                 return None
             self._failed = True
-            self._stopped("failed", f"TimeLimitExceeded: {error}")
-        elif (
-            not isinstance(error, Ignore | Reject | Retry) and not self._already_revoked and not self._already_cancelled
-        ):
+            end: Any = self._stopped("failed", f"TimeLimitExceeded: {error}")
+        elif isinstance(error, Reject):  # its process has written this end, and its result if that is a part of it
+            end = self.task.backend.riding() if self._ends_with_result else nullcontext()
+        elif isinstance(error, Ignore | Retry) or self._already_revoked or self._already_cancelled:
+            end = nullcontext()
+        else:
             # If the process could not even decode the message, only this worker can bury it.
-            self._bury("failed", f"{type(error).__name__}: {text_of(error)}", str(exc_info.traceback))
+            end = self._buried("failed", f"{type(error).__name__}: {text_of(error)}", str(exc_info.traceback))
         try:
-            return self._told(super().on_failure, exc_info, send_failed_event, return_ok)
+            with end:
+                return self._told(super().on_failure, exc_info, send_failed_event, return_ok)
         finally:
             self.over()
 
@@ -261,8 +267,8 @@ class DurableRequest(Delivered):
         kind = "expired" if expired else "revoked"
         error = f"TaskRevokedError: the task was {kind}" + (f" ({reason})" if reason != kind else "")
         if expired or terminated or self._kept is None or not self._holders:
-            self._stopped(kind, error)
-            super()._announce_revoked(reason, terminated, signum, expired)
+            with self._stopped(kind, error):
+                super()._announce_revoked(reason, terminated, signum, expired)
             return
         # The revocation has probably marked its row, and then the sweeper announces the end. So that the end is
         # announced once, the sweeper does it in any case.
@@ -275,14 +281,34 @@ class DurableRequest(Delivered):
         self.acknowledge()
         self._already_revoked = True
 
-    def _stopped(self, reason: str, error: str) -> None:
+    def _stopped(self, reason: str, error: str) -> AbstractContextManager[None]:
         self._plan(ENDED)
-        self._bury(reason, error, None)
+        return self._buried(reason, error, None)
 
-    def _bury(self, reason: str, error: str, traceback: str | None) -> None:
-        death = Death(reason, error, traceback, self._request_dict.get("retries") or 0)
+    @contextmanager
+    def _buried(self, reason: str, error: str, traceback: str | None) -> Iterator[None]:
+        """Bury it soon; the burial also writes what Celery tells the result backend within the block, if it can.
+
+        Otherwise its result is there before or after that: another backend's, or that of a task whose errbacks may read
+        it, or of a message without a row.
+        """
+        with self.task.backend.riding() if self._ends_with_result else nullcontext(()) as riders:
+            try:
+                yield
+            finally:
+                self._bury(Death(reason, error, traceback, self._request_dict.get("retries") or 0), riders)
+
+    @property
+    def _ends_with_result(self) -> bool:
+        return (
+            self._kept is not None
+            and not self._context.errbacks
+            and all(ending.ends_with_result(self.task.backend, heartbeat.runtime) for heartbeat in self._holders)
+        )
+
+    def _bury(self, death: Death, riders: Sequence[Rider]) -> None:
         for heartbeat in self._holders:
-            fail = partial(heartbeat.tasks.fail, address=self._address, content=self._content)
+            fail = partial(heartbeat.tasks.fail, address=self._address, content=self._content, riders=riders)
             heartbeat.errands.soon(partial(fail, self._key, death))
 
     def over(self) -> None:

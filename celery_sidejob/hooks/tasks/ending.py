@@ -153,6 +153,10 @@ def _end(task: Any, run: Run, state: str | None, retval: Any) -> None:
     else:
         raised = run.error or (retval if isinstance(retval, BaseException) else sys.exc_info()[1])
         assert raised is not None, state
+        if state == states.REJECTED and ends_with_result(task.backend, runtime):
+            # The worker's parent calls errbacks; before Celery 5.7 nobody told of this end.
+            stores = not request.ignore_result
+            task.backend.mark_as_failure(run.key[0], raised, None, request, stores, call_errbacks=False)
         _bury(run, request, raised, run.traceback)
 
 

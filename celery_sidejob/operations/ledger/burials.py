@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from ...model.crash_points import reach
 from ...model.durable import NOWHERE, Address, Content, Death, Key, Message
@@ -139,10 +140,19 @@ def forget(runtime: Runtime, key: Key, content: Content | None = None) -> bool:
 
 
 def revive(runtime: Runtime, entry_ids: Sequence[int]) -> int:
-    """Take entries out of the dead set and publish their messages again, in new generations; returns their number."""
+    """Take entries out of the dead set and publish their messages again, in new generations; returns their number.
+
+    Results in the same store are removed by that commit: who asks from then on waits for the next.
+    """
     wait_s = runtime.settings.lost_after
-    revive_tasks = partial(burials.revive, entry_ids=entry_ids, check_interval_s=wait_s)
-    rows = runtime.connections.transact("durable-revive", revive_tasks, single=True)
+
+    def revive_tasks(executor: Transaction) -> Sequence[Any]:
+        rows = burials.revive(executor, entry_ids=entry_ids, check_interval_s=wait_s)
+        if rows:
+            runtime.results.forget(executor, [row.task_id for row in rows], place=runtime.store.place)
+        return rows
+
+    rows = runtime.connections.transact("durable-revive", revive_tasks)
     publish_and_mark(runtime, [Message.of_row(row) for row in rows if row.pool is None])
     capacity.ring(runtime, [row.pool for row in rows])
     if len(rows) == len(entry_ids):

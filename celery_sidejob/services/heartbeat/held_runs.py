@@ -18,6 +18,7 @@ from ...model.errors import LeaseLostError, StoreUnavailableError
 from ...model.events import LeaseLost
 from ...model.logger import logger
 from ...model.loss import Loss, LossKind
+from ...model.protocols import Rider
 from ...operations.ledger import burials, durable_ends, durable_locks, revocation
 from ...operations.runs import recovery, run_pages
 from ...operations.runs.run_pages import Claimed
@@ -251,11 +252,37 @@ class HeldTasks(HeldRuns):
         super().__init__(worker, Deliveries[Key](), ends="ends", wait_s=wait_s)
         self._missed: set[Key] = set()
 
-    def fail(self, key: Key, death: Death, *, address: Address = NOWHERE, content: Content | None = None) -> None:
-        """Bury a task whose fate this worker's parent process decides, whether or not its run had begun."""
-        burials.fail(
-            self._runtime, key, death, by="worker", worker_id=self._worker.worker_id, address=address, content=content
+    def fail(
+        self,
+        key: Key,
+        death: Death,
+        *,
+        address: Address = NOWHERE,
+        content: Content | None = None,
+        riders: Sequence[Rider] = (),
+    ) -> None:
+        """Bury a task whose fate this worker's parent process decides, whether or not its run had begun.
+
+        Raises RowsLocked, to be tried again, if a transaction has locked the row or a result among `riders` for long.
+        """
+        bury = partial(
+            burials.fail,
+            self._runtime,
+            key,
+            death,
+            by="worker",
+            worker_id=self._worker.worker_id,
+            address=address,
+            content=content,
         )
+        with self._runtime.connections.talking(locked_s=BRIEFLY_S):
+            try:
+                bury(riders=riders)
+            except Exception as error:
+                if not (riders and will_be_refused_again(error)):
+                    raise
+                logger.exception("The store refuses the result of task %s, which is buried without it", key[0])
+                bury()
 
     def revoke(self, key: Key) -> None:
         """Have the sweeper bury a task known here to be revoked: whoever waits for its result is told once."""
