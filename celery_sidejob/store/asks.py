@@ -125,13 +125,11 @@ UPDATE {jobs} SET changes = changes + 1,
 WHERE id = %(id)s RETURNING status, changes"""
 """Queues the job of an accepted timer, unless a run is in progress; a forced run takes the job out of the dead set."""
 
-_SET_TIMER = Statement(
-    """
+_SET_TIMER = Statement(f"""
 WITH t AS (
-  INSERT INTO {timers} (job_id, due_at, ask, accepted)
-  VALUES (%(id)s, coalesce(%(due_at)s::timestamptz, now() + make_interval(secs => %(wait_s)s)), %(ask)s, true))"""
-    + _ACCEPTED
-)
+  INSERT INTO {{timers}} (job_id, due_at, ask, accepted)
+  VALUES (%(id)s, coalesce(%(due_at)s::timestamptz, now() + make_interval(secs => %(wait_s)s)), %(ask)s, true))
+{_ACCEPTED}""")
 
 
 def set_timer(executor: Transaction, job_id: int, *, due_at: Any, wait_s: float | None, ask: str) -> Any:
@@ -143,13 +141,10 @@ def set_timer(executor: Transaction, job_id: int, *, due_at: Any, wait_s: float 
     return executor.run(_SET_TIMER, id=job_id, due_at=due_at, wait_s=wait_s or 0.0, ask=ask)[0]
 
 
-_ACCEPT = Statement(
-    """
+_ACCEPT = Statement(f"""
 WITH t AS (
-  INSERT INTO {timers} (id, job_id, due_at, ask, accepted) OVERRIDING SYSTEM VALUE
-  VALUES (%(timer_id)s, %(id)s, %(due_at)s::timestamptz, %(ask)s, true))"""
-    + _ACCEPTED
-)
+  INSERT INTO {{timers}} (id, job_id, due_at, ask, accepted) OVERRIDING SYSTEM VALUE
+  VALUES (%(timer_id)s, %(id)s, %(due_at)s::timestamptz, %(ask)s, true)){_ACCEPTED}""")
 
 
 def accept(executor: Transaction, job_id: int, timer: Any) -> Any:

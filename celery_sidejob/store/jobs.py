@@ -11,7 +11,7 @@ from ..model.columns import COLUMNS, SHOWN
 from ..model.errors import DuplicateError, InvalidValueError
 from ..model.names import child_name_taken
 from .outbox.arming import FIRST_CHECK_S, armed
-from .statement import Autocommit, Reader, Statement, Transaction, first, violated
+from .statement import Autocommit, Frequent, Reader, Statement, Transaction, first, violated
 
 READ = ", ".join(
     f"j.{column.name}::text AS {column.name}" if column.is_json else f"j.{column.name}" for column in SHOWN.values()
@@ -180,9 +180,7 @@ def is_locked(executor: Transaction, job_id: int) -> bool:
     return bool(executor.run(_IS_LOCKED, id=job_id))
 
 
-_LOCK_ALL_FREE = Statement(
-    _LOCKED + "id = ANY(%(ids)s::bigint[]) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED", frequent=True
-)
+_LOCK_ALL_FREE = Frequent(f"{_LOCKED}id = ANY(%(ids)s::bigint[]) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED")
 
 
 def lock_all_free(executor: Transaction, ids: Iterable[int]) -> dict[int, Any]:

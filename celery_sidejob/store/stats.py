@@ -106,21 +106,18 @@ def dead_entries(executor: Reader) -> tuple[Count, Count]:
     )
 
 
-_SWEEP = Statement(
-    QUEUES
-    + """,
+_SWEEP = Statement(f"""{QUEUES},
 late AS (
   SELECT min(x.next_check_at) AS at FROM q CROSS JOIN LATERAL (
-    SELECT m.next_check_at FROM {messages} m
+    SELECT m.next_check_at FROM {{messages}} m
     WHERE m.queue = q.queue AND m.locked_by IS NULL AND m.next_check_at < 'infinity'
     ORDER BY m.next_check_at LIMIT 1) x
   WHERE q.queue IS NOT NULL)
-SELECT extract(epoch FROM now() - least((SELECT at FROM late), (SELECT min(due_at) FROM {timers})))::double precision
+SELECT extract(epoch FROM now() - least((SELECT at FROM late), (SELECT min(due_at) FROM {{timers}})))::double precision
     AS lag_s,
-  extract(epoch FROM now() - (SELECT min(due_at) FROM {timers}))::double precision AS timers_lag_s,
+  extract(epoch FROM now() - (SELECT min(due_at) FROM {{timers}}))::double precision AS timers_lag_s,
   extract(epoch FROM now() - l.expires_at)::double precision AS expired_s, l.holder, w.ident
-FROM {leases} l LEFT JOIN {workers} w ON w.id = l.holder AND w.dead_at IS NULL WHERE l.name = 'sweeper'"""
-)
+FROM {{leases}} l LEFT JOIN {{workers}} w ON w.id = l.holder AND w.dead_at IS NULL WHERE l.name = 'sweeper'""")
 
 
 def sweep(executor: Reader) -> Any:

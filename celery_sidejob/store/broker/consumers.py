@@ -14,7 +14,7 @@ from typing import Any
 from psycopg import sql
 
 from ..connection.own_executor import OwnExecutor
-from ..statement import Statement, Transaction
+from ..statement import Frequent, Statement, Transaction
 from .queues import Broadcast
 
 LOCK_CLASS = 0x53_4A_42_43 - 0x40_00_00_00
@@ -77,8 +77,7 @@ def beat(executor: Transaction, consumer: int, schema: str) -> Beaten:
     return Beaten(row.is_alive, row.dead)
 
 
-_TALK = Statement(
-    f"""{_BEATEN},
+_TALK = Frequent(f"""{_BEATEN},
 said AS (
   INSERT INTO {{broker_broadcasts}} (exchange, routing_key, headers, properties, body)
   SELECT s.exchange, s.routing_key, s.headers, s.properties, s.body
@@ -86,9 +85,7 @@ said AS (
     %(body)s::text[]) WITH ORDINALITY AS s(exchange, routing_key, headers, properties, body, place)
   ORDER BY s.place)
 SELECT f.is_alive, f.dead, b.id, b.exchange, b.routing_key, b.headers, b.properties, b.body FROM ({_FOUND}) AS f
-LEFT JOIN {{broker_broadcasts}} b ON b.id > %(since)s AND b.exchange = ANY(%(exchanges)s::text[]) ORDER BY b.id""",
-    frequent=True,
-)
+LEFT JOIN {{broker_broadcasts}} b ON b.id > %(since)s AND b.exchange = ANY(%(exchanges)s::text[]) ORDER BY b.id""")
 
 
 def beat_and_talk(

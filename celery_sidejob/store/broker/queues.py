@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ..statement import Reader, Statement, Transaction
+from ..statement import Frequent, Reader, Statement, Transaction
 from .messages import COUNTED, HIGHEST_PRIORITY
 
 _DECLARE = Statement("""
@@ -113,12 +113,9 @@ class Broadcast(NamedTuple):
     body: str
 
 
-_SEND_BROADCAST = Statement(
-    """
+_SEND_BROADCAST = Frequent("""
 INSERT INTO {broker_broadcasts} (exchange, routing_key, headers, properties, body)
-VALUES (%(exchange)s, %(routing_key)s, %(headers)s, %(properties)s, %(body)s)""",
-    frequent=True,
-)
+VALUES (%(exchange)s, %(routing_key)s, %(headers)s, %(properties)s, %(body)s)""")
 
 
 def send_broadcast(executor: Transaction, broadcast: Broadcast) -> None:
@@ -135,12 +132,9 @@ def last_broadcast(executor: Reader) -> int:
     return found
 
 
-_BROADCASTS_SINCE = Statement(
-    """
+_BROADCASTS_SINCE = Frequent("""
 SELECT b.id, b.exchange, b.routing_key, b.headers, b.properties, b.body FROM {broker_broadcasts} b
-WHERE b.id > %(since)s AND b.exchange = ANY(%(exchanges)s::text[]) ORDER BY b.id""",
-    frequent=True,
-)
+WHERE b.id > %(since)s AND b.exchange = ANY(%(exchanges)s::text[]) ORDER BY b.id""")
 
 
 def broadcasts_since(executor: Reader, since: int, exchanges: Sequence[str]) -> Sequence[Any]:
