@@ -225,9 +225,7 @@ def _of_tasks(found: Sequence[Statistics], metrics: Metrics) -> Iterator[Metric]
             bounds = [f"{bound:g}" for bound, _ in durations.histogram[:-1]]
             cumulated = accumulate(count for _, count in durations.histogram)
             family.add_metric(
-                metrics.values(one),
-                [*zip((*bounds, "+Inf"), cumulated, strict=True)],
-                sum_value=durations.sum_s,
+                metrics.values(one), [*zip((*bounds, "+Inf"), cumulated, strict=True)], sum_value=durations.sum_s
             )
         yield family
     for name, meaning, part in metrics.happened:

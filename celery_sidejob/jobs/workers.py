@@ -54,3 +54,23 @@ def present(runtime: Runtime) -> list[WorkerInfo]:
     return [
         WorkerInfo(row.ident, row.started_at, row.beat_at, sorted(row.queues), runs.get(row.id, [])) for row in rows
     ]
+
+
+def document_of(worker: WorkerInfo, *, runs: str) -> dict[str, Any]:
+    """Return a worker as JSON values, but for the times; `runs` is the key of its runs."""
+    return {
+        "name": worker.name,
+        "started_at": worker.started_at,
+        "heard_at": worker.heard_at,
+        "queues": worker.queues,
+        runs: [
+            {
+                "job": run.of.id if isinstance(run.of, Job) else None,
+                "task_id": None if isinstance(run.of, Job) else str(run.of.id),
+                "task": run.task,
+                "began_at": run.began_at,
+                "lasts_s": run.lasts_s,
+            }
+            for run in worker.runs
+        ],
+    }

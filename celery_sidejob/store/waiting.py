@@ -40,15 +40,12 @@ _OF_A_SHARE = Statement(f"""
 SELECT queue, {_COUNTS}
 FROM (SELECT *, locked_by IS NULL AS waits FROM {{messages}} {estimates.SAMPLE}) m
 GROUP BY queue ORDER BY queue""")
-_OF_EACH_QUEUE = Statement(
-    QUEUES
-    + f"""
+_OF_EACH_QUEUE = Statement(f"""{QUEUES}
 SELECT q.queue, x.* FROM q CROSS JOIN LATERAL (
   SELECT {_COUNTS} FROM (
     SELECT *, locked_by IS NULL AS waits FROM {{messages}} m
     WHERE m.queue = q.queue ORDER BY m.next_check_at LIMIT {COUNTED}) m) x
-WHERE q.queue IS NOT NULL ORDER BY q.queue""",
-)
+WHERE q.queue IS NOT NULL ORDER BY q.queue""")
 _RUNNING = Statement("SELECT queue, count(*) AS running FROM {messages} WHERE locked_by IS NOT NULL GROUP BY queue")
 
 
@@ -151,7 +148,7 @@ SELECT j.id, j.task, m.queue, {DUE} AS is_due,
     AS waits_for_timer,
   j.status = 'suspended' AND EXISTS (SELECT FROM {{port_waiters}} w WHERE w.job_id = j.id AND w.run_no = j.run_no)
     AND j.unit_no IS NULL AS waits_for_room,
-  j.blocked IS TRUE AND j.unit_no IS NULL AND j.status = 'queued' AS waits_for_jobs
+  j.blocked IS TRUE AND j.unit_no IS NULL AND j.status = 'queued' AS waits_for_dependencies
 FROM {{jobs}} j LEFT JOIN {{messages}} m ON m.job_id = j.id AND m.locked_by IS NULL
   LEFT JOIN {{queues}} q ON q.name = m.queue
 WHERE j.id = ANY(%(job_ids)s::bigint[])""")
@@ -161,7 +158,7 @@ def conditions(executor: Reader, job_ids: Iterable[int]) -> Sequence[Any]:
     """Read why the next run of each job waits; a job that is gone is missing.
 
     Returns (id, task, queue, is_due, is_parked, waits_for_pause, waits_for_limit, waits_for_rate, waits_for_pool,
-    waits_for_retry, waits_for_timer, waits_for_room, waits_for_jobs).
+    waits_for_retry, waits_for_timer, waits_for_room, waits_for_dependencies).
     If no run is owed, or a run is in progress, they are None, except the last three.
     """
     return executor.run(_CONDITIONS, job_ids=list(job_ids))

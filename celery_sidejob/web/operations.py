@@ -19,6 +19,7 @@ from ..inspection.schedules import ScheduleViews
 from ..inspection.statistics import StatisticsViews
 from ..inspection.tasks import TaskViews
 from ..jobs.job import Job
+from ..jobs.workers import document_of
 from ..model.names import at_most, check_key, check_tags
 from . import answers, requests, verbs
 from .api import Call, Operation, openapi
@@ -44,11 +45,7 @@ def list_jobs(call: Call) -> Any:
     }
     newest = asked.order == "newest"
     page = matching_jobs(
-        call.sidejob,
-        filters,
-        limit=asked.limit,
-        newest_first=newest,
-        **{"before" if newest else "after": asked.cursor},
+        call.sidejob, filters, limit=asked.limit, newest_first=newest, **{"before" if newest else "after": asked.cursor}
     )
     return _page(JobViews(call.sidejob.runtime).brief(page.jobs), page.next)
 
@@ -331,27 +328,7 @@ def run_schedule(call: Call) -> Any:
 
 def list_workers(call: Call) -> Any:
     """List the live workers, and what each runs."""
-    return {
-        "items": [
-            {
-                "name": one.name,
-                "started_at": one.started_at,
-                "heard_at": one.heard_at,
-                "queues": one.queues,
-                "runs": [
-                    {
-                        "job": run.of.id if isinstance(run.of, Job) else None,
-                        "task_id": None if isinstance(run.of, Job) else str(run.of.id),
-                        "task": run.task,
-                        "began_at": run.began_at,
-                        "lasts_s": run.lasts_s,
-                    }
-                    for run in one.runs
-                ],
-            }
-            for one in call.sidejob.workers()
-        ]
-    }
+    return {"items": [document_of(one, runs="runs") for one in call.sidejob.workers()]}
 
 
 def get_stats(call: Call) -> Any:

@@ -8,14 +8,14 @@ from functools import partial
 from typing import Any
 
 from ...model.crash_points import reach
-from ...model.durable import Content, Key, Message
+from ...model.durable import Content, Key, Terms
 from ...model.errors import StoreUnavailableError
 from ...model.logger import logger
 from ...model.messages import Doorbell
 from ...store import permits, queues
 from ...store.connection.connections import Connections
 from ...store.outbox import publishing
-from ...store.outbox.kinds import JOBS, TASKS
+from ...store.outbox.kinds import JOBS, TASKS, Kind
 from ...store.statement import Transaction
 from .. import deduplication
 from ..after_commit import dispatch
@@ -92,8 +92,8 @@ def claim(  # noqa: PLR0913 - what the delivery names, and what its process can 
     return found, known[queue]
 
 
-def begin_task(  # noqa: PLR0913 - the lock's own columns
-    runtime: Runtime, key: Key, content: Content, *, worker_id: int, pid: int, on_lost: str, max_losses: int
+def begin_task(
+    runtime: Runtime, key: Key, content: Content, *, worker_id: int, terms: Terms
 ) -> tuple[Any | None, str | None, bool]:
     """Lock the row of a durable task in a managed queue: (begun, the queue whose slot its end frees, kept at the gate).
 
@@ -106,16 +106,7 @@ def begin_task(  # noqa: PLR0913 - the lock's own columns
         locked = queues.lock_for_task(executor, key)
         if locked is None:
             return None, None, False
-        begun = permits.begin(
-            executor,
-            key,
-            content,
-            queue=locked.name,
-            worker_id=worker_id,
-            pid=pid,
-            on_lost=on_lost,
-            max_losses=max_losses,
-        )
+        begun = permits.begin(executor, key, content, queue=locked.name, worker_id=worker_id, terms=terms)
         if begun is not None:
             return begun, locked.name if locked.has_limit else None, False
         return None, None, permits.wait(executor, key, content)
@@ -142,23 +133,13 @@ def freed(runtime: Runtime, queue: str | None) -> None:
     runtime.after_commit(lambda: _let_one_in(runtime, queue))
 
 
-def publish_jobs(runtime: Runtime, task_ids: Sequence[str]) -> None:
-    """Publish due messages of jobs, unless another process does."""
-    if task_ids:
-        rows = runtime.connections.transact(
-            "reserve", partial(publishing.reserve, kind=JOBS, task_ids=task_ids), single=True
-        )
-        dispatch(runtime, [Doorbell.of_row(row) for row in rows if row.job_id is not None])
-
-
-def publish_tasks(runtime: Runtime, task_ids: Sequence[str]) -> None:
-    """Publish due messages of durable tasks, unless another process does."""
-    if task_ids:
-        rows = runtime.connections.transact(
-            "reserve", partial(publishing.reserve, kind=TASKS, task_ids=task_ids), single=True
-        )
-        messages: Sequence[Message] = deduplication.of_rows(runtime, [row for row in rows if row.fate == "publish"])
-        publish_and_mark(runtime, messages)
+def publish(runtime: Runtime, rows: Sequence[Any]) -> None:
+    """Publish due messages of jobs and of durable tasks, unless another process does; rows are (task_id, job_id)."""
+    jobs = _reserved(runtime, JOBS, [row.task_id for row in rows if row.job_id is not None])
+    dispatch(runtime, [Doorbell.of_row(row) for row in jobs if row.job_id is not None])
+    tasks = _reserved(runtime, TASKS, [row.task_id for row in rows if row.job_id is None])
+    if tasks:
+        publish_and_mark(runtime, deduplication.of_rows(runtime, [row for row in tasks if row.fate == "publish"]))
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -180,6 +161,10 @@ def _let_one_in(runtime: Runtime, queue: str) -> None:
 
 def _publish(runtime: Runtime, rows: Sequence[Any]) -> int:
     reach("let-in:before-publish")
-    publish_jobs(runtime, [row.task_id for row in rows if row.job_id is not None])
-    publish_tasks(runtime, [row.task_id for row in rows if row.job_id is None])
+    publish(runtime, rows)
     return len(rows)
+
+
+def _reserved(runtime: Runtime, kind: Kind, task_ids: Sequence[str]) -> Sequence[Any]:
+    reserve = partial(publishing.reserve, kind=kind, task_ids=task_ids)
+    return runtime.connections.transact("reserve", reserve, single=True) if task_ids else ()
