@@ -46,7 +46,7 @@ def queues(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     yield from _publishing(rows)
 
 
-def _unserved(executor: Transaction, runtime: Runtime, depth_of: Sequence[waiting.Depth]) -> Iterator[Finding]:
+def _unserved(executor: Transaction, runtime: Runtime, depth_of: Sequence[Any]) -> Iterator[Finding]:
     found = _of_first_store(executor, runtime, lambda first: _served(first, runtime))
     if found is None:
         return
@@ -73,7 +73,7 @@ def _unserved(executor: Transaction, runtime: Runtime, depth_of: Sequence[waitin
         )
 
 
-def _publishing(depth_of: Sequence[waiting.Depth]) -> Iterator[Finding]:
+def _publishing(depth_of: Sequence[Any]) -> Iterator[Finding]:
     rows = [row for row in depth_of if row.oldest_unpublished_s is not None]
     oldest_s = max((row.oldest_unpublished_s or 0.0 for row in rows), default=0.0)
     if oldest_s <= UNPUBLISHED_S[0]:

@@ -14,8 +14,7 @@ from ..deadset import DeadEntry
 from ..examination import examine
 from ..inspection.dead import DeadViews
 from ..inspection.jobs import JobViews
-from ..inspection.queues import QueueViews
-from ..inspection.schedules import ScheduleViews
+from ..inspection.queues import QueueViews, ScheduleViews
 from ..inspection.statistics import StatisticsViews
 from ..inspection.tasks import TaskViews
 from ..jobs.job import Job

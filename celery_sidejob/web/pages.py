@@ -14,8 +14,7 @@ from ..inspection.batches import BatchViews
 from ..inspection.dead import DeadViews
 from ..inspection.graphs import GraphViews
 from ..inspection.jobs import JobPage, JobViews
-from ..inspection.queues import QueueViews
-from ..inspection.schedules import ScheduleViews
+from ..inspection.queues import QueueViews, ScheduleViews
 from ..inspection.statistics import StatisticsViews, life_of
 from ..inspection.tasks import TaskViews
 from ..jobs.job import Job

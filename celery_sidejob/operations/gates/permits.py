@@ -39,16 +39,6 @@ def is_known(runtime: Runtime, queue: str | None) -> bool:
     return queue in _known.get(runtime.connections, ())
 
 
-def is_managed(runtime: Runtime, queue: str) -> bool:
-    """Tell whether a queue is managed, as the store knows now."""
-    return queues.is_managed(runtime.connections, queue)
-
-
-def queue_of(runtime: Runtime, job_id: int) -> str | None:
-    """Return the queue that has a job's message; None if the job has no message."""
-    return queues.queue_of(runtime.connections, job_id)
-
-
 def claim(  # noqa: PLR0913 - what the delivery names, and what its process can run
     runtime: Runtime, queue: str, *, job_id: int, task: str, tasks: Collection[str], worker_id: int, most: int
 ) -> tuple[Sequence[Any], bool] | None:

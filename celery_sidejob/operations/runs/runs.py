@@ -14,7 +14,7 @@ from ...model.changes import Adopt, CancelTimer, Change, Disown, Log, NewJob, Re
 from ...model.crash_points import reach
 from ...model.errors import IllegalMoveError, JobNotFoundError, LeaseLostError, StoreUnavailableError
 from ...model.status import Status
-from ...store import advisory, claims, jobs, packets, room
+from ...store import advisory, claims, jobs, packets, queues, room
 from ...store.borrowed.borrowed import Borrowed
 from ...store.claims import Try
 from ...store.errors import OutcomeUnknown
@@ -149,8 +149,8 @@ def _claim(  # noqa: PLR0913 - as above
     hold = _claim_by_name(runtime, job_id, task=task, for_run=for_run, worker_id=worker_id, passes=passes)
     if hold is not None or passes:
         return hold
-    queue = queue or permits.queue_of(runtime, job_id)
-    return of_queue(queue)[1] if queue is not None and permits.is_managed(runtime, queue) else None
+    queue = queue or queues.queue_of(runtime.connections, job_id)
+    return of_queue(queue)[1] if queue is not None and queues.is_managed(runtime.connections, queue) else None
 
 
 def _claim_by_name(
