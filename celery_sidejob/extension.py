@@ -53,7 +53,9 @@ from .operations.stores import Store
 from .operations.waiting import check_reason
 from .services.heartbeat.heartbeat import Heartbeat
 from .services.sweep.sweeper import PollReport, Sweeper
+from .store import batches as batch_rows
 from .store import job_lists, labels, publications, queues
+from .store import schedules as schedule_rows
 from .store.schema import schema_check
 from .unit.open_unit import submit
 
@@ -264,7 +266,7 @@ class SideJob:
 
     def batches(self) -> list[Batch]:
         """Return all batches, oldest first."""
-        return batch_of.all_batches(self.runtime)
+        return [Batch(row, runtime=self.runtime) for row in batch_rows.read_all(self.runtime.connections)]
 
     # -- finding jobs --------------------------------------------------------------------------------------------
 
@@ -434,7 +436,7 @@ class SideJob:
 
     def schedules(self) -> list[Schedule]:
         """Return all schedules, by name."""
-        return [Schedule(name, runtime=self.runtime) for name in schedules.read(self.runtime)]
+        return [Schedule(name, runtime=self.runtime) for name in schedule_rows.read(self.runtime.connections)]
 
     def get_schedule(self, name: str) -> Schedule:
         """Return the schedule of this name; raises ScheduleNotFoundError."""

@@ -10,9 +10,8 @@ from typing import Any, Literal
 from ..jobs.queue import rate_in_text
 from ..jobs.schedule import info_of
 from ..model.settings import Settings
-from ..operations import schedules
 from ..operations.runtime import Runtime
-from ..store import capacity, dead, job_lists, measured, queues, registry, stats, waiting, workers
+from ..store import capacity, dead, job_lists, measured, queues, registry, schedules, stats, waiting, workers
 from ..store.statement import Transaction
 
 
@@ -139,6 +138,6 @@ class ScheduleViews:
 
     def all(self, next_times: int) -> list[dict[str, Any]]:
         """Return the `info` of each schedule, by name, with its `next_times`; one statement."""
-        found = sorted(schedules.read(self._runtime).items())
+        found = sorted(schedules.read(self._runtime.connections).items())
         hide = self._runtime.settings.redacted
         return [{**info_of(row, hide), "next_times": list(islice(row.plan.upcoming(), next_times))} for _, row in found]

@@ -174,7 +174,19 @@ class RunningJob(Job):
         was: Was = None,
         **kwargs: Any,
     ) -> R: ...
-    def step(self, name: str, function: Any = None, /, *args: Any, **options: Any) -> Any:
+    def step(  # noqa: PLR0913 - what is called, and how often
+        self,
+        name: str,
+        function: Any = None,
+        /,
+        *args: Any,
+        retries: int = 0,
+        backoff: float | timedelta = 1.0,
+        retry_on: RetryOn = Exception,
+        was: Was = None,
+        transaction: Any = None,
+        **kwargs: Any,
+    ) -> Any:
         """Call the function once, whatever happens to the runs of this job, and return its value, a JSON value.
 
         The value is kept in the same commit as what the function does through this package. If the job has it already,
@@ -190,10 +202,11 @@ class RunningJob(Job):
         Without a function ``with job.step(name, transaction=session) as step:`` keeps the step in the same commit as
         your own rows: if `step.is_new`, write them, set `step.value`, and commit.
         """
-        made = self._step(name, function, *args, **options)
+        given = {"retries": retries, "backoff": backoff, "retry_on": retry_on, "was": was, "transaction": transaction}
+        made = self._step(name, function, *args, **given, **kwargs)
         return made if isinstance(made, StepInTransaction) else here(made)
 
-    def _step(  # noqa: PLR0913 - what is called, and how often
+    def _step(  # noqa: PLR0913 - as in `step`
         self,
         name: str,
         function: Any = None,

@@ -20,6 +20,8 @@ from ...model.durable import WORKER, Address
 from ...model.logger import logger
 from ...services.heartbeat.deliveries import RELEASED, Deliveries, Delivery
 from ...services.heartbeat.heartbeat import Heartbeat
+from ...store.claims import Owed
+from ...store.outbox.holds import Fresh
 from ..patches.celery_worker import wrap_generated
 from ..patches.connections import is_redis
 from .pool_kind import has, has_processes, not_begun
@@ -46,7 +48,7 @@ class Delivered(Request):
     acks_at_end = False
     """Whether this worker acknowledges messages after their run, also where it might do so before."""
     held: Any = None
-    """How this worker holds its row, if it does."""
+    """How this worker holds its row, if it does: a `Fetched` or a `Claimed`."""
     _is_acknowledged_for_hold = False
     _is_being_accepted = False
     _has_begun = False
@@ -124,6 +126,15 @@ class Delivered(Request):
         self.over()
         self.unhold()
         return True
+
+    @property
+    def fresh(self) -> Fresh | Owed | None:
+        """What is to be held for it before it waits for the pool; None if its process is to lock the row."""
+        raise NotImplementedError
+
+    def hold(self, held: Any) -> None:
+        """Note that this worker holds its row."""
+        raise NotImplementedError
 
     def unhold(self) -> None:
         """Have its row given back, if this worker holds it and its run will not begin."""
