@@ -252,12 +252,12 @@ def full_ports(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
 
 def results(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     """Check for results that wait for the result backend."""
-    row = stats.results(executor)
-    if row.oldest_s is not None and row.oldest_s > UNSENT_S:
+    unsent, oldest_s = stats.results(executor)
+    if oldest_s is not None and oldest_s > UNSENT_S:
         yield warning(
             "results",
-            f"{counted(row.unsent, 'result waits', 'results wait')} for the result backend, the oldest for "
-            f"{row.oldest_s:.0f} s",
+            f"{counted(unsent.number, 'result waits', 'results wait')} for the result backend, the oldest for "
+            f"{oldest_s:.0f} s",
             meaning="Callers of result.get(), chords and errbacks still wait for them.",
             remedy="Check whether the result backend is up and accepts the workers' writes.",
         )

@@ -36,7 +36,7 @@ class QueueViews:
 
         def work(executor: Transaction) -> tuple[Sequence[Any], dict[str, int], set[str] | None]:
             suspended, timers = stats.resting(executor, queue)
-            rest = {"suspended": suspended, "timers": timers, "results": stats.results(executor).unsent}
+            rest = {"suspended": suspended, "timers": timers, "results": stats.results(executor)[0].number}
             return depth(executor), rest, served_queues(executor, self._runtime.settings)
 
         here, rest, served = self._runtime.connections.transact("inspect", work, within_s=self._runtime.look_s)
