@@ -26,8 +26,7 @@ from ..model.printable import seconds_from, since_from
 from ..model.status import ASKABLE, Status
 from ..operations.waiting import REASONS
 from ..store.kept import STATUSES as TASK_STATUSES
-from .charts import day_chart, hour_chart, month_chart
-from .drawing import over_time, runs_of, steps_of
+from .drawing import day_chart, hour_chart, month_chart, over_time, runs_of, steps_of
 from .graph_drawing import drawn
 from .rendering import path
 from .requests import JobsQuery

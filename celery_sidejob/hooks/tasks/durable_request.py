@@ -230,8 +230,7 @@ class DurableRequest(Delivered):
     def _not_begun(self, why: Copy | Forged | Left) -> None:
         """Run nothing here. A silent store may still lock the row for it later, when nothing waits for it any more."""
         task_ready(self)
-        if self.held is not None:  # its process may not have reached the store to release it
-            self._app.sidejob.heartbeat.tasks.unhold(self.held.held)
+        self.unhold()  # its process may not have reached the store to release it
         for runs, delivery in self._deliveries:
             runs.idle(delivery)
             if isinstance(why, Left):
@@ -269,8 +268,7 @@ class DurableRequest(Delivered):
         self._plan(ENDED)
         for heartbeat in self._holders:
             heartbeat.errands.soon(partial(heartbeat.tasks.revoke, self._key))
-        if self.held is not None:  # the sweeper buries waiting rows
-            self._app.sidejob.heartbeat.tasks.unhold(self.held.held)
+        self.unhold()  # the sweeper buries waiting rows
         task_ready(self)
         self.acknowledge()
         self._already_revoked = True

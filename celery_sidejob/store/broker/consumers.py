@@ -27,8 +27,7 @@ _REGISTER = Statement(
 
 def register(executor: Transaction, ident: str, *, silence_s: float) -> int:
     """Register a consumer that is dead after so many seconds without a beat; return its id."""
-    consumer: int = executor.run(_REGISTER, ident=ident, silence_s=silence_s)[0].id
-    return consumer
+    return int(executor.run(_REGISTER, ident=ident, silence_s=silence_s)[0].id)
 
 
 _LOCK = Statement("""

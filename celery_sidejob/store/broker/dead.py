@@ -37,8 +37,7 @@ _COUNT = Statement("SELECT count(*) AS rows FROM {broker_dead} d WHERE d.id <= %
 
 def count(executor: Reader, *, until: int = 2**63 - 1) -> int:
     """Count the messages up to an id."""
-    found: int = executor.run(_COUNT, until=until)[0].rows
-    return found
+    return int(executor.run(_COUNT, until=until)[0].rows)
 
 
 _DELETE = Statement("DELETE FROM {broker_dead} d WHERE d.id = ANY(%(ids)s::bigint[]) RETURNING d.id")

@@ -46,15 +46,7 @@ VALUES (%(queue)s, %(priority)s, %(due_at)s, %(headers)s, %(properties)s, %(body
 
 def put(executor: Transaction, row: Row) -> None:
     """Send one message."""
-    executor.run(
-        _PUT,
-        queue=row.queue,
-        priority=row.priority,
-        due_at=row.due_at,
-        headers=row.headers,
-        properties=row.properties,
-        body=row.body,
-    )
+    executor.run(_PUT, **row._asdict())
 
 
 def put_all(executor: OwnExecutor, rows: Iterable[Row]) -> None:
@@ -274,8 +266,7 @@ SELECT count(*) AS rows FROM (
 
 def size(executor: Reader, queue: str) -> int:
     """Count the messages of a queue that are ready and that nobody holds, up to `COUNTED`."""
-    found: int = executor.run(_SIZE, queue=queue, counted=COUNTED)[0].rows
-    return found
+    return int(executor.run(_SIZE, queue=queue, counted=COUNTED)[0].rows)
 
 
 SHOWN = 100

@@ -128,8 +128,7 @@ _LAST_BROADCAST = Statement("SELECT coalesce(max(b.id), 0)::bigint AS id FROM {b
 
 def last_broadcast(executor: Reader) -> int:
     """Return the id of the newest broadcast, from which a new listener goes on."""
-    found: int = executor.run(_LAST_BROADCAST)[0].id
-    return found
+    return int(executor.run(_LAST_BROADCAST)[0].id)
 
 
 _BROADCASTS_SINCE = Frequent("""
@@ -181,5 +180,4 @@ _COUNT_CONSUMERS = Statement("SELECT count(*) AS rows FROM {broker_consumers}")
 
 def count_consumers(executor: Reader) -> int:
     """Count the consumers, with those that nobody has found dead yet."""
-    found: int = executor.run(_COUNT_CONSUMERS)[0].rows
-    return found
+    return int(executor.run(_COUNT_CONSUMERS)[0].rows)
