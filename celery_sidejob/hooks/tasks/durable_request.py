@@ -33,13 +33,12 @@ from ...model.durable import (
     why_no_header,
 )
 from ...model.logger import logger
+from ...model.names import text_of
 from ...services.heartbeat.deliveries import ENDED, GRACE_S
 from ...services.heartbeat.run_ends import QuietEnd
 from ...store.outbox.holds import Fresh
-from ..bodies import text_of
 from ..durability import REQUEUE
 from ..messages.kept_message import content_of, received
-from ..worker import pool_process
 from ..worker.delivered import Delivered, holders, is_busy
 from ..worker.outbox import Fetched
 from .beginning import Copy, Forged, Left
@@ -151,10 +150,6 @@ class DurableRequest(Delivered):
         """Have its row given back, if it is held."""
         if self.held is not None:
             self._app.sidejob.heartbeat.tasks.unhold(self.held.held)
-
-    def traced(self, trace: Callable[..., Any]) -> Callable[..., Any]:
-        """Adds to Celery's tracer: this worker may have to write the end of the run."""
-        return partial(pool_process.trace_leaving, trace)
 
     def ended(self, outcome: Sequence[Any]) -> Sequence[Any]:
         """Remove the row of a run that has left only that to this worker."""

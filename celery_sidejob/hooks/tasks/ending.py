@@ -18,6 +18,7 @@ from ...model.durable import Death, Held
 from ...model.errors import LeaseLostError, StoreUnavailableError
 from ...model.logger import logger
 from ...model.loss import Loss
+from ...model.names import text_of
 from ...model.status import RunEnd
 from ...operations.after_commit import result_of
 from ...operations.gates import capacity, permits
@@ -207,6 +208,6 @@ def _is_cut_off(run: Run, state: str | None) -> bool:
 
 def death_of(error: BaseException, request: Context, trace: str | None = None) -> Death:
     """Return the death of a task that has failed with an error."""
-    text = f"{type(error).__name__}: {bodies.text_of(error)}"
+    text = f"{type(error).__name__}: {text_of(error)}"
     trace = trace or bodies.traceback_of(error)
     return Death("failed", text, trace, request.retries or 0, bodies.group_of(error))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from celery.concurrency.solo import TaskPool as Solo
@@ -25,6 +26,7 @@ from ...store.outbox.holds import Fresh
 from ..patches.celery_worker import wrap_generated
 from ..patches.connections import is_redis
 from .pool_kind import has, has_processes, not_begun
+from .pool_process import trace_leaving
 from .received import OF_THE_PARENT, check_request
 
 _deciding = native.lock()
@@ -90,8 +92,8 @@ class Delivered(Request):
         return given
 
     def traced(self, trace: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what its process runs in place of Celery's tracer."""
-        return trace
+        """Return what its process runs in place of Celery's tracer: this worker may have to write the run's end."""
+        return partial(trace_leaving, trace)
 
     def ended(self, outcome: Sequence[Any]) -> Sequence[Any]:
         """Note what its process tells of its end beside what Celery knows, and return only that."""
