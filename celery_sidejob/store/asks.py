@@ -13,9 +13,9 @@ from .askings import still_called
 from .dependencies import NOTED
 from .outbox.arming import OPENS_AT, armed
 from .outbox.references import withdrawn
-from .statement import Reader, Statement, Transaction, first
+from .statement import Frequent, Reader, Statement, Transaction, first
 
-_ASK = Statement(
+_ASK = Frequent(
     """
 WITH asked AS (
   UPDATE {jobs} SET wakes = wakes + 1, changes = changes + 1,
@@ -51,7 +51,6 @@ spent AS (
     + """
 SELECT asked.id, asked.status, asked.changes, armed.task_id, armed.for_run, x.options::text AS options
 FROM asked LEFT JOIN armed ON armed.job_id = asked.id LEFT JOIN {askings} x ON x.task_id = armed.task_id""",
-    frequent=True,
 )
 
 

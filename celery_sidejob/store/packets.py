@@ -159,7 +159,7 @@ WHERE p.port_id = r.port_id AND p.id BETWEEN r.first AND r.last AND p.id = ANY(r
 RETURNING p.port_id, p.limited"""
 """Removes the packets that a unit has read, if they still belong to the run; returns a row for each."""
 
-_CONSUME = Statement(CONSUME, frequent=True)
+_CONSUME = Frequent(CONSUME)
 
 
 def consume(executor: Transaction, read: Sequence[tuple[int, int]], *, job_id: int, run_no: int) -> Sequence[Any]:

@@ -67,7 +67,7 @@ dead AS (
     FOR UPDATE SKIP LOCKED) AS f
   WHERE d.id = f.id RETURNING d.ident)"""
 _FOUND = "SELECT EXISTS (SELECT FROM me) AS is_alive, ARRAY(SELECT d.ident FROM dead d) AS dead"
-_BEAT = Statement(f"{_BEATEN}\n{_FOUND}", frequent=True)
+_BEAT = Frequent(f"{_BEATEN}\n{_FOUND}")
 
 
 def beat(executor: Transaction, consumer: int, schema: str) -> Beaten:
@@ -112,7 +112,7 @@ def leave(executor: Transaction, consumer: int) -> None:
     executor.run(_LEAVE, id=consumer)
 
 
-_NOTIFY = Statement("SELECT pg_notify(%(channel)s, %(payload)s)", frequent=True)
+_NOTIFY = Frequent("SELECT pg_notify(%(channel)s, %(payload)s)")
 
 
 def notify(executor: Transaction, channel: str, payload: str) -> None:
