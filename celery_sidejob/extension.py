@@ -36,7 +36,7 @@ from .jobs.running import RunningJob
 from .jobs.schedule import Schedule
 from .jobs.scopes import context, current_context, port_options
 from .jobs.steps import Tries
-from .jobs.workers import WorkerInfo, present
+from .jobs.workers import WorkerInfo, present, register
 from .model import values
 from .model.changes import Publish
 from .model.checks import MOST_S, check_number, check_texts, is_seconds, shown
@@ -47,14 +47,15 @@ from .model.settings import Settings
 from .model.statistics import Statistics, day_of
 from .model.status import MAY_WAIT
 from .model.steps import check_name
-from .operations import registering, schedules
-from .operations.gates import queues
+from .operations import schedules
 from .operations.runtime import Runtime
 from .operations.stores import Store
 from .operations.waiting import check_reason
 from .services.heartbeat.heartbeat import Heartbeat
 from .services.sweep.sweeper import PollReport, Sweeper
-from .store import job_lists, labels, publications
+from .store import batches as batch_rows
+from .store import job_lists, labels, publications, queues
+from .store import schedules as schedule_rows
 from .store.schema import schema_check
 from .unit.open_unit import submit
 
@@ -265,7 +266,7 @@ class SideJob:
 
     def batches(self) -> list[Batch]:
         """Return all batches, oldest first."""
-        return batch_of.all_batches(self.runtime)
+        return [Batch(row, runtime=self.runtime) for row in batch_rows.read_all(self.runtime.connections)]
 
     # -- finding jobs --------------------------------------------------------------------------------------------
 
@@ -385,7 +386,7 @@ class SideJob:
 
     def queues(self) -> list[Queue]:
         """Return the managed queues, by name."""
-        return [Queue(name, runtime=self.runtime) for name in queues.read(self.runtime)]
+        return [Queue(name, runtime=self.runtime) for name in queues.read(self.runtime.connections)]
 
     # -- schedules -----------------------------------------------------------------------------------------------
 
@@ -435,7 +436,7 @@ class SideJob:
 
     def schedules(self) -> list[Schedule]:
         """Return all schedules, by name."""
-        return [Schedule(name, runtime=self.runtime) for name in schedules.read(self.runtime)]
+        return [Schedule(name, runtime=self.runtime) for name in schedule_rows.read(self.runtime.connections)]
 
     def get_schedule(self, name: str) -> Schedule:
         """Return the schedule of this name; raises ScheduleNotFoundError."""
@@ -580,7 +581,7 @@ class SideJob:
             declare(pool, self.runtime)
         served = self.runtime.tasks.served()
         if served:
-            registering.register(self.runtime, served)
+            register(self.runtime, served)
 
 
 def extend_copy(app: Celery) -> None:

@@ -19,7 +19,7 @@ from .inspection.statistics import COUNTED, GAUGES, LIVES, Amounts, StatisticsVi
 from .model.errors import MissingLibraryError
 from .model.measures import COUNTED_BY
 from .model.printable import printable
-from .model.statistics import Durations, Statistics, Tally
+from .model.statistics import Amount, Durations, Statistics, Tally
 from .model.status import UNFINISHED, Status
 
 try:
@@ -126,8 +126,9 @@ def _metrics(found: Mapping[str, Any] | None) -> Iterator[Metric]:
             family.add_metric([printable(value)], count)
         yield family
     yield _durations(found["durations"])
-    yield from _of_tasks(_tasks([item for item in found["tallies"] if not item[0].step]), TASKS)
-    yield from _of_tasks(_steps([item for item in found["tallies"] if item[0].step]), STEPS)
+    runs, steps = ([item for item in found["tallies"] if bool(item[0].step) is of_step] for of_step in (False, True))
+    yield from _of_tasks(by_task(_labelled(runs, *TASKS.labels), {}, None), TASKS)
+    yield from _of_tasks(by_step(_labelled(steps, *STEPS.labels), None), STEPS)
 
 
 QUEUE = (
@@ -175,38 +176,15 @@ def _queues(found: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, ...], Map
     )
 
 
-def _tasks(found: Amounts) -> list[Statistics]:
-    """Return the statistics of tasks in queues by label: those with most runs rank first."""
-    labelled = _labelled(found, lambda tally: (tally.queue, tally.task))
-    return by_task(
-        (
-            (tally._replace(queue=queue, task=task), amount)
-            for (queue, task), of_task in labelled.items()
-            for tally, amount in of_task
-        ),
-        {},
-        None,
-    )
-
-
-def _steps(found: Amounts) -> list[Statistics]:
-    """Return the statistics of steps of tasks in queues by label: those that were executed most rank first."""
-    labelled = _labelled(found, lambda tally: (tally.queue, tally.task, tally.step))
-    return by_step(
-        (
-            (tally._replace(queue=queue, task=task, step=step), amount)
-            for (queue, task, step), of_step in labelled.items()
-            for tally, amount in of_step
-        ),
-        None,
-    )
-
-
-def _labelled(found: Amounts, names: Callable[[Tally], tuple[str, ...]]) -> dict[tuple[str, ...], Amounts]:
+def _labelled(found: Amounts, *names: str) -> Iterator[tuple[Tally, Amount]]:
+    """Yield tallies with their labels in these fields: tasks in queues with most runs rank first, or their steps."""
     amounts: dict[tuple[str, ...], Amounts] = {}
     for tally, amount in found:
-        amounts.setdefault(names(tally), []).append((tally, amount))
-    return _by_label(amounts, lambda of_one: sum(amount.number for _, amount in of_one), operator.iadd)
+        amounts.setdefault(tuple(getattr(tally, name) for name in names), []).append((tally, amount))
+    ranked = _by_label(amounts, lambda of_one: sum(amount.number for _, amount in of_one), operator.iadd)
+    for label, of_one in ranked.items():
+        shown: dict[str, Any] = dict(zip(names, label, strict=True))
+        yield from ((tally._replace(**shown), amount) for tally, amount in of_one)
 
 
 def _gauge(name: str, meaning: str, labels: list[str], values: Mapping[tuple[str, ...], float | None]) -> Metric:
@@ -225,9 +203,7 @@ def _of_tasks(found: Sequence[Statistics], metrics: Metrics) -> Iterator[Metric]
             bounds = [f"{bound:g}" for bound, _ in durations.histogram[:-1]]
             cumulated = accumulate(count for _, count in durations.histogram)
             family.add_metric(
-                metrics.values(one),
-                [*zip((*bounds, "+Inf"), cumulated, strict=True)],
-                sum_value=durations.sum_s,
+                metrics.values(one), [*zip((*bounds, "+Inf"), cumulated, strict=True)], sum_value=durations.sum_s
             )
         yield family
     for name, meaning, part in metrics.happened:

@@ -67,9 +67,4 @@ def _show(output: Output, found: list[Batch], document: Any) -> None:
 def _about(batch: Batch) -> dict[str, Any]:
     counts, ended_at = batch.counts, batch.ended_at
     state = "ended" if ended_at is not None else "closed" if batch.closed else "takes members"
-    return {
-        "name": batch.name,
-        "state": state,
-        "ended_at": ended_at,
-        "counts": {**asdict(counts), "open": counts.open},
-    }
+    return {"name": batch.name, "state": state, "ended_at": ended_at, "counts": {**asdict(counts), "open": counts.open}}

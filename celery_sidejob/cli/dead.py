@@ -290,16 +290,7 @@ def _row(entry: DeadEntry) -> tuple[Any, ...]:
 
 
 def _wide_row(entry: DeadEntry) -> tuple[Any, ...]:
-    return (
-        entry.id,
-        entry.died_at,
-        entry.reason,
-        entry.queue,
-        entry.task,
-        entry.job_id,
-        entry.task_id,
-        entry.error,
-    )
+    return (entry.id, entry.died_at, entry.reason, entry.queue, entry.task, entry.job_id, entry.task_id, entry.error)
 
 
 def _suggest(

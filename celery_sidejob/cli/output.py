@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import date, datetime, time
+from datetime import datetime
 from threading import Timer
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from ..jobs.job import Job
+from ..model.printable import cut, plain
 from ..model.printable import duration as duration  # the commands import it from here
 from ..model.printable import lasting as lasting
 from ..model.printable import one_line as one_line
@@ -56,7 +57,7 @@ class Output:
         In the document times are ISO 8601, and values that JSON lacks are texts. A part that is a `str` is one line.
         """
         if self.for_program:
-            click.echo(json.dumps(document, default=_plain, indent=2))  # escapes terminal controls too
+            click.echo(json.dumps(document, default=plain, indent=2))  # escapes terminal controls too
         else:
             self.show(*(part for part in parts if part is not None))
 
@@ -215,22 +216,12 @@ def job_or_task(one: Any) -> str:
 
 def shortened(value: Any) -> str:
     """Return a value as JSON, cut where it is long."""
-    return _cut(printable(json.dumps(value, default=_plain, ensure_ascii=False)), LONGEST_VALUE)
+    return cut(printable(json.dumps(value, default=plain, ensure_ascii=False)), LONGEST_VALUE)
 
 
 def in_short(error: str) -> str:
     """Return an error for a list, on one line and cut where it is long."""
-    return _cut(printable(error), LONGEST_ERROR)
-
-
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, datetime | date | time):
-        return value.isoformat()
-    return str(value)
+    return cut(printable(error), LONGEST_ERROR)
 
 
 UNBROKEN = frozenset({"Job", "Entry", "Task id", "Took"})

@@ -15,7 +15,7 @@ from ..jobs.port import Port
 from ..model.printable import counted
 from .command import Failed, answering, job_named, load_modules
 from .options import AtLeast, job_argument, parsed
-from .output import Output, moment, shortened
+from .output import Output, shortened
 
 port_argument = click.argument("name", metavar="PORT")
 output_option = click.option(
@@ -55,11 +55,7 @@ def peek(sidejob: Any, output: Output, job_id: str, name: str, is_output: bool, 
     port = _port(job_named(sidejob, job_id), name, is_output)
     found = JobViews(sidejob.runtime).packets(port, limit)
     rows = (
-        (
-            None if one["written_at"] is None else moment(one["written_at"]),
-            shortened(one["value"]),
-            shortened(one["context"]) if one["context"] else None,
-        )
+        (one["written_at"], shortened(one["value"]), shortened(one["context"]) if one["context"] else None)
         for one in found
     )
     output.answer_with_list(found, COLUMNS, rows, more="There may be more: --limit." if len(found) == limit else None)

@@ -8,9 +8,8 @@ from typing import Any
 import click
 from rich.text import Text
 
-from ..jobs.job import Job
 from ..jobs.queue import Queue
-from ..jobs.workers import WorkerInfo, WorkerRun
+from ..jobs.workers import WorkerInfo, WorkerRun, document_of
 from .command import answering, hint_unknown, unknown_name
 from .output import Output, duration, job_or_task, line, moment, table_if_any
 
@@ -21,14 +20,7 @@ def queues(sidejob: Any, output: Output) -> None:
     """Show the managed queues: their limits, and how many runs wait and run there."""
     found = [_about(queue) for queue in sidejob.queues()]
     rows = [
-        (
-            each["name"],
-            _gate(each),
-            each["limit"] or "",
-            each["limit_per_key"] or "",
-            each["rate"] or "",
-            *each["counts"].values(),
-        )
+        (each["name"], _gate(each), each["limit"], each["limit_per_key"], each["rate"], *each["counts"].values())
         for each in found
     ]
     shown = table_if_any(
@@ -111,31 +103,8 @@ def workers(sidejob: Any, output: Output) -> None:
         for one in found
     ]
     shown = table_if_any("Worker", "Since", "Heard", "Queues", "Runs", rows=rows)
-    documents = [
-        {
-            "name": one.name,
-            "started_at": one.started_at,
-            "heard_at": one.heard_at,
-            "queues": one.queues,
-            "running": _running(one),
-        }
-        for one in found
-    ]
-    output.answer(documents, shown or "No worker is alive.")
+    output.answer([document_of(one, runs="running") for one in found], shown or "No worker is alive.")
 
 
 def _shown(run: WorkerRun) -> Text:
     return line(f"{job_or_task(run.of)} {run.task}, {duration(run.lasts_s)}")
-
-
-def _running(worker: WorkerInfo) -> list[dict[str, Any]]:
-    return [
-        {
-            "job": run.of.id if isinstance(run.of, Job) else None,
-            "task_id": None if isinstance(run.of, Job) else str(run.of.id),
-            "task": run.task,
-            "began_at": run.began_at,
-            "lasts_s": run.lasts_s,
-        }
-        for run in worker.runs
-    ]

@@ -192,16 +192,7 @@ def _room(details: dict[str, Any]) -> RenderableType | None:
 
 def _history(entries: list[dict[str, Any]], everything: bool) -> RenderableType | None:
     shown = entries if everything else entries[-NEWEST:]
-    rows = [
-        (
-            entry["at"],
-            entry["what"],
-            entry["run_no"],
-            entry["worker"],
-            _detail(entry["detail"]),
-        )
-        for entry in shown
-    ]
+    rows = [(entry["at"], entry["what"], entry["run_no"], entry["worker"], _detail(entry["detail"])) for entry in shown]
     left_out = f" (the last {len(shown)} of {len(entries)} entries: --history)" if len(shown) < len(entries) else ""
     return table_if_any("At", "What", "Run", "Worker", "", title=f"History{left_out}", rows=rows)
 

@@ -23,14 +23,7 @@ from .selection import confirm
 if TYPE_CHECKING:
     from ..transport.redis.overview import Released
 
-COLUMNS = {
-    "Id": "id",
-    "Died": "died_at",
-    "Queue": "queue",
-    "Task": "task",
-    "Task id": "task_id",
-    "Reason": "reason",
-}
+COLUMNS = {"Id": "id", "Died": "died_at", "Queue": "queue", "Task": "task", "Task id": "task_id", "Reason": "reason"}
 """The columns of the list: the heading, and the attribute of a message."""
 SCHEMES = {"redis": "sidejob://", "postgres": "sidejobpg://"}
 """Our transports, by the family of their brokers."""

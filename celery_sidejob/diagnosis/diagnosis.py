@@ -20,18 +20,8 @@ OF_FIRST_STORE: tuple[Check, ...] = (
     work.full_ports, workers.workers, workers.sweeping, work.results, work.dead, tables.retention, tables.references,
     tables.vacuum, server.horizon, server.locks,
 )  # fmt: skip
-OF_FURTHER_STORE: tuple[Check, ...] = (
-    schema.rights,
-    work.queues,
-    work.tasks,
-    work.paused,
-    workers.workers,
-    workers.sweeping,
-    work.dead,
-    tables.vacuum,
-    server.horizon,
-    server.locks,
-)
+OF_JOBS = {work.schedules, work.timers, work.full_ports, work.results, tables.retention, tables.references}
+OF_FURTHER_STORE = tuple(check for check in OF_FIRST_STORE if check not in OF_JOBS)
 """The checks of a failover store, which has durable tasks only."""
 
 

@@ -96,8 +96,8 @@ def vacuum(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
 
 def rules(executor: Transaction, runtime: Runtime, *, thorough: bool) -> Iterator[Finding]:
     """Check for rows that contradict each other."""
-    broken = health.broken_rules(executor, every_job=thorough)
-    for row in broken.rows:
+    broken, of_all = health.broken_rules(executor, every_job=thorough)
+    for row in broken:
         yield error(
             "rules",
             f"{row.rule}: {row.rows}, first job {row.id}",
@@ -105,6 +105,6 @@ def rules(executor: Transaction, runtime: Runtime, *, thorough: bool) -> Iterato
             "must never happen: it is a bug in this package, or rows were changed by hand.",
             remedy="job.run(force=True) gets such a job going again; please report it, with the log.",
         )
-    if not broken.rows:
-        which = "all messages" if broken.of_all else "all messages of a sample"
+    if not broken:
+        which = "all messages" if of_all else "all messages of a sample"
         yield well("rules", "all rows agree" if thorough else f"{which} agree with their jobs")

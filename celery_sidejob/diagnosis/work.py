@@ -46,7 +46,7 @@ def queues(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     yield from _publishing(rows)
 
 
-def _unserved(executor: Transaction, runtime: Runtime, depth_of: Sequence[waiting.Depth]) -> Iterator[Finding]:
+def _unserved(executor: Transaction, runtime: Runtime, depth_of: Sequence[Any]) -> Iterator[Finding]:
     found = _of_first_store(executor, runtime, lambda first: _served(first, runtime))
     if found is None:
         return
@@ -73,7 +73,7 @@ def _unserved(executor: Transaction, runtime: Runtime, depth_of: Sequence[waitin
         )
 
 
-def _publishing(depth_of: Sequence[waiting.Depth]) -> Iterator[Finding]:
+def _publishing(depth_of: Sequence[Any]) -> Iterator[Finding]:
     rows = [row for row in depth_of if row.oldest_unpublished_s is not None]
     oldest_s = max((row.oldest_unpublished_s or 0.0 for row in rows), default=0.0)
     if oldest_s <= UNPUBLISHED_S[0]:
@@ -252,12 +252,12 @@ def full_ports(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
 
 def results(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     """Check for results that wait for the result backend."""
-    row = stats.results(executor)
-    if row.oldest_s is not None and row.oldest_s > UNSENT_S:
+    unsent, oldest_s = stats.results(executor)
+    if oldest_s is not None and oldest_s > UNSENT_S:
         yield warning(
             "results",
-            f"{counted(row.unsent, 'result waits', 'results wait')} for the result backend, the oldest for "
-            f"{row.oldest_s:.0f} s",
+            f"{counted(unsent.number, 'result waits', 'results wait')} for the result backend, the oldest for "
+            f"{oldest_s:.0f} s",
             meaning="Callers of result.get(), chords and errbacks still wait for them.",
             remedy="Check whether the result backend is up and accepts the workers' writes.",
         )

@@ -129,8 +129,7 @@ def liveness(runtime: Runtime, *, within_s: float | None) -> Iterator[Finding]:
             health.looking(connections),
         ):
             proxied = connections.read(
-                lambda executor: health.server(executor).pid != executor.connection.info.backend_pid,
-                within_s=within_s,
+                lambda executor: health.server(executor).pid != executor.connection.info.backend_pid, within_s=within_s
             )
     except SideJobError as failure:
         yield warning("liveness", str(failure), meaning=slow, remedy=f"Correct {setting}.")

@@ -69,19 +69,9 @@ class AnnouncingObserver:
             case StepEnded():
                 name = channel_of_job(event.job_id)
                 if runtime.tasks.publishes_status(event.task) and announcer.may_be_heard(name):
-                    announcer.announce(
-                        name,
-                        json.dumps(
-                            {
-                                "step": event.name,
-                                "number": event.number,
-                                "kind": event.kind,
-                                "outcome": event.outcome,
-                                "tries": event.tries,
-                                "seconds": round(event.seconds, 6),
-                            }
-                        ),
-                    )
+                    step = {"step": event.name, "number": event.number, "kind": event.kind, "outcome": event.outcome}
+                    ended = {**step, "tries": event.tries, "seconds": round(event.seconds, 6)}
+                    announcer.announce(name, json.dumps(ended))
             case JobDeleted():
                 announcer.announce(channel_of_job(event.job_id), json.dumps({"deleted": True}))
             case RunFailed():

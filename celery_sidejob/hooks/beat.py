@@ -24,11 +24,7 @@ def entry(app: Celery, interval_s: float, queue: str | None) -> dict[str, Any]:
     return {
         "task": TASK,
         "schedule": interval_s,
-        "options": {
-            "queue": queue or app.conf.task_default_queue,
-            "expires": interval_s * 0.9,
-            "ignore_result": True,
-        },
+        "options": {"queue": queue or app.conf.task_default_queue, "expires": interval_s * 0.9, "ignore_result": True},
     }
 
 

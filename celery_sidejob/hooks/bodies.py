@@ -49,14 +49,6 @@ def result_of(value: Any, what: str) -> Any:
     return check_returned(coroutines.run(value) if inspect.iscoroutine(value) else value, what)
 
 
-def text_of(error: BaseException) -> str:
-    """Return the text of a body's error, as the store can keep it; `str()` of the error may raise too."""
-    try:
-        return storable(str(error))
-    except Exception:
-        return "<its str() raises>"
-
-
 def traceback_of(error: BaseException) -> str:
     """Return its traceback as a text that the store can keep."""
     return storable("".join(tracebacks.format_exception(error)))

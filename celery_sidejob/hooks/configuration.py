@@ -127,8 +127,7 @@ def broker_is_store(app: Celery) -> bool:
 def broker_family(app: Celery) -> str:
     """Return kombu's name for the broker's family: "redis", "amqp"; SettingsError if its URL cannot be read."""
     with _reading_urls():
-        family: str = app.connection_for_write().transport.driver_type
-        return family
+        return str(app.connection_for_write().transport.driver_type)
 
 
 def broker_errors(app: Celery) -> tuple[type[BaseException], ...]:

@@ -6,7 +6,6 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,22 +17,15 @@ LOOK_S = 0.06
 """For how many seconds a page looks through entries that no index finds."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeadPage:
-    """Some of the entries that match filters."""
-
-    entries: list[DeadEntry]
-    next: int | str | None
-    """The id before which the next page goes on; None at the end."""
-
-
 class DeadViews(DeadSet):
     """The dead set, as pages show it."""
 
-    def page(self, *, limit: int, before: int | str = 0, **which: str | None) -> DeadPage:
+    def page(
+        self, *, limit: int, before: int | str = 0, **which: str | None
+    ) -> tuple[list[DeadEntry], int | str | None]:
         """Return entries that match the filters of `list`, the newest of each store first, before the id `before`.
 
-        Looks through entries for `LOOK_S` only.
+        Looks through entries for `LOOK_S` only. Returns also the id before which to go on; None at the end.
         """
         chosen = which_of(**which)
         first, number = self._place_of(before)
@@ -56,7 +48,7 @@ class DeadViews(DeadSet):
 
         for entry in self._of_each(read, lambda store: store.place >= first.place and len(found) < limit):
             found.append(entry)  # separately: the rest is computed from their number
-        return DeadPage(found, goes_on)
+        return found, goes_on
 
     def newest_groups(self) -> tuple[dict[str, int], bool]:
         """Count the newest 10,000 entries of each store by their failure group, and tell whether there are more."""

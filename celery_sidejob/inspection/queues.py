@@ -1,17 +1,17 @@
-"""Views of queues: the remaining work, and the names of all queues."""
+"""Views of queues (the remaining work, and the names of all queues), capacity pools and schedules."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, Literal
 
 from ..jobs.queue import rate_in_text
+from ..jobs.schedule import info_of
 from ..model.settings import Settings
 from ..operations.runtime import Runtime
-from ..store import capacity, dead, job_lists, measured, queues, registry, stats, waiting, workers
+from ..store import capacity, dead, job_lists, measured, queues, registry, schedules, stats, waiting, workers
 from ..store.statement import Transaction
 
 
@@ -32,11 +32,11 @@ class QueueViews:
 
         def depth(executor: Transaction) -> Sequence[Any]:
             found = [row for row in waiting.depths(executor, horizon_s=horizon_s) if queue in (None, row.queue)]
-            return [row if _is_sure(executor, row, horizon_s) else replace(row, soon=1) for row in found]
+            return [row if _is_sure(executor, row, horizon_s) else row._replace(soon=1) for row in found]
 
         def work(executor: Transaction) -> tuple[Sequence[Any], dict[str, int], set[str] | None]:
             suspended, timers = stats.resting(executor, queue)
-            rest = {"suspended": suspended, "timers": timers, "results": stats.results(executor).unsent}
+            rest = {"suspended": suspended, "timers": timers, "results": stats.results(executor)[0].number}
             return depth(executor), rest, served_queues(executor, self._runtime.settings)
 
         here, rest, served = self._runtime.connections.transact("inspect", work, within_s=self._runtime.look_s)
@@ -128,3 +128,16 @@ def served_queues(executor: Transaction, settings: Settings) -> set[str] | None:
 def _is_sure(executor: Transaction, row: Any, horizon_s: float) -> bool:
     """Tell whether `soon` can be trusted: if it is an estimate of 0, the sample may have missed the rows."""
     return bool(not row.is_estimated or row.soon or not waiting.is_any_soon(executor, row.queue, horizon_s=horizon_s))
+
+
+class ScheduleViews:
+    """Read-only views of schedules."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    def all(self, next_times: int) -> list[dict[str, Any]]:
+        """Return the `info` of each schedule, by name, with its `next_times`; one statement."""
+        found = sorted(schedules.read(self._runtime.connections).items())
+        hide = self._runtime.settings.redacted
+        return [{**info_of(row, hide), "next_times": list(islice(row.plan.upcoming(), next_times))} for _, row in found]

@@ -154,21 +154,21 @@ class StatisticsViews:
         silent = [row.id for row in here if row.silent_s is not None]
         serving = registry.workers_of_queues(executor, silent)
         of_tasks, failed = _of_tasks(executor, serving)
-        results, unfinished = stats.results(executor), stats.unfinished(executor)
+        (results, oldest_s), (jobs, are_estimated) = stats.results(executor), stats.unfinished(executor)
         timers, first_due_s = stats.timers(executor)
         estimated = {
-            "jobs": unfinished.is_estimated or failed.is_estimated,
+            "jobs": are_estimated or failed.is_estimated,
             "results": results.is_estimated,
             "timers": timers.is_estimated,
         }
         return {
-            "jobs": {**unfinished.jobs, **({"failed": failed.number} if failed.number else {})},
+            "jobs": {**jobs, **({"failed": failed.number} if failed.number else {})},
             **of_tasks,
             "timers": {
                 "waiting": timers.number,
                 "oldest_due_s": None if first_due_s is None or first_due_s < 0 else first_due_s,
             },
-            "results": {"unsent": results.unsent, "oldest_s": results.oldest_s},
+            "results": {"unsent": results.number, "oldest_s": oldest_s},
             "workers": [
                 {
                     "id": row.id,

@@ -6,7 +6,6 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,15 +20,6 @@ LOOK_S = 0.06
 """For how many seconds a page looks through messages."""
 MOST_DIGITS = 6
 """The most digits of a number in the cursor of a page."""
-
-
-@dataclass(frozen=True, slots=True)
-class TaskPage:
-    """Some of the durable tasks that match filters."""
-
-    tasks: list[dict[str, Any]]
-    next: str | None
-    """Where the next page goes on; None if all messages have been looked through."""
 
 
 class TaskViews:
@@ -83,10 +73,11 @@ class TaskViews:
         queue: str | None = None,
         text: str | None = None,
         statuses: Sequence[str] | None = None,
-    ) -> TaskPage:
+    ) -> tuple[list[dict[str, Any]], str | None]:
         """Return the first of the matching tasks, in the order of `tasks`, among some of the messages in all stores.
 
-        Messages are looked through for `LOOK_S`, or until some match; `after` is the `next` of the page before.
+        Messages are looked through for `LOOK_S`, or until some match. Also returns where the next page goes on, to be
+        its `after`; None if all messages have been looked through.
         `text` is a part of the arguments as Celery shows them. Text that `sidejob_redact` hides is not found.
         """
         check_texts(text=text, task=task, queue=queue)
@@ -105,16 +96,16 @@ class TaskViews:
                     found = [one for one in found if text in f"{one['args']} {one['kwargs']}"]
                 shown = found[skipped : skipped + limit]
                 if len(found) > skipped + limit:
-                    return TaskPage(shown, f"{store.place}:{skipped + limit}:{last}")
+                    return shown, f"{store.place}:{skipped + limit}:{last}"
                 skipped, last = 0, goes_on or ""
                 if goes_on is None:
                     break
                 if shown or time.monotonic() > until:
-                    return TaskPage(shown, f"{store.place}:0:{goes_on}")
+                    return shown, f"{store.place}:0:{goes_on}"
             if shown or time.monotonic() > until:
                 is_last = store.place + 1 == len(self._runtime.stores)
-                return TaskPage(shown, None if is_last else f"{store.place + 1}:0:")
-        return TaskPage([], None)
+                return shown, None if is_last else f"{store.place + 1}:0:"
+        return [], None
 
     def finished_tasks(self, *, limit: int, task: str | None = None, queue: str | None = None) -> list[dict[str, Any]]:
         """Return the durable tasks that ended last, the newest first, as kept by `sidejob_task_history`."""

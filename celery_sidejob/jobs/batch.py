@@ -183,11 +183,6 @@ def get_batch(runtime: Runtime, name: str) -> Batch:
     return Batch(row, runtime=runtime)
 
 
-def all_batches(runtime: Runtime) -> list[Batch]:
-    """Return all batches, oldest first."""
-    return [Batch(row, runtime=runtime) for row in rows.read_all(runtime.connections)]
-
-
 def settle(runtime: Runtime, batch_id: int) -> bool:
     """Note which members of a batch have ended, and make the calls that follow if all have; returns if all have."""
     while True:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ from ..model.errors import InvalidValueError
 from ..model.queue import RATE_UNITS, UNCHANGED, QueueSettings, Rate, without_pool
 from ..operations.gates import queues
 from ..operations.runtime import Runtime
+from ..store import queues as rows
 from ..store.queues import ManagedQueue
 from .job import Job
 
@@ -160,7 +160,7 @@ class Queue:
     @property
     def counts(self) -> QueueCounts:
         """How many jobs and durable tasks wait and run; asking for it reads the whole queue."""
-        row = queues.counts(self._runtime, self.name)
+        row = rows.counts(self._runtime.connections, self.name)
         return QueueCounts(row.waiting, row.running, row.scheduled + row.timers, row.blocked, row.lost)
 
     def peek(self, limit: int = 25) -> list[Job]:
@@ -176,8 +176,7 @@ class Queue:
         return QueueSettings() if found is None else found.settings
 
     def _read(self) -> ManagedQueue | None:
-        found: Mapping[str, ManagedQueue] = queues.read(self._runtime, [self.name])
-        return found.get(self.name)
+        return rows.read(self._runtime.connections, [self.name]).get(self.name)
 
 
 def rate_in_text(rate: Rate) -> str:

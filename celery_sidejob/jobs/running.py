@@ -202,17 +202,8 @@ class RunningJob(Job):
         Without a function ``with job.step(name, transaction=session) as step:`` keeps the step in the same commit as
         your own rows: if `step.is_new`, write them, set `step.value`, and commit.
         """
-        made = self._step(
-            name,
-            function,
-            *args,
-            retries=retries,
-            backoff=backoff,
-            retry_on=retry_on,
-            was=was,
-            transaction=transaction,
-            **kwargs,
-        )
+        given = {"retries": retries, "backoff": backoff, "retry_on": retry_on, "was": was, "transaction": transaction}
+        made = self._step(name, function, *args, **given, **kwargs)
         return made if isinstance(made, StepInTransaction) else here(made)
 
     def _step(  # noqa: PLR0913 - as in `step`

@@ -14,6 +14,7 @@ from ..model.errors import InvalidValueError
 from ..operations import schedules
 from ..operations.runtime import Runtime
 from ..store import jobs
+from ..store import schedules as rows
 from ..store.schedules import Row
 from .job import Job
 from .scheduling import run_now
@@ -166,7 +167,7 @@ class Schedule:
     @property
     def exists(self) -> bool:
         """Whether it still exists."""
-        return bool(schedules.read(self._runtime, [self.name]))
+        return bool(rows.read(self._runtime.connections, [self.name]))
 
     # -- verbs ---------------------------------------------------------------------------------------------------
 

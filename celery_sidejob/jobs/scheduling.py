@@ -41,7 +41,7 @@ def apply_declared(runtime: Runtime, declared: Mapping[str, Mapping[str, Any]]) 
     Unchanged declarations keep their changes from run time. If neither this process nor the store knows a declaration's
     task, a worker that knows the task applies it. Raises SettingsError for a call that its task would refuse.
     """
-    known = schedules.read(runtime, declared) if declared else {}
+    known = rows.read(runtime.connections, declared) if declared else {}
     for name, given in declared.items():
         spec = _parse(runtime, name, given)
         wanted = spec.as_json()

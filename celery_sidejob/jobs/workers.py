@@ -1,13 +1,20 @@
-"""The live workers, and the runs of each."""
+"""The live workers, the runs of each, and the sidejob tasks that workers serve."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from ..model.changes import Change, Publish
+from ..model.errors import InvalidChannelError
+from ..model.names import channel_of_workers, check_channel
+from ..operations.changes.unit_of_work import carry_out
+from ..operations.log import UNLOGGED
 from ..operations.runtime import Runtime
-from ..store import workers
+from ..store import registry, workers
 from .job import Job
 
 
@@ -54,3 +61,44 @@ def present(runtime: Runtime) -> list[WorkerInfo]:
     return [
         WorkerInfo(row.ident, row.started_at, row.beat_at, sorted(row.queues), runs.get(row.id, [])) for row in rows
     ]
+
+
+def document_of(worker: WorkerInfo, *, runs: str) -> dict[str, Any]:
+    """Return a worker as JSON values, but for the times; `runs` is the key of its runs."""
+    return {
+        "name": worker.name,
+        "started_at": worker.started_at,
+        "heard_at": worker.heard_at,
+        "queues": worker.queues,
+        runs: [
+            {
+                "job": run.of.id if isinstance(run.of, Job) else None,
+                "task_id": None if isinstance(run.of, Job) else str(run.of.id),
+                "task": run.task,
+                "began_at": run.began_at,
+                "lasts_s": run.lasts_s,
+            }
+            for run in worker.runs
+        ],
+    }
+
+
+def register(runtime: Runtime, served: Sequence[Mapping[str, str]]) -> None:
+    """Record the tasks that a worker serves, for clients that do not have their code; publish each changed registry.
+
+    If the process dies before the publication, the change is not published.
+    """
+    connections = runtime.connections
+    changed = connections.transact("register", lambda executor: registry.register(executor, map(dict, served)))
+    published: list[Change] = []
+    for queue in changed:
+        tasks: dict[str, Any] = {
+            task: json.loads(text) for task, text in registry.registered_in(connections, queue).items()
+        }
+        try:
+            name = check_channel(channel_of_workers(queue))
+        except InvalidChannelError:  # some names of queues are not allowed for channels
+            continue
+        published.append(Publish(name, json.dumps(tasks), options=UNLOGGED))
+    if published:
+        carry_out(runtime, "register", published)

@@ -68,6 +68,14 @@ class HeldRun(NamedTuple):
     """Whether it may begin as it is; otherwise its process first releases the row, and locks it like any other."""
 
 
+class Terms(NamedTuple):
+    """What the lock of a run writes into its row: the process that has it, and the rules for its loss."""
+
+    pid: int
+    on_lost: str
+    max_losses: int
+
+
 class Content(NamedTuple):
     """The content that a delivery runs. If its row's content differs, it is forged, and the row stays as it is."""
 

@@ -120,6 +120,14 @@ def storable(text: str) -> str:
     return text.replace("\x00", "\ufffd").encode("utf-8", "backslashreplace").decode()
 
 
+def text_of(error: BaseException) -> str:
+    """Return the text of a body's error, as the store can keep it; `str()` of the error may raise too."""
+    try:
+        return storable(str(error))
+    except Exception:
+        return "<its str() raises>"
+
+
 def why_not_name(name: object) -> str | None:
     """Return why a task id or a queue's name cannot be kept and sent, or None; AMQP counts bytes."""
     if not isinstance(name, str):

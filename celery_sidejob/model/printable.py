@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import date, datetime, time
+from typing import Any
 
 from .checks import is_seconds
 
@@ -40,6 +41,17 @@ def is_visible(character: str) -> bool:
 def one_line(message: str) -> str:
     """Return a message as one line."""
     return printable(" ".join(message.split()))
+
+
+def cut(text: Any, most: int = 80) -> str:
+    """Return a text, cut where it is long."""
+    shown = str(text)
+    return shown if len(shown) <= most else f"{shown[: most - 1]}…"
+
+
+def plain(value: Any) -> str:
+    """Return what stands in JSON for a value that JSON lacks."""
+    return value.isoformat() if isinstance(value, datetime | date | time) else str(value)
 
 
 class Shown:

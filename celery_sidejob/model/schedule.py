@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -56,7 +56,7 @@ class Spec:
     end_at: datetime | None = None
     catch_up: int | None = 1
     overlap: str = "allow"
-    jitter_s: float = field(default=0.0)
+    jitter_s: float = 0.0
 
     @property
     def timing(self) -> tuple[Any, ...]:
@@ -81,20 +81,11 @@ class Spec:
 
     def as_json(self) -> dict[str, Any]:
         """Return JSON values, to be compared with those of another declaration."""
-        return {
-            "task": self.task,
-            "args": self.args,
-            "kwargs": self.kwargs,
-            "options": self.options,
-            "every_s": self.every_s,
-            "cron": self.cron,
-            "timezone": self.timezone,
-            "start": None if self.start_at is None else self.start_at.isoformat(),
-            "end": None if self.end_at is None else self.end_at.isoformat(),
-            "catch_up": self.catch_up,
-            "overlap": self.overlap,
-            "jitter_s": self.jitter_s,
-        }
+        given = asdict(self)
+        for name in ("start", "end"):
+            time = given.pop(f"{name}_at")
+            given[name] = None if time is None else time.isoformat()
+        return given
 
 
 def parse(name: Any, given: Mapping[str, Any], *, timezone: str | None, limit: int | None = None) -> Spec:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from .checks import shown
 from .errors import InvalidValueError, StepFailedError, StepNameError
-from .names import storable, why_not_storable
+from .names import text_of, why_not_storable
 from .values import decode, encode
 
 StepKind = Literal["step", "call", "calls", "sleep", "receive", "since"]
@@ -144,7 +144,7 @@ def backoff_s(first_s: float, tries: int) -> float:
 def failure_of(error: Exception) -> str:
     """Return an error in the form of its step's record: JSON text."""
     kind = type(error)
-    kept = {"type": kind.__qualname__, "module": kind.__module__, "message": _text_of(error), "args": None}
+    kept = {"type": kind.__qualname__, "module": kind.__module__, "message": text_of(error), "args": None}
     with suppress(InvalidValueError):
         kept["args"] = json.loads(encode(list(error.args), limit=100_000))
     return json.dumps(kept)
@@ -172,13 +172,6 @@ def _made_again(kept: Any, like: Exception | None) -> Exception | None:
         made: Exception = found(*decode(json.dumps(kept["args"])))
     except Exception:  # the class is foreign: it may have changed, or want other arguments
         return None
-    if type(made) is not found or _text_of(made) != kept["message"]:
+    if type(made) is not found or text_of(made) != kept["message"]:
         return None
     return made if like is None or type(like) is found else None
-
-
-def _text_of(error: Exception) -> str:
-    try:
-        return storable(str(error))
-    except Exception:
-        return "<its str() raises>"

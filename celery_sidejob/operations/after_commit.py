@@ -128,6 +128,11 @@ def follow(runtime: Runtime, after_commit: AfterCommit) -> None:
     runtime.after_commit(carry_out)
 
 
+def leave_to_sweeper(error: Exception, text: str, *facts: Any) -> None:
+    """Log that the sweeper does what could not be done, with the traceback of an error that is no outage."""
+    logger.warning(f"{text}: %s", *facts, error, exc_info=not isinstance(error, StoreUnavailableError))
+
+
 def tell(runtime: Runtime, *events: Event) -> None:
     """Report committed events, when no other work follows the commit."""
     if events:

@@ -122,11 +122,20 @@ def is_to_be_noted(address: Address) -> bool:
     return address.call is not None and address.unconfirmed and not address.call.startswith(DELAYED)
 
 
+def note_in(executor: Transaction, key: Key, address: Address) -> None:
+    """Note, if need be, that a copy was begun or buried, in the transaction that does so."""
+    if is_to_be_noted(address):
+        _note(executor, key, address)
+
+
 def note(runtime: Runtime, key: Key, address: Address) -> None:
     """Note that the copy here was begun, if a store that may have another copy did not answer."""
     if may_be_silent(runtime, address):
-        copy = (key[0], str(address.call))
-        _transact(runtime, lambda executor: duplicates.note(executor, [copy], kept_s=duplicates.RECENT_S))
+        _transact(runtime, lambda executor: _note(executor, key, address))
+
+
+def _note(executor: Transaction, key: Key, address: Address) -> None:
+    duplicates.note(executor, [(key[0], str(address.call))], kept_s=duplicates.RECENT_S)
 
 
 # --------------------------------------------------------------------------------------------------------------------

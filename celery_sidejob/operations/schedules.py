@@ -106,14 +106,9 @@ def declare(runtime: Runtime, name: str, spec: Spec, *, declared: Mapping[str, A
     return runtime.connections.transact("declare-schedule", work)
 
 
-def read(runtime: Runtime, names: Iterable[str] | None = None) -> dict[str, Row]:
-    """Read schedules by their names: the named schedules, or all."""
-    return schedules.read(runtime.connections, names)
-
-
 def get(runtime: Runtime, name: str) -> Row:
     """Return a schedule; raises ScheduleNotFoundError."""
-    found = read(runtime, [name]).get(name)
+    found = schedules.read(runtime.connections, [name]).get(name)
     if found is None:
         raise not_found(name)
     return found

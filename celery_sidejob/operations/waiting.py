@@ -48,18 +48,8 @@ def reasons(executor: Transaction, runtime: LocalRuntime, job_ids: Iterable[int]
 
 
 def _reasons(row: Any, *, is_served: bool) -> list[str]:
-    holds = (
-        row.waits_for_jobs,
-        row.waits_for_timer,
-        row.waits_for_retry,
-        row.waits_for_pause,
-        row.waits_for_limit,
-        row.waits_for_rate,
-        row.waits_for_pool,
-        row.waits_for_room,
-        row.is_parked or (row.is_due and not is_served),
-    )
-    return [reason for reason, each in zip(REASONS, holds, strict=True) if each]
+    found = [reason for reason in REASONS if reason != NO_WORKER and getattr(row, f"waits_for_{reason}")]
+    return [*found, NO_WORKER] if row.is_parked or (row.is_due and not is_served) else found
 
 
 def _is_served(executor: Transaction, runtime: LocalRuntime, task: str, queue: str) -> bool:

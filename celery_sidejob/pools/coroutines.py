@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from functools import wraps
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from billiard import pool as processes
 from celery import current_task
@@ -22,26 +22,12 @@ from ..model import native
 from ..model.errors import SettingsError
 from .body import Body, make_task
 
-
-class Driver(Protocol):
-    """What lets an event loop go on while synchronous code waits for a body."""
-
-    def is_here(self) -> bool:
-        """Tell whether the code that asks may wait: it is the driver's own, not of a task or a thread that it made."""
-
-    def run(self, body: Body) -> Any:
-        """Return the body's value, or raise its error."""
-
-    @property
-    def computes(self) -> bool:
-        """Whether the body's own code is in progress."""
-
-    def elsewhere(self, work: Callable[[], Any]) -> Any:
-        """Do work in another thread, and return its value or raise its error."""
+if TYPE_CHECKING:
+    from .delivery import Delivery  # it needs greenlet, which other pools do not
 
 
-driver: ContextVar[Driver | None] = ContextVar("celery_sidejob_driver", default=None)
-"""The driver of the delivery in progress here, if its pool runs coroutines in one event loop."""
+driver: ContextVar[Delivery | None] = ContextVar("celery_sidejob_driver", default=None)
+"""The delivery in progress here, if its pool runs coroutines in one event loop: it lets that go on meanwhile."""
 
 
 class _Thread(threading.local):

@@ -20,16 +20,12 @@ def still_called(job_id: str) -> str:
     WHERE c.job_id = {job_id} AND c.options->>'called' = 'true' LIMIT 1)"""
 
 
-_OPEN = Statement(
-    """
-WITH spent AS (DELETE FROM {askings} WHERE job_id = %(id)s AND stored_at < now() - interval '1 hour')
-INSERT INTO {askings} (task_id, job_id, options, unique_key)
-SELECT gen_random_uuid()::text, %(id)s, """
-    + still_called("%(id)s")
-    + """, (
-  SELECT a.unique_key FROM {askings} a WHERE a.job_id = %(id)s AND a.closed_at = now() AND a.outcome <> 'terminated')
-RETURNING task_id"""
-)
+_OPEN = Statement(f"""
+WITH spent AS (DELETE FROM {{askings}} WHERE job_id = %(id)s AND stored_at < now() - interval '1 hour')
+INSERT INTO {{askings}} (task_id, job_id, options, unique_key)
+SELECT gen_random_uuid()::text, %(id)s, {still_called("%(id)s")}, (
+  SELECT a.unique_key FROM {{askings}} a WHERE a.job_id = %(id)s AND a.closed_at = now() AND a.outcome <> 'terminated')
+RETURNING task_id""")
 
 
 def open_next(executor: Transaction, job_id: int) -> str:

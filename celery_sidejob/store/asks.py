@@ -13,9 +13,9 @@ from .askings import still_called
 from .dependencies import NOTED
 from .outbox.arming import OPENS_AT, armed
 from .outbox.references import withdrawn
-from .statement import Reader, Statement, Transaction, first
+from .statement import Frequent, Reader, Statement, Transaction, first
 
-_ASK = Statement(
+_ASK = Frequent(
     """
 WITH asked AS (
   UPDATE {jobs} SET wakes = wakes + 1, changes = changes + 1,
@@ -51,7 +51,6 @@ spent AS (
     + """
 SELECT asked.id, asked.status, asked.changes, armed.task_id, armed.for_run, x.options::text AS options
 FROM asked LEFT JOIN armed ON armed.job_id = asked.id LEFT JOIN {askings} x ON x.task_id = armed.task_id""",
-    frequent=True,
 )
 
 
@@ -125,13 +124,11 @@ UPDATE {jobs} SET changes = changes + 1,
 WHERE id = %(id)s RETURNING status, changes"""
 """Queues the job of an accepted timer, unless a run is in progress; a forced run takes the job out of the dead set."""
 
-_SET_TIMER = Statement(
-    """
+_SET_TIMER = Statement(f"""
 WITH t AS (
-  INSERT INTO {timers} (job_id, due_at, ask, accepted)
-  VALUES (%(id)s, coalesce(%(due_at)s::timestamptz, now() + make_interval(secs => %(wait_s)s)), %(ask)s, true))"""
-    + _ACCEPTED
-)
+  INSERT INTO {{timers}} (job_id, due_at, ask, accepted)
+  VALUES (%(id)s, coalesce(%(due_at)s::timestamptz, now() + make_interval(secs => %(wait_s)s)), %(ask)s, true))
+{_ACCEPTED}""")
 
 
 def set_timer(executor: Transaction, job_id: int, *, due_at: Any, wait_s: float | None, ask: str) -> Any:
@@ -143,13 +140,10 @@ def set_timer(executor: Transaction, job_id: int, *, due_at: Any, wait_s: float 
     return executor.run(_SET_TIMER, id=job_id, due_at=due_at, wait_s=wait_s or 0.0, ask=ask)[0]
 
 
-_ACCEPT = Statement(
-    """
+_ACCEPT = Statement(f"""
 WITH t AS (
-  INSERT INTO {timers} (id, job_id, due_at, ask, accepted) OVERRIDING SYSTEM VALUE
-  VALUES (%(timer_id)s, %(id)s, %(due_at)s::timestamptz, %(ask)s, true))"""
-    + _ACCEPTED
-)
+  INSERT INTO {{timers}} (id, job_id, due_at, ask, accepted) OVERRIDING SYSTEM VALUE
+  VALUES (%(timer_id)s, %(id)s, %(due_at)s::timestamptz, %(ask)s, true)){_ACCEPTED}""")
 
 
 def accept(executor: Transaction, job_id: int, timer: Any) -> Any:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..model.status import Gate
-from .statement import Autocommit, Reader, Statement, Transaction, first
+from .statement import Autocommit, Frequent, Reader, Statement, Transaction, first
 
 AT_COMMIT = -1
 """The shard of a row that takes its slots at the commit, however many are free: in the emptiest shard."""
@@ -45,8 +45,7 @@ def declare(executor: Transaction, name: str, *, limit: int, covers: str, parts:
 
 _ROOM = "(NOT %(refuses)s OR c.used + %(weight)s <= c.capacity)"
 
-_ADMIT = Statement(
-    f"""
+_ADMIT = Frequent(f"""
 WITH chosen AS MATERIALIZED (
   SELECT c.shard FROM {{capacity_shards}} c WHERE c.pool = %(name)s AND {_ROOM}
   ORDER BY c.used + %(weight)s > c.capacity, (c.shard + %(first)s) %% %(shards)s LIMIT 1),
@@ -57,9 +56,7 @@ admitted AS (
 SELECT p.capacity, p.declared, p.shards, p.covers, (SELECT shard FROM admitted) AS slot,
   EXISTS (SELECT FROM chosen) AS had_room,
   (SELECT max(c.capacity) FROM {{capacity_shards}} c WHERE c.pool = %(name)s) AS most
-FROM {{capacity_pools}} p WHERE p.name = %(name)s""",
-    frequent=True,
-)
+FROM {{capacity_pools}} p WHERE p.name = %(name)s""")
 
 
 def admit(executor: Transaction, name: str, *, weight: int, refuses: bool, first_shard: int, shards: int) -> Any | None:

@@ -12,7 +12,7 @@ from datetime import datetime
 
 from .connection.connections import Connections
 from .results import GIVEN, IS_GIVEN, LISTENED, Kept, given, kept
-from .statement import Reader, Statement, Transaction, first
+from .statement import Frequent, Reader, Statement, Transaction, first
 
 PAGE = 100
 """The most chords that one statement removes, with all their parts."""
@@ -66,9 +66,7 @@ _COUNT = f"""
 
 
 _FOUND = "SELECT chord.claimed, chord.call, chord.send_at, NOT EXISTS (SELECT FROM part) AS again"
-_COUNT_AND_KEEP = Statement(
-    f"WITH {kept(f'{GIVEN} WHERE {IS_GIVEN}')}, {_COUNT} {_FOUND}, {LISTENED} FROM chord", frequent=True
-)
+_COUNT_AND_KEEP = Frequent(f"WITH {kept(f'{GIVEN} WHERE {IS_GIVEN}')}, {_COUNT} {_FOUND}, {LISTENED} FROM chord")
 
 
 def count(executor: Transaction, part: Part, result: Kept | None) -> tuple[Owed | None, bool]:

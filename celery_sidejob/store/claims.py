@@ -18,7 +18,7 @@ from .jobs import HANDLE, ROW
 from .outbox.arming import DUE, MANAGED
 from .outbox.holds import HELD, LIVES
 from .packets import CONSUME, those
-from .statement import Reader, Statement, Transaction, first
+from .statement import Frequent, Reader, Statement, Transaction, first
 
 _RUN = f"""{ROW}, a.task_id, a.unique_key, j.started, j.terminate_tree, a.options::text AS options, j.failed_by,
   EXISTS (SELECT FROM {{port_waiters}} w WHERE w.job_id = j.id) AS waited_for_room"""
@@ -57,8 +57,7 @@ def claiming(changes: str, condition: str, *, before: str = NAMED, then: str = "
     if asked during the run. Of a family with more than `most` children it reads no rows, only that many entries of an
     index.
     """
-    return Statement(
-        f"""
+    return Frequent(f"""
 {before}
 claimed AS (
   UPDATE {{jobs}} j SET changes = j.changes + 1, {changes}
@@ -95,9 +94,7 @@ FROM claimed j LEFT JOIN {{askings}} a ON a.job_id = j.id AND a.closed_at IS NUL
 UNION ALL
 SELECT c.* FROM family CROSS JOIN LATERAL (
   SELECT {_CHILD} FROM {{jobs}} j WHERE j.parent_id = family.id OFFSET 0) c
-WHERE NOT family.is_large""",
-        frequent=True,
-    )
+WHERE NOT family.is_large""")
 
 
 BEGINS = """run_no = j.run_no + 1, unit_no = 0, worker_id = %(worker_id)s, timer_in_run = false,
@@ -231,17 +228,14 @@ def read_claimed(executor: Reader, job_id: int) -> Any | None:
     return first(executor.run(_READ_CLAIMED, id=job_id))
 
 
-_FENCE = Statement(
-    f"""
+_FENCE = Frequent(f"""
 WITH consumed AS ({CONSUME}),
 fenced AS (
   UPDATE {{jobs}} SET unit_no = unit_no + 1, losses = 0, started = true
   WHERE id = %(id)s::bigint AND run_no = %(run_no)s::bigint AND unit_no = %(unit_no)s AND worker_id = %(worker_id)s
   RETURNING id)
 SELECT (SELECT count(*) FROM consumed) AS consumed,
-  ARRAY(SELECT DISTINCT port_id FROM consumed WHERE limited) AS limited FROM fenced""",
-    frequent=True,
-)
+  ARRAY(SELECT DISTINCT port_id FROM consumed WHERE limited) AS limited FROM fenced""")
 
 
 def fence(

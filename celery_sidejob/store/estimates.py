@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import estimates
 from .statement import Reader, Statement
 
 EXACT_PAGES = 1000
@@ -82,14 +81,14 @@ def count(executor: Reader, few: Statement, many: Statement, table: str) -> Coun
 
 
 _FINISHED = Statement(f"""
-SELECT count(*) AS jobs FROM {{jobs}} j {estimates.SAMPLE}
+SELECT count(*) AS jobs FROM {{jobs}} j {SAMPLE}
 WHERE j.status IN ('completed', 'terminated') AND j.retention_s IS NULL AND j.retention_keep IS NULL""")
 
 
 def finished(executor: Reader) -> int:
     """Estimate how many jobs are finished and have no retention of their own task."""
-    share = estimates.share(executor, "jobs", sampled=estimates.COUNTING_PAGES)
-    return share.whole(executor.run(_FINISHED, percent=share.percent)[0].jobs)
+    looked_at = share(executor, "jobs", sampled=COUNTING_PAGES)
+    return looked_at.whole(executor.run(_FINISHED, percent=looked_at.percent)[0].jobs)
 
 
 _FAMILIES = Statement("""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import psycopg
@@ -146,20 +145,12 @@ SELECT 'a failed job without an entry in the dead set', count(*), min(j.id) FROM
 WHERE j.status = 'failed' AND NOT EXISTS (SELECT FROM {dead} d WHERE d.job_id = j.id)""")
 
 
-@dataclass(frozen=True, slots=True)
-class BrokenRules:
-    """Broken rules between rows: (rule, rows, id). `of_all`: from all messages, not from a sample."""
-
-    rows: list[Any]
-    of_all: bool
-
-
-def broken_rules(executor: Reader, *, every_job: bool) -> BrokenRules:
-    """Read the rules between rows that are broken, and the number of rows that break each.
+def broken_rules(executor: Reader, *, every_job: bool) -> tuple[list[Any], bool]:
+    """Read the rules between rows that are broken, (rule, rows, id), and whether all messages were read, or a sample.
 
     A message that breaks several rules counts for the first rule. A sample represents very many messages. With
     `every_job` all messages and all jobs are read, which takes three seconds for a million of each.
     """
     share = Share(100.0) if every_job else estimates.share_joined(executor, "messages")
     found = [*executor.run(_OF_MESSAGES, percent=share.percent), *(executor.run(_OF_JOBS) if every_job else ())]
-    return BrokenRules([row for row in found if row.rows], share.is_all)
+    return [row for row in found if row.rows], share.is_all

@@ -11,7 +11,7 @@ from ..model.columns import COLUMNS, SHOWN
 from ..model.errors import DuplicateError, InvalidValueError
 from ..model.names import child_name_taken
 from .outbox.arming import FIRST_CHECK_S, armed
-from .statement import Autocommit, Reader, Statement, Transaction, first, violated
+from .statement import Autocommit, Frequent, Reader, Statement, Transaction, first, violated
 
 READ = ", ".join(
     f"j.{column.name}::text AS {column.name}" if column.is_json else f"j.{column.name}" for column in SHOWN.values()
@@ -53,7 +53,7 @@ _VALUES = ", ".join(f"{column.name}::json" if column.is_json else column.name fo
 
 
 def _insert(given: str) -> Statement:
-    return Statement(
+    return Frequent(
         f"""
 WITH given AS ({given}),
 r AS (
@@ -82,7 +82,6 @@ t AS (
         )
         + """
 SELECT r.job_id, r.task_id, armed.for_run FROM r LEFT JOIN armed ON armed.job_id = r.job_id ORDER BY r.job_id""",
-        frequent=True,
     )
 
 
@@ -150,7 +149,7 @@ def _taken(constraint: str | None, new: Sequence[NewJob]) -> Exception | None:
 _LOCKED = """
 SELECT id, status, task, queue, priority, parent_id, run_no, unit_no, worker_id, run_kind, terminate_tree, losses,
   max_losses, pool, ran_at, has_steps FROM {jobs} WHERE """
-_LOCK = Statement(_LOCKED + "id = ANY(%(ids)s::bigint[]) ORDER BY id FOR NO KEY UPDATE", frequent=True)
+_LOCK = Frequent(_LOCKED + "id = ANY(%(ids)s::bigint[]) ORDER BY id FOR NO KEY UPDATE")
 
 
 def lock(executor: Transaction, ids: Iterable[int]) -> dict[int, Any]:
@@ -180,9 +179,7 @@ def is_locked(executor: Transaction, job_id: int) -> bool:
     return bool(executor.run(_IS_LOCKED, id=job_id))
 
 
-_LOCK_ALL_FREE = Statement(
-    _LOCKED + "id = ANY(%(ids)s::bigint[]) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED", frequent=True
-)
+_LOCK_ALL_FREE = Frequent(f"{_LOCKED}id = ANY(%(ids)s::bigint[]) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED")
 
 
 def lock_all_free(executor: Transaction, ids: Iterable[int]) -> dict[int, Any]:
@@ -237,7 +234,7 @@ def wait_no_longer(executor: Transaction) -> None:
     executor.run(_WAIT_NO_LONGER, lock_ms=str(round(LONGEST_WAIT_S * 1000)))
 
 
-_PARENTS = Statement("SELECT id, parent_id FROM {jobs} WHERE id = ANY(%(ids)s::bigint[])", frequent=True)
+_PARENTS = Frequent("SELECT id, parent_id FROM {jobs} WHERE id = ANY(%(ids)s::bigint[])")
 
 
 def parents(executor: Reader, ids: Iterable[int]) -> dict[int, int | None]:

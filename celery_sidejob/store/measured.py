@@ -165,17 +165,17 @@ def tallies(
         )
 
 
-_DAYS = Statement("""
-SELECT t.day, coalesce(sum(t.number) FILTER (WHERE t.measure = %(run)s), 0)::bigint AS runs,
-  coalesce(sum(t.number) FILTER (WHERE t.measure = %(failure)s), 0)::bigint AS failures
-FROM {tallies} t WHERE t.day > %(ever)s::date AND t.step = '' AND t.measure = ANY(ARRAY[%(run)s, %(failure)s]::text[])
-GROUP BY 1""")
+_OF_RUNS = {"ever": EVER, "run": str(Measure.RUN), "failure": str(Measure.FAILURE)}
+_RUNS = """
+      coalesce(sum(t.number) FILTER (WHERE t.measure = %(run)s), 0)::bigint AS runs,
+      coalesce(sum(t.number) FILTER (WHERE t.measure = %(failure)s), 0)::bigint AS failures
+    FROM {tallies} t WHERE t.step = '' AND t.measure = ANY(ARRAY[%(run)s, %(failure)s]::text[])"""
+_DAYS = Statement(f"SELECT t.day, {_RUNS} AND t.day > %(ever)s::date GROUP BY 1")
 
 
 def days(executor: Reader) -> dict[date, tuple[int, int]]:
     """Read the numbers of runs and of failures of each day that is kept: {day: (runs, failures)}."""
-    found = executor.run(_DAYS, ever=EVER, run=str(Measure.RUN), failure=str(Measure.FAILURE))
-    return {row.day: (row.runs, row.failures) for row in found}
+    return {row.day: (row.runs, row.failures) for row in executor.run(_DAYS, **_OF_RUNS)}
 
 
 _TALLIED = Statement("SELECT DISTINCT t.task, t.queue FROM {tallies} t WHERE t.day = %(ever)s::date")
@@ -232,13 +232,7 @@ SAMPLED_EVERY_S = 60.0
 KEPT_H = 25
 """The hours for which samples are kept: a day, and an hour before it from which its first runs are counted."""
 
-_RUNS_UNTIL_NOW = """
-    SELECT coalesce(sum(t.number) FILTER (WHERE t.measure = %(run)s), 0)::bigint AS runs,
-      coalesce(sum(t.number) FILTER (WHERE t.measure = %(failure)s), 0)::bigint AS failures
-    FROM {tallies} t
-    WHERE t.day = %(ever)s::date AND t.step = '' AND t.measure = ANY(ARRAY[%(run)s, %(failure)s]::text[])"""
-_OF_SAMPLE = {"ever": EVER, "run": str(Measure.RUN), "failure": str(Measure.FAILURE)}
-
+_RUNS_UNTIL_NOW = f"SELECT {_RUNS} AND t.day = %(ever)s::date"
 _TAKE_SAMPLE = Statement(f"""
 WITH gone AS (DELETE FROM {{run_samples}} WHERE taken_at < now() - interval '{KEPT_H} h')
 INSERT INTO {{run_samples}} (taken_at, runs, failures)
@@ -251,7 +245,7 @@ ON CONFLICT DO NOTHING RETURNING taken_at""")
 
 def take_sample(connections: Autocommit) -> int:
     """Take a sample, unless the last one is less than a minute old, and remove old ones; returns the number taken."""
-    return len(connections.run(_TAKE_SAMPLE, **_OF_SAMPLE))
+    return len(connections.run(_TAKE_SAMPLE, **_OF_RUNS))
 
 
 _SAMPLES = Statement(f"""
@@ -262,4 +256,4 @@ ORDER BY 1""")
 
 def samples(executor: Reader) -> Sequence[Any]:
     """Read (taken_at, runs, failures) of each sample, oldest first, and of this moment."""
-    return executor.run(_SAMPLES, **_OF_SAMPLE)
+    return executor.run(_SAMPLES, **_OF_RUNS)

@@ -79,11 +79,7 @@ def forget_times(executor: Transaction, job_id: int, *, later: bool) -> None:
 
 def _given(stage: Stage) -> dict[str, Any]:
     return {
-        "task": stage.task,
-        "queue": stage.queue,
-        "priority": stage.priority,
-        "args": stage.args,
-        "kwargs": stage.kwargs,
+        **{name: getattr(stage, name) for name in ("task", "queue", "priority", "args", "kwargs")},
         **{name: stage.columns.get(name) for name in _OF_TASK},
         "enters": stage.pool is not None,
         **{name: (stage.pool or {}).get(name) for name in _OF_POOL},

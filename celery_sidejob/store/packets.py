@@ -12,10 +12,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..model.changes import PortKey
-from .statement import Reader, Statement, Transaction
+from .statement import Frequent, Reader, Statement, Transaction
 
-_INSERT = Statement(
-    """
+_INSERT = Frequent("""
 WITH r AS (
   SELECT * FROM json_to_recordset(%(rows)s::json)
     AS r(n int, port_id bigint, value text, context text, options text)),
@@ -24,9 +23,7 @@ written AS (
   SELECT r.port_id, r.value::json, r.context::json, r.options::json, CASE WHEN p.packet_limit > 0 THEN true END
   FROM r JOIN {ports} p ON p.id = r.port_id
   ORDER BY r.n)
-SELECT p.id, p.channels, p.packet_limit FROM {ports} p WHERE p.id IN (SELECT port_id FROM r)""",
-    frequent=True,
-)
+SELECT p.id, p.channels, p.packet_limit FROM {ports} p WHERE p.id IN (SELECT port_id FROM r)""")
 
 
 def write(executor: Transaction, rows: Iterable[tuple[int, str, str | None, str | None]]) -> dict[int, Any]:
@@ -60,16 +57,13 @@ CASE WHEN {0}.id IS NULL THEN o.default_value::text END AS default_value,
 CASE WHEN {0}.id IS NULL THEN o.channels END AS channels"""
 """Turns an empty port into a row without a packet: its `id` is None, and it has the port's default and channels."""
 
-_READ_AHEAD = Statement(
-    f"""
+_READ_AHEAD = Frequent(f"""
 SELECT o.id AS port_id, p.{_COLUMNS.format("p")}, {_IF_EMPTY.format("p")}
 FROM {{ports}} o LEFT JOIN LATERAL (
   SELECT p.* FROM {{packets}} p
   WHERE p.port_id = o.id AND {_UNSEEN} AND ({_FREE} OR {_MINE})
   ORDER BY p.id LIMIT %(limit)s) p ON true
-WHERE {_PORT} ORDER BY p.id""",
-    frequent=True,
-)
+WHERE {_PORT} ORDER BY p.id""")
 
 
 def read_ahead(
@@ -165,7 +159,7 @@ WHERE p.port_id = r.port_id AND p.id BETWEEN r.first AND r.last AND p.id = ANY(r
 RETURNING p.port_id, p.limited"""
 """Removes the packets that a unit has read, if they still belong to the run; returns a row for each."""
 
-_CONSUME = Statement(CONSUME, frequent=True)
+_CONSUME = Frequent(CONSUME)
 
 
 def consume(executor: Transaction, read: Sequence[tuple[int, int]], *, job_id: int, run_no: int) -> Sequence[Any]:
@@ -271,12 +265,7 @@ FROM {{ports}} o WHERE {_PORT}""")
 
 
 def count(
-    executor: Reader,
-    port: PortKey,
-    *,
-    seen: Sequence[int] = (),
-    job_id: int | None = None,
-    run_no: int | None = None,
+    executor: Reader, port: PortKey, *, seen: Sequence[int] = (), job_id: int | None = None, run_no: int | None = None
 ) -> int:
     """Count the packets that wait on a port, with those taken for the run that asks; 0 if there is no such port."""
     found = executor.run(_COUNT, **_named(port), seen=list(seen), job_id=job_id, run_no=run_no)

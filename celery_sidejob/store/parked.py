@@ -78,10 +78,7 @@ UPDATE {{messages}} m SET published_at = NULL, suspected_at = now(), declined_at
 WHERE {_OWED[kind]}
 RETURNING extract(epoch FROM m.next_check_at - now())::double precision AS wait_s,
   {given_up} AS given_up""")
-    for kind, given_up in {
-        JOBS: "false",
-        TASKS: f"m.declined_at < now() - make_interval(secs => {PATIENCE_S})",
-    }.items()
+    for kind, given_up in {JOBS: "false", TASKS: f"m.declined_at < now() - make_interval(secs => {PATIENCE_S})"}.items()
 }
 
 

@@ -17,13 +17,13 @@ import os
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from ..model.durable import Content, Key
+from ..model.durable import Content, Key, Terms
 from ..model.status import Gate
 from .broker.holds import WAITED
 from .claims import BEGINS, claiming
 from .outbox.arming import DUE, OWED, UNCHECKED
 from .outbox.holds import HELD, LIVES
-from .outbox.tasks import DIGEST
+from .outbox.tasks import DIGEST, named
 from .queues import AT_GATE, RATE_IS_OPEN
 from .statement import Statement, Transaction, first
 
@@ -268,8 +268,7 @@ def claim(
     )
 
 
-_BEGIN = Statement(
-    f"""
+_BEGIN = Statement(f"""
 WITH{_BUSY}
 best AS MATERIALIZED (
   SELECT q.name, q.rate_interval_s IS NOT NULL AS has_rate FROM {{queues}} q
@@ -283,39 +282,15 @@ begun AS (
     AND m.body IS NOT NULL AND m.task = %(task)s AND {DIGEST} = %(digest)s AND {OWED}
     AND (EXISTS (SELECT FROM token) OR NOT best.has_rate) AND {LIVES}
   RETURNING m.pool, m.queue, {WAITED} AS waited_s)
-SELECT pool, queue, waited_s FROM begun"""
-)
+SELECT pool, queue, waited_s FROM begun""")
 
 
-def begin(
-    executor: Transaction,
-    key: Key,
-    content: Content,
-    *,
-    queue: str,
-    worker_id: int,
-    pid: int,
-    on_lost: str,
-    max_losses: int,
-) -> Any | None:
+def begin(executor: Transaction, key: Key, content: Content, *, queue: str, worker_id: int, terms: Terms) -> Any | None:
     """Lock the row of a durable task for a run, as `holds.begin` does, if the gate of its queue is open.
 
     The transaction has locked the queue. A token of the rate is spent even if the content turns out to be forged.
     """
-    return first(
-        executor.run(
-            _BEGIN,
-            task_id=key[0],
-            generation=key[1],
-            task=content.task,
-            digest=content.digest,
-            queue=queue,
-            worker_id=worker_id,
-            pid=pid,
-            on_lost=on_lost,
-            max_losses=max_losses,
-        )
-    )
+    return first(executor.run(_BEGIN, **named(key, content), **terms._asdict(), queue=queue, worker_id=worker_id))
 
 
 # -- at the gate -----------------------------------------------------------------------------------------------------
@@ -339,7 +314,7 @@ RETURNING m.task_id""")
 
 def wait(executor: Transaction, key: Key, content: Content) -> bool:
     """Leave a durable task's message at the gate; False if it does not wait, or is another."""
-    return bool(executor.run(_WAIT, task_id=key[0], generation=key[1], task=content.task, digest=content.digest))
+    return bool(executor.run(_WAIT, **named(key, content)))
 
 
 _LETS_IN = f"UPDATE {{messages}} m SET gate = {Gate.OPEN}, next_check_at = now()"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..model.port import WILDCARD
-from .statement import Reader, Statement, Transaction, first
+from .statement import Frequent, Reader, Statement, Transaction, first
 
 _ROW = "id, job_id, direction, name, default_value::text AS default_value, channels, packet_limit, received"
 """The columns of a port's row that operations read."""
@@ -30,18 +30,16 @@ Ports of a terminated job subscribe when the job is revived (`subscribe`).
 The pattern `"*"` subscribes to none; it passes its channels on to the ports that are made from it.
 """
 
-_INSERT = Statement(
-    """
+_INSERT = Statement(f"""
 WITH r AS (
   SELECT * FROM json_to_recordset(%(rows)s::json) AS r(job_id bigint, direction text, name text, default_value text,
     channels text[], packet_limit int)),
 p AS (
-  INSERT INTO {ports} (job_id, direction, name, default_value, channels, packet_limit)
+  INSERT INTO {{ports}} (job_id, direction, name, default_value, channels, packet_limit)
   SELECT job_id, direction, name, default_value::json, channels, packet_limit FROM r
   ON CONFLICT (job_id, direction, name) DO UPDATE
-    SET default_value = excluded.default_value, channels = excluded.channels, packet_limit = excluded.packet_limit"""
-    + _SUBSCRIBED
-)
+    SET default_value = excluded.default_value, channels = excluded.channels, packet_limit = excluded.packet_limit
+    {_SUBSCRIBED}""")
 
 
 def put(executor: Transaction, rows: Iterable[dict[str, Any]]) -> Sequence[Any]:
@@ -49,14 +47,11 @@ def put(executor: Transaction, rows: Iterable[dict[str, Any]]) -> Sequence[Any]:
     return executor.run(_INSERT, rows=json.dumps(list(rows)))
 
 
-_OF_JOBS = Statement(
-    """
+_OF_JOBS = Frequent("""
 SELECT p.id, p.job_id, p.direction, p.name, p.default_value::text AS default_value, p.channels, p.packet_limit,
   p.received,
   (SELECT j.parent_id FROM {jobs} j WHERE j.id = p.job_id) AS parent_id
-FROM {ports} p WHERE p.job_id = ANY(%(job_ids)s::bigint[]) ORDER BY p.job_id, p.direction, p.name""",
-    frequent=True,
-)
+FROM {ports} p WHERE p.job_id = ANY(%(job_ids)s::bigint[]) ORDER BY p.job_id, p.direction, p.name""")
 
 
 def of_jobs(executor: Reader, job_ids: Iterable[int]) -> Sequence[Any]:
@@ -143,14 +138,11 @@ def subscribe(executor: Transaction, job_id: int) -> None:
     executor.run(_SUBSCRIBE, job_id=job_id)
 
 
-_MAKE = Statement(
-    """
+_MAKE = Statement(f"""
 WITH p AS (
-  INSERT INTO {ports} (job_id, direction, name, default_value, channels, packet_limit)
-  SELECT job_id, direction, %(name)s, default_value, channels, packet_limit FROM {ports} WHERE id = %(pattern_id)s
-  ON CONFLICT (job_id, direction, name) DO NOTHING"""
-    + _SUBSCRIBED
-)
+  INSERT INTO {{ports}} (job_id, direction, name, default_value, channels, packet_limit)
+  SELECT job_id, direction, %(name)s, default_value, channels, packet_limit FROM {{ports}} WHERE id = %(pattern_id)s
+  ON CONFLICT (job_id, direction, name) DO NOTHING{_SUBSCRIBED}""")
 
 
 def make(executor: Transaction, pattern_id: int, name: str) -> Any | None:

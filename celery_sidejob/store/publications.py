@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..model.names import channel_ancestors
-from .statement import Autocommit, Reader, Statement, Transaction, first
+from .statement import Autocommit, Frequent, Reader, Statement, Transaction, first
 
 Message = tuple[str, str | None, str | None]
 """(value, context, options), each text JSON."""
@@ -41,8 +41,7 @@ class Kept:
     page: Page | None
 
 
-_KEEP = Statement(
-    """
+_KEEP = Frequent("""
 WITH r AS (
   SELECT * FROM json_to_recordset(%(rows)s::json) AS r(n int, channel text, levels text[], packets json)),
 subscribed AS (
@@ -55,9 +54,7 @@ kept AS (
 SELECT s.channel, s.ports, s.newest, kept.id,
   CASE WHEN s.ports <= %(few)s AND NOT EXISTS (SELECT FROM {publications} p WHERE p.channel = s.channel)
     THEN (SELECT array_agg(DISTINCT o.job_id) FROM {subscriptions} o WHERE o.channel = ANY(s.levels)) END AS job_ids
-FROM subscribed s JOIN kept ON kept.channel = s.channel ORDER BY s.n""",
-    frequent=True,
-)
+FROM subscribed s JOIN kept ON kept.channel = s.channel ORDER BY s.n""")
 
 
 def keep(executor: Transaction, messages: Mapping[str, Sequence[Message]], *, few: int) -> list[Kept]:
@@ -92,8 +89,7 @@ def count_subscribers(executor: Reader, channel: str) -> int:
     return int(executor.run(_COUNT, levels=channel_ancestors(channel))[0].ports)
 
 
-_LOCK_NEXT = Statement(
-    """
+_LOCK_NEXT = Frequent("""
 WITH f AS (
   SELECT p.id, p.newest, p.reached, greatest(1, %(packets)s / json_array_length(p.packets)) AS jobs
   FROM {publications} p WHERE p.channel = %(channel)s::text
@@ -107,9 +103,7 @@ FROM f CROSS JOIN LATERAL (
       SELECT o.job_id FROM {subscriptions} o
       WHERE o.channel = a.channel AND o.job_id > f.reached AND o.id <= f.newest
       ORDER BY o.job_id LIMIT f.jobs + 1) s
-    ORDER BY s.job_id LIMIT f.jobs + 1) few) page""",
-    frequent=True,
-)
+    ORDER BY s.job_id LIMIT f.jobs + 1) few) page""")
 
 
 def lock_next(executor: Transaction, channel: str, *, packets: int) -> Page | None:
@@ -122,8 +116,7 @@ def lock_next(executor: Transaction, channel: str, *, packets: int) -> Page | No
     return None if row is None else Page(row.id, row.newest, row.job_ids or [], row.is_last)
 
 
-_DELIVER = Statement(
-    """
+_DELIVER = Frequent("""
 WITH m AS MATERIALIZED (
   SELECT r.n, r.value, r.context, r.options FROM {publications} p CROSS JOIN LATERAL
     json_to_recordset(p.packets) AS r(n int, value text, context text, options text)
@@ -148,9 +141,7 @@ done AS (
   DELETE FROM {publications}
   WHERE channel = %(channel)s::text AND id = %(id)s AND %(is_last)s AND (SELECT are_all FROM free))
 SELECT free.are_all, (SELECT array_agg(DISTINCT job_id) FROM locked) AS job_ids,
-  (SELECT array_agg(DISTINCT job_id) FROM locked WHERE received IS NOT TRUE) AS to_wake FROM free""",
-    frequent=True,
-)
+  (SELECT array_agg(DISTINCT job_id) FROM locked WHERE received IS NOT TRUE) AS to_wake FROM free""")
 
 
 def deliver(executor: Transaction, channel: str, page: Page) -> dict[int, bool] | None:

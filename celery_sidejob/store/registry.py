@@ -161,9 +161,7 @@ PER_QUEUE = 500
 MOST = 5000
 """The most messages, of one queue and of all, whose tasks are read."""
 
-_DUE = Statement(
-    QUEUES
-    + f"""
+_DUE = Statement(f"""{QUEUES}
 SELECT coalesce(m.task, (SELECT j.task FROM {{jobs}} j WHERE j.id = m.job_id)) AS task, m.queue,
   count(m.job_id) AS jobs, count(*) FILTER (WHERE m.due_at < now() - make_interval(secs => %(for_s)s)) AS runs
 FROM (
@@ -171,8 +169,7 @@ FROM (
     SELECT * FROM {{messages}} m WHERE m.queue = q.queue ORDER BY m.next_check_at LIMIT {PER_QUEUE}) m
   WHERE m.locked_by IS NULL AND m.doom IS NULL AND {DUE} AND (m.job_id IS NOT NULL OR m.body IS NOT NULL)
   LIMIT {MOST}) m
-GROUP BY 1, 2"""
-)
+GROUP BY 1, 2""")
 
 
 def due(executor: Reader, *, for_s: float) -> Sequence[Any]:

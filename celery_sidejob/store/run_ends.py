@@ -12,7 +12,7 @@ from typing import Any
 from .history import ENDED
 from .outbox.holds import LIVES
 from .results import GIVEN, LISTENED, TOLD, Ended, Kept, columns, given, kept, kept_briefly, results_of, told
-from .statement import Statement, Transaction, first
+from .statement import Frequent, Statement, Transaction, first
 
 Past = dict[str, Any]
 """What the history keeps of a run's end: `how` it ended, its `kind`, `detail` (JSON text); `history`: of how many."""
@@ -43,8 +43,7 @@ def _end_of_run(
     It closes the asking if `closes` is true, and removes the message unless `goes_on` is: both judge the new status. It
     keeps the result, if any, of an asking that it closes.
     """
-    return Statement(
-        f"""
+    return Frequent(f"""
 WITH r AS MATERIALIZED ({_RUNS_OF_PAGE if in_page else _NAMED_RUN}),
 ended AS (
   UPDATE {{jobs}} j SET unit_no = NULL, worker_id = NULL, run_kind = NULL, timer_in_run = false, changes = changes + 2,
@@ -64,9 +63,7 @@ disarmed AS (
   DELETE FROM {{messages}} m USING ended WHERE m.job_id = ended.id AND NOT ended.goes_on)
 SELECT ended.id, ended.status, ended.changes, ended.parent_id, ended.has_dependents, ended.closes, ended.goes_on,
   closed.task_id, closed.options, {TOLD if in_page else LISTENED}
-FROM ended LEFT JOIN closed ON closed.job_id = ended.id""",
-        frequent=True,
-    )
+FROM ended LEFT JOIN closed ON closed.job_id = ended.id""")
 
 
 _REVIVED = """(wakes > wakes_taken

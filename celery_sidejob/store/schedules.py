@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from typing import Any
 
@@ -51,28 +51,11 @@ class Row:
 
 
 def _of_row(row: Any) -> Row:
-    spec = Spec(
-        task=row.task,
-        args=row.args,
-        kwargs=row.kwargs,
-        options=row.options,
-        every_s=row.every_s,
-        cron=row.cron,
-        timezone=row.timezone,
-        start_at=row.start_at,
-        end_at=row.end_at,
-        catch_up=row.catch_up,
-        overlap=row.overlap,
-        jitter_s=row.jitter_s,
-    )
-    windows = tuple(Window.of_json(window) for window in json.loads(row.plan))
-    return Row(
-        name=row.name, spec=spec, plan=Plan(row.name, windows, row.jitter_s),
-        declared=None if row.declared is None else json.loads(row.declared), anchor_at=row.anchor_at,
-        next_at=row.next_at, due_at=row.due_at, revision=row.revision, count=row.count, last_at=row.last_at,
-        last_job_id=row.last_job_id, last_task_id=row.last_task_id, is_open=row.is_open, paused_at=row.paused_at,
-        pause_reason=row.pause_reason, trouble=row.trouble, read_at=row.read_at,
-    )  # fmt: skip
+    found = row._asdict()
+    found["spec"] = Spec(**{field.name: found.pop(field.name) for field in fields(Spec)})
+    found["plan"] = Plan(row.name, tuple(map(Window.of_json, json.loads(row.plan))), row.jitter_s)
+    found["declared"] = None if row.declared is None else json.loads(row.declared)
+    return Row(**found)
 
 
 _READ = Statement(f"""
@@ -151,23 +134,8 @@ def change(executor: Transaction, plan: Plan, spec: Spec, *, paused: bool, ancho
 
 
 def _values(plan: Plan, spec: Spec, *, paused: bool, anchor_at: datetime, declared: Any) -> dict[str, Any]:
-    return {
-        "task": spec.task,
-        "args": spec.args,
-        "kwargs": spec.kwargs,
-        "options": spec.options,
-        "every_s": spec.every_s,
-        "cron": spec.cron,
-        "timezone": spec.timezone,
-        "start_at": spec.start_at,
-        "end_at": spec.end_at,
-        "catch_up": spec.catch_up,
-        "overlap": spec.overlap,
-        "jitter_s": spec.jitter_s,
-        "declared": None if declared is None else json.dumps(declared),
-        "anchor_at": anchor_at,
-        **_to_come(plan, paused=paused),
-    }
+    told = None if declared is None else json.dumps(declared)
+    return {**asdict(spec), "declared": told, "anchor_at": anchor_at, **_to_come(plan, paused=paused)}
 
 
 def _to_come(plan: Plan, *, paused: bool) -> dict[str, Any]:

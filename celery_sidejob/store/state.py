@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from .statement import Reader, Statement, Transaction, first
+from .statement import Reader, Statement, Transaction
 
 _SET = Statement("""
 INSERT INTO {state} (job_id, key, value)
@@ -62,18 +62,15 @@ def set_progress(
     executor.run(_SET_PROGRESS, job_id=job_id, run_no=run_no, worker_id=worker_id, done=done, total=total, note=note)
 
 
-_PROGRESS = Statement("SELECT run_no, told_at, done, total, note FROM {progress} WHERE job_id = %(job_id)s")
-
-
-def progress(executor: Reader, job_id: int) -> Any | None:
-    """Read the last reported progress of a job: (run_no, told_at, done, total, note)."""
-    return first(executor.run(_PROGRESS, job_id=job_id))
-
-
-_PROGRESS_OF_JOBS = Statement("""
+_PROGRESS = Statement("""
 SELECT job_id, run_no, told_at, done, total, note FROM {progress} WHERE job_id = ANY(%(ids)s::bigint[])""")
 
 
 def progress_of_jobs(executor: Reader, ids: Iterable[int]) -> dict[int, Any]:
-    """Read the same for several jobs, by their ids."""
-    return {row.job_id: row for row in executor.run(_PROGRESS_OF_JOBS, ids=list(ids))}
+    """Read the last reported progress of jobs, {job id: (job_id, run_no, told_at, done, total, note)}."""
+    return {row.job_id: row for row in executor.run(_PROGRESS, ids=list(ids))}
+
+
+def progress(executor: Reader, job_id: int) -> Any | None:
+    """Read the same for one job; None without any."""
+    return progress_of_jobs(executor, [job_id]).get(job_id)

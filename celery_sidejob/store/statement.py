@@ -68,6 +68,15 @@ class Statement:
             return self._positional.setdefault(schema, (text.replace("%%", "%").encode(), names))
 
 
+class Frequent(Statement):
+    """A statement that runs without a cursor where possible (`fast_path.py`)."""
+
+    __slots__ = ()
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, frequent=True)
+
+
 class Reader(Protocol):
     """Runs statements that only read: in an open transaction, or each in its own."""
 

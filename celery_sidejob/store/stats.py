@@ -6,7 +6,6 @@ A few rows are counted; very many are estimated from a sample.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ..model.status import UNFINISHED
@@ -32,24 +31,16 @@ SELECT j.status, count(*) AS jobs FROM {{jobs}} j {SAMPLE}
 WHERE j.status IN {STATUSES} GROUP BY j.status""")
 
 
-@dataclass(frozen=True, slots=True)
-class Unfinished:
-    """Jobs with work pending, by status."""
-
-    jobs: dict[str, int]
-    is_estimated: bool
-
-
-def unfinished(executor: Reader) -> Unfinished:
-    """Count the jobs with work pending, by status; estimate them if there are very many.
+def unfinished(executor: Reader) -> tuple[dict[str, int], bool]:
+    """Count the jobs with work pending, by status; estimate them if there are very many, and tell whether it is so.
 
     Finished jobs are not read, except those in the pages of the sample.
     """
     if executor.run(_ASKED)[0].rows < COUNTED:
-        return Unfinished({row.status: row.jobs for row in executor.run(_UNFINISHED)}, False)
+        return {row.status: row.jobs for row in executor.run(_UNFINISHED)}, False
     share = estimates.share(executor, "jobs")
     rows = executor.run(_UNFINISHED_SAMPLE, percent=share.percent)
-    return Unfinished({row.status: share.whole(row.jobs) for row in rows}, not share.is_all)
+    return {row.status: share.whole(row.jobs) for row in rows}, not share.is_all
 
 
 _TIMERS = Statement(f"SELECT count(*) AS rows FROM (SELECT FROM {{timers}} ORDER BY due_at LIMIT {COUNTED}) t")
@@ -74,20 +65,11 @@ SELECT extract(epoch FROM now() - closed_at)::double precision AS oldest_s FROM 
 WHERE {_UNSENT} ORDER BY closed_at LIMIT 1""")
 
 
-@dataclass(frozen=True, slots=True)
-class Results:
-    """Results that the backend does not have yet, and how long the oldest has waited."""
-
-    unsent: int
-    oldest_s: float | None
-    is_estimated: bool
-
-
-def results(executor: Reader) -> Results:
-    """Count results that the backend does not have yet."""
+def results(executor: Reader) -> tuple[Count, float | None]:
+    """Count results that the backend does not have yet, and tell how long the oldest has waited."""
     count = estimates.count(executor, _RESULTS, _RESULTS_SAMPLE, "askings")
     first = executor.run(_FIRST_RESULT) if count.number else ()
-    return Results(count.number, first[0].oldest_s if first else None, count.is_estimated)
+    return count, first[0].oldest_s if first else None
 
 
 _DEAD = Statement(f"SELECT count(*) AS rows FROM (SELECT FROM {{dead}} ORDER BY id LIMIT {COUNTED}) d")
@@ -106,21 +88,18 @@ def dead_entries(executor: Reader) -> tuple[Count, Count]:
     )
 
 
-_SWEEP = Statement(
-    QUEUES
-    + """,
+_SWEEP = Statement(f"""{QUEUES},
 late AS (
   SELECT min(x.next_check_at) AS at FROM q CROSS JOIN LATERAL (
-    SELECT m.next_check_at FROM {messages} m
+    SELECT m.next_check_at FROM {{messages}} m
     WHERE m.queue = q.queue AND m.locked_by IS NULL AND m.next_check_at < 'infinity'
     ORDER BY m.next_check_at LIMIT 1) x
   WHERE q.queue IS NOT NULL)
-SELECT extract(epoch FROM now() - least((SELECT at FROM late), (SELECT min(due_at) FROM {timers})))::double precision
+SELECT extract(epoch FROM now() - least((SELECT at FROM late), (SELECT min(due_at) FROM {{timers}})))::double precision
     AS lag_s,
-  extract(epoch FROM now() - (SELECT min(due_at) FROM {timers}))::double precision AS timers_lag_s,
+  extract(epoch FROM now() - (SELECT min(due_at) FROM {{timers}}))::double precision AS timers_lag_s,
   extract(epoch FROM now() - l.expires_at)::double precision AS expired_s, l.holder, w.ident
-FROM {leases} l LEFT JOIN {workers} w ON w.id = l.holder AND w.dead_at IS NULL WHERE l.name = 'sweeper'"""
-)
+FROM {{leases}} l LEFT JOIN {{workers}} w ON w.id = l.holder AND w.dead_at IS NULL WHERE l.name = 'sweeper'""")
 
 
 def sweep(executor: Reader) -> Any:

@@ -13,7 +13,7 @@ from dataclasses import fields
 from typing import Any
 
 from ..model.steps import BeginAnew, CopySteps, FinishSteps, ForgetSteps, KeepStep, LeaveTurns, StepChange
-from .statement import Reader, Statement, Transaction
+from .statement import Frequent, Reader, Statement, Transaction
 
 MOST_TOLD = 100
 """The most steps in the history of a completed job."""
@@ -38,25 +38,19 @@ ON CONFLICT (job_id, turn, name, number) DO UPDATE SET kind = excluded.kind, run
   began_at = CASE WHEN excluded.kind = 'step' OR s.done THEN excluded.began_at ELSE s.began_at END"""
 
 
-_KEEP = Statement(
-    """
+_KEEP = Statement(f"""
 WITH marked AS (
-  UPDATE {jobs} SET has_steps = true WHERE id = %(job_id)s::bigint AND has_steps IS NOT TRUE)"""
-    + _kept("(SELECT) one")
-)
+  UPDATE {{jobs}} SET has_steps = true WHERE id = %(job_id)s::bigint AND has_steps IS NOT TRUE)
+{_kept("(SELECT) one")}""")
 
-_KEEP_ALONE = Statement(
-    """
+_KEEP_ALONE = Frequent(f"""
 WITH fenced AS (
-  UPDATE {jobs} SET unit_no = unit_no + 1, losses = 0, started = true, has_steps = true
+  UPDATE {{jobs}} SET unit_no = unit_no + 1, losses = 0, started = true, has_steps = true
   WHERE id = %(job_id)s::bigint AND run_no = %(run_no)s::bigint AND unit_no = %(unit_no)s
     AND worker_id = %(worker_id)s::bigint
-  RETURNING id)"""
-    + _kept("fenced")
-    + """
-RETURNING s.job_id""",
-    frequent=True,
-)
+  RETURNING id)
+{_kept("fenced")}
+RETURNING s.job_id""")
 
 
 _FIELDS = tuple(field.name for field in fields(KeepStep))
@@ -173,16 +167,13 @@ def apply(executor: Transaction, change: StepChange, *, keep: int) -> None:
             executor.run(_COPY, job_id=job_id, source=source, name=name, number=number)
 
 
-_READ = Statement(
-    f"""
+_READ = Frequent(f"""
 SELECT s.id, s.turn, s.name, s.number, s.kind, s.run_no, {_DONE} AS done, s.tries, s.due_at,
   s.value::text AS value, s.error::text AS error, s.began_at, s.worker,
   extract(epoch FROM s.due_at - now())::double precision AS left_s,
   extract(epoch FROM now() - s.began_at)::double precision AS waited_s, {_TOOK.format("s")} AS took_s
 FROM {{steps}} s WHERE s.job_id = %(job_id)s AND {_CURRENT}
-ORDER BY s.id""",
-    frequent=True,
-)
+ORDER BY s.id""")
 
 
 def read(executor: Reader, job_id: int) -> Sequence[Any]:

@@ -7,8 +7,6 @@ not run: the conditions of the gate (`outbox/arming.py`), read for some jobs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Any
 
 from ..model.status import Gate
@@ -34,61 +32,39 @@ _COUNTS = f"""count(*) AS messages, count(*) FILTER (WHERE locked_by IS NOT NULL
     ) AS later_from,
   count(*) FILTER (WHERE {_UNPUBLISHED}) AS unpublished,
   extract(epoch FROM now() - min(due_at) FILTER (WHERE waits AND {DUE}))::double precision AS oldest_due_s,
-  extract(epoch FROM now() - min(due_at) FILTER (WHERE {_UNPUBLISHED}))::double precision AS oldest_unpublished_s"""
+  extract(epoch FROM now() - min(due_at) FILTER (WHERE {_UNPUBLISHED}))::double precision AS oldest_unpublished_s,
+  false AS is_estimated"""
 
 _OF_A_SHARE = Statement(f"""
 SELECT queue, {_COUNTS}
 FROM (SELECT *, locked_by IS NULL AS waits FROM {{messages}} {estimates.SAMPLE}) m
 GROUP BY queue ORDER BY queue""")
-_OF_EACH_QUEUE = Statement(
-    QUEUES
-    + f"""
+_OF_EACH_QUEUE = Statement(f"""{QUEUES}
 SELECT q.queue, x.* FROM q CROSS JOIN LATERAL (
   SELECT {_COUNTS} FROM (
     SELECT *, locked_by IS NULL AS waits FROM {{messages}} m
     WHERE m.queue = q.queue ORDER BY m.next_check_at LIMIT {COUNTED}) m) x
-WHERE q.queue IS NOT NULL ORDER BY q.queue""",
-)
+WHERE q.queue IS NOT NULL ORDER BY q.queue""")
 _RUNNING = Statement("SELECT queue, count(*) AS running FROM {messages} WHERE locked_by IS NOT NULL GROUP BY queue")
-
-
-@dataclass(frozen=True, slots=True)
-class Depth:
-    """The numbers of a queue's messages: held by a run, due, waiting for a backoff or a rate, waiting for their first
-    time, or parked. A message that waits at the gate of a managed queue, or to be sent again because a worker has
-    declined it, is due, and not `unpublished`.
-
-    `soon` counts messages due within the horizon, `later` the others, the first of which is due at `later_from`. If it
-    `is_estimated`, all numbers except `running` are estimates.
-    """
-
-    queue: str
-    messages: int
-    running: int
-    depth: int
-    delayed: int
-    scheduled: int
-    parked: int
-    soon: int
-    later: int
-    later_from: datetime | None
-    unpublished: int
-    oldest_due_s: float | None
-    oldest_unpublished_s: float | None
-    is_estimated: bool = False
 
 
 NUMBERS = ("messages", "depth", "delayed", "scheduled", "parked", "soon", "later", "unpublished")
 AGES = ("oldest_due_s", "oldest_unpublished_s")
 
 
-def depths(executor: Reader, *, horizon_s: float = 0.0) -> Sequence[Depth]:
-    """Count the messages of each queue; in a large table, estimate queues with `COUNTED` and more from a sample."""
+def depths(executor: Reader, *, horizon_s: float = 0.0) -> Sequence[Any]:
+    """Count the messages of each queue; in a large table, estimate queues with `COUNTED` and more from a sample.
+
+    Of the rows `messages` is the sum of: held by a run (`running`), due (`depth`), waiting for a backoff or a rate
+    (`delayed`), waiting for their first time (`scheduled`), or `parked`. A message that waits at the gate of a managed
+    queue, or to be sent again because a worker has declined it, is due, and not `unpublished`. `soon` counts messages
+    due within the horizon, `later` the others, the first of which is due at `later_from`. If it `is_estimated`, all
+    numbers except `running` are estimates. The ages are `oldest_due_s` and `oldest_unpublished_s`.
+    """
     share = estimates.share(executor, "messages")
     if share.is_all:
-        rows = executor.run(_OF_A_SHARE, percent=100.0, horizon_s=horizon_s)
-        return [Depth(**row._asdict()) for row in rows]
-    counted = [Depth(**row._asdict()) for row in executor.run(_OF_EACH_QUEUE, horizon_s=horizon_s)]
+        return executor.run(_OF_A_SHARE, percent=100.0, horizon_s=horizon_s)
+    counted = executor.run(_OF_EACH_QUEUE, horizon_s=horizon_s)
     running = {row.queue: row.running for row in executor.run(_RUNNING)}
     sample = {row.queue: row._asdict() for row in executor.run(_OF_A_SHARE, percent=share.percent, horizon_s=horizon_s)}
     return [
@@ -97,7 +73,7 @@ def depths(executor: Reader, *, horizon_s: float = 0.0) -> Sequence[Depth]:
     ]
 
 
-def _estimated(counted: Depth, sample: Mapping[str, Any], running: int, share: estimates.Share) -> Depth:
+def _estimated(counted: Any, sample: Mapping[str, Any], running: int, share: estimates.Share) -> Any:
     """Return a queue's numbers from the sample; each is at least the number counted."""
     seen: dict[str, Any] = {name: max(getattr(counted, name), share.whole(sample.get(name, 0))) for name in NUMBERS}
     seen |= {
@@ -105,7 +81,7 @@ def _estimated(counted: Depth, sample: Mapping[str, Any], running: int, share: e
         for name in AGES
     }
     firsts = [at for at in (counted.later_from, sample.get("later_from")) if at is not None]
-    return replace(counted, **seen, later_from=min(firsts, default=None), running=running, is_estimated=True)
+    return counted._replace(**seen, later_from=min(firsts, default=None), running=running, is_estimated=True)
 
 
 _IS_ANY_SOON = Statement(f"""
@@ -151,7 +127,7 @@ SELECT j.id, j.task, m.queue, {DUE} AS is_due,
     AS waits_for_timer,
   j.status = 'suspended' AND EXISTS (SELECT FROM {{port_waiters}} w WHERE w.job_id = j.id AND w.run_no = j.run_no)
     AND j.unit_no IS NULL AS waits_for_room,
-  j.blocked IS TRUE AND j.unit_no IS NULL AND j.status = 'queued' AS waits_for_jobs
+  j.blocked IS TRUE AND j.unit_no IS NULL AND j.status = 'queued' AS waits_for_dependencies
 FROM {{jobs}} j LEFT JOIN {{messages}} m ON m.job_id = j.id AND m.locked_by IS NULL
   LEFT JOIN {{queues}} q ON q.name = m.queue
 WHERE j.id = ANY(%(job_ids)s::bigint[])""")
@@ -161,7 +137,7 @@ def conditions(executor: Reader, job_ids: Iterable[int]) -> Sequence[Any]:
     """Read why the next run of each job waits; a job that is gone is missing.
 
     Returns (id, task, queue, is_due, is_parked, waits_for_pause, waits_for_limit, waits_for_rate, waits_for_pool,
-    waits_for_retry, waits_for_timer, waits_for_room, waits_for_jobs).
+    waits_for_retry, waits_for_timer, waits_for_room, waits_for_dependencies).
     If no run is owed, or a run is in progress, they are None, except the last three.
     """
     return executor.run(_CONDITIONS, job_ids=list(job_ids))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from ..model.loss import LossKind
@@ -106,26 +105,16 @@ RETURNING (
   WHERE l.name = 'sweeper') AS sweep_in_s, ARRAY(SELECT q.name FROM {{queues}} q) AS managed""")
 
 
-@dataclass(frozen=True, slots=True)
-class Beaten:
-    """A successful beat. `sweep_in_s`: when this worker should try to sweep; None: not before another beat.
+def beat(executor: Transaction, worker_id: int, *, schema: str) -> Any | None:
+    """Renew the worker's life, and read (sweep_in_s, managed queues); None if it was declared dead, for good.
 
-    The sweeper itself should try at once: it may not know that it is the sweeper, if the answer to its try was lost.
-    """
-
-    sweep_in_s: float | None
-    managed: frozenset[str]
-    """The managed queues."""
-
-
-def beat(executor: Transaction, worker_id: int, *, schema: str) -> Beaten | None:
-    """Renew the worker's life, and check whether a worker sweeps; None if it was declared dead, for good.
+    `sweep_in_s`: when this worker should try to sweep; None: not before another beat. The sweeper itself should try at
+    once: it may not know that it is the sweeper, if the answer to its try was lost.
 
     Commits without waiting for the disk. If a crash of Postgres loses a beat, another beat follows before any worker is
     declared dead.
     """
-    found = executor.run(_BEAT, id=worker_id, schema=schema)
-    return Beaten(found[0].sweep_in_s, frozenset(found[0].managed)) if found else None
+    return first(executor.run(_BEAT, id=worker_id, schema=schema))
 
 
 _LEAVE = Statement("""

@@ -17,21 +17,13 @@ if TYPE_CHECKING:
     from .waiting import wait_until
     from .worker import Worker, Workers
 
-_MODULE_OF = {
-    "Worker": ".worker",
-    "Workers": ".worker",
-    "assert_dead": ".assertions",
-    "assert_enqueued": ".assertions",
-    "assert_packets": ".assertions",
-    "assert_step": ".assertions",
-    "crash_after": ".crashes",
-    "crash_before": ".crashes",
-    "empty_store": ".databases",
-    "move_clock": ".databases",
-    "refute_enqueued": ".assertions",
-    "run_job": ".inline",
-    "run_until_quiet": ".inline",
-    "wait_until": ".waiting",
+_NAMES = {
+    ".assertions": ("assert_dead", "assert_enqueued", "assert_packets", "assert_step", "refute_enqueued"),
+    ".crashes": ("crash_after", "crash_before"),
+    ".databases": ("empty_store", "move_clock"),
+    ".inline": ("run_job", "run_until_quiet"),
+    ".waiting": ("wait_until",),
+    ".worker": ("Worker", "Workers"),
 }
 
 __all__ = [
@@ -54,9 +46,10 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import a public name."""
-    if name not in __all__:
+    module = next((module for module, names in _NAMES.items() if name in names), None)
+    if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(_MODULE_OF[name], __name__), name)
+    found = globals()[name] = getattr(import_module(module, __name__), name)
     return found
 
 

@@ -29,11 +29,7 @@ AMQP = "SIDEJOB_TEST_AMQP_URL"
 CONNECT_S = 5
 """Seconds within which a given server must answer."""
 
-QUICK: Mapping[str, Any] = {
-    "sidejob_lease": 6,
-    "sidejob_heartbeat_interval": 1,
-    "sidejob_lost_after": 2,
-}
+QUICK: Mapping[str, Any] = {"sidejob_lease": 6, "sidejob_heartbeat_interval": 1, "sidejob_lost_after": 2}
 """Settings with shorter times than the defaults: a test kills its workers, and waits for the consequences."""
 
 OVERRIDING = ("CELERY_BROKER_URL", "CELERY_BROKER_READ_URL", "CELERY_BROKER_WRITE_URL", "CELERY_RESULT_BACKEND")

@@ -16,11 +16,7 @@ def patient(timeout: float) -> float:
 
 
 def wait_until(
-    predicate: Callable[[], T | None],
-    *,
-    timeout: float = 10.0,
-    interval: float = 0.02,
-    message: str = "",
+    predicate: Callable[[], T | None], *, timeout: float = 10.0, interval: float = 0.02, message: str = ""
 ) -> T:
     """Return the first truthy value of `predicate`; after `timeout` seconds TimeoutError shows its last value.
 

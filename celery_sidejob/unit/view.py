@@ -87,20 +87,57 @@ class Seen:
         """Return a job's state as this unit leaves it, {key: JSON text}."""
         changes = self._changes()
         new = new_jobs(changes).get(job_id)
-        found = new.state if new else state_rows.read(self._runtime.connections, job_id, key)
-        return state(changes, job_id, found)
+        found = dict(new.state if new else state_rows.read(self._runtime.connections, job_id, key))
+        for change in changes:
+            if isinstance(change, SetState) and change.job_id == job_id:
+                found.update(change.values)
+            elif isinstance(change, UnsetState) and change.job_id == job_id:
+                for gone in change.keys:
+                    found.pop(gone, None)
+        return found
 
-    def family(self, parent_id: int) -> tuple[dict[str, int], set[int]]:
+    def family(self, parent_id: int) -> tuple[dict[str, int], set[Any]]:
         """Return the children this unit gives a job, {name: id}, and the ids or names it takes away."""
-        return family(self._changes(), parent_id)
+        gained: dict[str, int] = {}
+        gone: set[Any] = set()
+        for change in self._changes():
+            match change:
+                case NewJob() if change.parent_id == parent_id and change.name is not None:
+                    gained[change.name] = change.id
+                case Adopt() if change.parent_id == parent_id:
+                    gained[change.name] = change.child_id
+                case Disown() if change.parent_id == parent_id:
+                    gone.add(change.child)
+                    gained = {name: child for name, child in gained.items() if change.child not in (name, child)}
+        return gained, gone
 
     def ancestors(self, job_id: int) -> list[int]:
         """Return a job and everything above it as this unit leaves them, the root last."""
-        return ancestors(self._changes(), job_id, lambda start: trees.ancestors(self._runtime.connections, start))
+        moved, line = parents(self._changes()), list[int]()
+        start: int | None = job_id
+        while start is not None:
+            for above in trees.ancestors(self._runtime.connections, start) or [start]:
+                line.append(above)
+                start = moved.get(above)
+                if above in moved:
+                    break
+        return line
 
     def aliases(self, job_id: int | None = None) -> tuple[dict[str, int], set[str]]:
         """Return the aliases this unit gives, {name: job id}, and those it takes away; of one job, or of all."""
-        return aliases(self._changes(), job_id)
+        given: dict[str, int] = {}
+        taken: set[str] = set()
+        for change in self._changes():
+            match change:
+                case NewJob() if job_id in (None, change.id):
+                    given.update(dict.fromkeys(change.aliases, change.id))
+                case AddAlias() if job_id in (None, change.job_id):
+                    given[change.name] = change.job_id
+                    taken.discard(change.name)
+                case RemoveAlias() if job_id in (None, change.job_id):
+                    given.pop(change.name, None)
+                    taken.add(change.name)
+        return given, taken
 
     def ports(self, job_id: int) -> dict[tuple[str, str], Any]:
         """Return a job's ports as this unit leaves them, {(direction, name): row}."""
@@ -148,18 +185,6 @@ def row_of(new: NewJob) -> Any:
     )  # fmt: skip
 
 
-def state(changes: Sequence[Change], job_id: int, stored: Mapping[str, str]) -> dict[str, str]:
-    """Return a job's state, {key: JSON text}."""
-    found = dict(stored)
-    for change in changes:
-        if isinstance(change, SetState) and change.job_id == job_id:
-            found.update(change.values)
-        elif isinstance(change, UnsetState) and change.job_id == job_id:
-            for gone in change.keys:
-                found.pop(gone, None)
-    return found
-
-
 def keys_set(changes: Sequence[Change]) -> set[tuple[int, str]]:
     """Return the keys of jobs' states that are set or removed: (job id, key)."""
     found = set[tuple[int, str]]()
@@ -192,22 +217,6 @@ def tracked(changes: Sequence[Change], job_id: int, stored: bool) -> bool:
     )
 
 
-def family(changes: Sequence[Change], parent_id: int) -> tuple[dict[str, int], set[Any]]:
-    """Return the children that a job is given, {name: id}, and the ids or names that are taken away."""
-    gained: dict[str, int] = {}
-    gone: set[Any] = set()
-    for change in changes:
-        match change:
-            case NewJob() if change.parent_id == parent_id and change.name is not None:
-                gained[change.name] = change.id
-            case Adopt() if change.parent_id == parent_id:
-                gained[change.name] = change.child_id
-            case Disown() if change.parent_id == parent_id:
-                gone.add(change.child)
-                gained = {name: child for name, child in gained.items() if change.child not in (name, child)}
-    return gained, gone
-
-
 def parents(changes: Sequence[Change]) -> dict[int, int | None]:
     """Return the parents of new jobs and of jobs that are adopted or disowned, {id: parent's id}."""
     found: dict[int, int | None] = {}
@@ -220,36 +229,6 @@ def parents(changes: Sequence[Change]) -> dict[int, int | None]:
             case Disown(child=int(child)):
                 found[child] = None
     return found
-
-
-def ancestors(changes: Sequence[Change], job_id: int, stored: Callable[[int], Sequence[int]]) -> list[int]:
-    """Return a job and everything above it, the root last; `stored` reads that of the store, nothing of a new job."""
-    moved, line = parents(changes), list[int]()
-    start: int | None = job_id
-    while start is not None:
-        for above in stored(start) or [start]:
-            line.append(above)
-            start = moved.get(above)
-            if above in moved:
-                break
-    return line
-
-
-def aliases(changes: Sequence[Change], job_id: int | None = None) -> tuple[dict[str, int], set[str]]:
-    """Return the aliases that are given, {name: job id}, and those taken away; of one job, or of all."""
-    given: dict[str, int] = {}
-    taken: set[str] = set()
-    for change in changes:
-        match change:
-            case NewJob() if job_id in (None, change.id):
-                given.update(dict.fromkeys(change.aliases, change.id))
-            case AddAlias() if job_id in (None, change.job_id):
-                given[change.name] = change.job_id
-                taken.discard(change.name)
-            case RemoveAlias() if job_id in (None, change.job_id):
-                given.pop(change.name, None)
-                taken.add(change.name)
-    return given, taken
 
 
 def ports(changes: Sequence[Change], job_id: int, stored: Mapping[tuple[str, str], Any]) -> dict[tuple[str, str], Any]:

@@ -16,8 +16,8 @@ from starlette.routing import Match, Route
 from ..model.checks import is_keepable
 from ..model.errors import DuplicateError, Overloaded, SideJobError, StoreUnavailableError
 from ..model.logger import logger
+from ..model.printable import plain
 from . import repeats, tokens
-from .rendering import plain
 from .site import AGAIN_S, PATIENCE_S, Refused, Site, Visit, as_route, read_body
 from .users import Role, User
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ..deadset import DeadEntry
@@ -34,11 +35,11 @@ BATCH_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """One action on many: its name, what it means, and what does it to one; that returns why not, or None."""
+    """One action on many: its name, what it means, and what does it to one; a text that it returns says why not."""
 
     asks: str
     means: str
-    act: Callable[[Visit, Any], str | None]
+    act: Callable[[Visit, Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +58,9 @@ def ask(kind: Kind, visit: Visit) -> Shown:
     """Show how many match, and ask whether to act on them."""
     verb, chosen = _verb(kind, visit.asked.get("verb", "")), _chosen(kind, visit.asked)
     total, is_more, before = _count(kind, visit, chosen)
+    how_far = {"total": total, "is_more": is_more, "done": 0, "skipped": 0, "before": before, "why": None}
     return visit.show(
-        "bulk.html",
-        kind=kind,
-        name=visit.asked["verb"],
-        verb=verb,
-        chosen=chosen,
-        total=total,
-        is_more=is_more,
-        done=0,
-        skipped=0,
-        before=before,
-        why=None,
-        state="ask",
+        "bulk.html", kind=kind, name=visit.asked["verb"], verb=verb, chosen=chosen, state="ask", **how_far
     )
 
 
@@ -112,26 +103,16 @@ def act(kind: Kind, visit: Visit) -> Shown:
         if time.monotonic() > until and item is not items[-1]:
             goes_on = item.id
             break
-    is_over = goes_on is None or (done + skipped >= total and not is_more)
-    return visit.show(
-        "bulk.html",
-        kind=kind,
-        name=name,
-        verb=verb,
-        chosen=chosen,
-        total=max(total, done + skipped),
-        is_more=is_more,
-        done=done,
-        skipped=skipped,
-        before=goes_on,
-        why=why,
-        state="over" if is_over else "go on",
-    )
+    state = "over" if goes_on is None or (done + skipped >= total and not is_more) else "go on"
+    total = max(total, done + skipped)
+    how_far = {"total": total, "is_more": is_more, "done": done, "skipped": skipped, "before": goes_on, "why": why}
+    return visit.show("bulk.html", kind=kind, name=name, verb=verb, chosen=chosen, state=state, **how_far)
 
 
 def _one(verb: Verb, visit: Visit, item: Any) -> str | None:
     try:
-        return verb.act(visit, item)
+        answer = verb.act(visit, item)
+        return answer if isinstance(answer, str) else None
     except StoreUnavailableError:
         raise
     except (SideJobError, Refused) as error:
@@ -157,35 +138,19 @@ def _jobs(visit: Visit, chosen: Mapping[str, str], before: str, limit: int) -> t
     return page.jobs, page.next
 
 
-def _run(visit: Visit, job: Job) -> str | None:
-    verbs.run(visit, job)
-    return None
-
-
-def _force(visit: Visit, job: Job) -> str | None:
-    verbs.run(visit, job, force=True)
-    return None
-
-
-def _terminate(visit: Visit, job: Job) -> str | None:
-    verbs.terminate(visit, job)
-    return None
-
-
-def _delete(visit: Visit, job: Job) -> str | None:
-    verbs.delete(visit, job)
-    return None
-
-
 JOBS = Kind(
     "/jobs",
     ("job", "jobs"),
     FILTERS,
     {
-        "run": Verb("Ask to run", "Each runs once more, as soon as it may. Failed jobs stay as they are.", _run),
-        "force": Verb("Force to run", "Each runs once more, also if it has failed or was terminated.", _force),
-        "terminate": Verb("Terminate", "Each shuts down. A run in progress finishes first.", _terminate),
-        "delete": Verb("Delete for good", "Only what is terminated goes, with all below it.", _delete),
+        "run": Verb("Ask to run", "Each runs once more, as soon as it may. Failed jobs stay as they are.", verbs.run),
+        "force": Verb(
+            "Force to run",
+            "Each runs once more, also if it has failed or was terminated.",
+            partial(verbs.run, force=True),
+        ),
+        "terminate": Verb("Terminate", "Each shuts down. A run in progress finishes first.", verbs.terminate),
+        "delete": Verb("Delete for good", "Only what is terminated goes, with all below it.", verbs.delete),
     },
     _jobs,
 )
@@ -197,13 +162,7 @@ JOBS = Kind(
 def _entries(
     visit: Visit, chosen: Mapping[str, str], before: str, limit: int
 ) -> tuple[Sequence[DeadEntry], int | str | None]:
-    page = DeadViews(visit.sidejob.runtime).page(**chosen, before=before or 0, limit=limit)
-    return page.entries, page.next
-
-
-def _retry(visit: Visit, entry: DeadEntry) -> str | None:
-    verbs.retry(visit, entry)
-    return None
+    return DeadViews(visit.sidejob.runtime).page(**chosen, before=before or 0, limit=limit)
 
 
 def _delete_entry(visit: Visit, entry: DeadEntry) -> str | None:
@@ -215,19 +174,15 @@ DEAD = Kind(
     ("entry", "entries"),
     DEAD_FILTERS,
     {
-        "retry": Verb("Retry", "Each is tried again, and leaves the dead set.", _retry),
+        "retry": Verb("Retry", "Each is tried again, and leaves the dead set.", verbs.retry),
         "delete": Verb("Delete for good", "Each entry goes with its job and all jobs below it.", _delete_entry),
     },
     _entries,
 )
 
 
-def _of(kind: Kind, page: Callable[[Kind, Visit], Shown]) -> Callable[[Visit], Shown]:
-    return lambda visit: page(kind, visit)
-
-
 BULK = tuple(
-    Entry(f"{kind.path}/bulk", _of(kind, page), method, Role.OPERATE)
+    Entry(f"{kind.path}/bulk", partial(page, kind), method, Role.OPERATE)
     for kind in (JOBS, DEAD)
     for method, page in (("GET", ask), ("POST", act))
 )

@@ -14,15 +14,15 @@ from ..deadset import DeadEntry
 from ..examination import examine
 from ..inspection.dead import DeadViews
 from ..inspection.jobs import JobViews
-from ..inspection.queues import QueueViews
-from ..inspection.schedules import ScheduleViews
+from ..inspection.queues import QueueViews, ScheduleViews
 from ..inspection.statistics import StatisticsViews
 from ..inspection.tasks import TaskViews
 from ..jobs.job import Job
+from ..jobs.workers import document_of
 from ..model.names import at_most, check_key, check_tags
 from . import answers, requests, verbs
 from .api import Call, Operation, openapi
-from .pages import NEXT_TIMES, POOLS, matching_jobs, port_of
+from .pages import DEAD_FILTERS, FILTERS, NEXT_TIMES, POOLS, matching_jobs, port_of
 from .site import Refused
 from .verbs import noted, tell
 
@@ -37,18 +37,10 @@ def version(call: Call) -> Any:
 def list_jobs(call: Call) -> Any:
     """List jobs: one page, and the cursor of the next."""
     asked = call.query
-    filters = {
-        name: value
-        for name, value in msgspec.structs.asdict(asked).items()
-        if value is not None and name not in ("order", "cursor", "limit")
-    }
+    filters = {name: value for name in FILTERS if (value := getattr(asked, name)) is not None}
     newest = asked.order == "newest"
     page = matching_jobs(
-        call.sidejob,
-        filters,
-        limit=asked.limit,
-        newest_first=newest,
-        **{"before" if newest else "after": asked.cursor},
+        call.sidejob, filters, limit=asked.limit, newest_first=newest, **{"before" if newest else "after": asked.cursor}
     )
     return _page(JobViews(call.sidejob.runtime).brief(page.jobs), page.next)
 
@@ -201,15 +193,10 @@ def write_log(call: Call) -> Any:
 def list_tasks(call: Call) -> Any:
     """List durable tasks that wait or run: one page, and the cursor of the next."""
     asked = call.query
-    page = TaskViews(call.sidejob.runtime).page(
-        task=asked.task,
-        queue=asked.queue,
-        text=asked.text,
-        after=asked.cursor,
-        limit=asked.limit,
-        statuses=None if asked.status is None else [asked.status],
-    )
-    return _page(page.tasks, page.next)
+    chosen = {"task": asked.task, "queue": asked.queue, "text": asked.text}
+    statuses = None if asked.status is None else [asked.status]
+    views = TaskViews(call.sidejob.runtime)
+    return _page(*views.page(**chosen, after=asked.cursor, limit=asked.limit, statuses=statuses))
 
 
 def get_task(call: Call) -> Any:
@@ -227,10 +214,9 @@ def revoke_task(call: Call) -> Any:
 
 def list_dead(call: Call) -> Any:
     """List entries of the dead set, the newest first: one page, and the cursor of the next."""
-    page = DeadViews(call.sidejob.runtime).page(
-        **_dead(call.query), before=call.query.cursor or 0, limit=call.query.limit
-    )
-    return _page([asdict(entry) for entry in page.entries], None if page.next is None else str(page.next))
+    asked = call.query
+    entries, further = DeadViews(call.sidejob.runtime).page(**_dead(asked), before=asked.cursor or 0, limit=asked.limit)
+    return _page([asdict(entry) for entry in entries], None if further is None else str(further))
 
 
 def list_dead_groups(call: Call) -> Any:
@@ -331,27 +317,7 @@ def run_schedule(call: Call) -> Any:
 
 def list_workers(call: Call) -> Any:
     """List the live workers, and what each runs."""
-    return {
-        "items": [
-            {
-                "name": one.name,
-                "started_at": one.started_at,
-                "heard_at": one.heard_at,
-                "queues": one.queues,
-                "runs": [
-                    {
-                        "job": run.of.id if isinstance(run.of, Job) else None,
-                        "task_id": None if isinstance(run.of, Job) else str(run.of.id),
-                        "task": run.task,
-                        "began_at": run.began_at,
-                        "lasts_s": run.lasts_s,
-                    }
-                    for run in one.runs
-                ],
-            }
-            for one in call.sidejob.workers()
-        ]
-    }
+    return {"items": [document_of(one, runs="runs") for one in call.sidejob.workers()]}
 
 
 def get_stats(call: Call) -> Any:
@@ -383,7 +349,7 @@ def _page(items: Sequence[Any], cursor: int | str | None) -> dict[str, Any]:
 
 
 def _dead(given: Any) -> dict[str, Any]:
-    return {name: getattr(given, name) for name in ("group", "task", "queue", "reason")}
+    return {name: getattr(given, name) for name in DEAD_FILTERS}
 
 
 def _context(call: Call, data: Mapping[str, Any]) -> Any:

@@ -14,8 +14,7 @@ from ..inspection.batches import BatchViews
 from ..inspection.dead import DeadViews
 from ..inspection.graphs import GraphViews
 from ..inspection.jobs import JobPage, JobViews
-from ..inspection.queues import QueueViews
-from ..inspection.schedules import ScheduleViews
+from ..inspection.queues import QueueViews, ScheduleViews
 from ..inspection.statistics import StatisticsViews, life_of
 from ..inspection.tasks import TaskViews
 from ..jobs.job import Job
@@ -27,10 +26,10 @@ from ..model.printable import seconds_from, since_from
 from ..model.status import ASKABLE, Status
 from ..operations.waiting import REASONS
 from ..store.kept import STATUSES as TASK_STATUSES
-from .charts import day_chart, hour_chart, month_chart
-from .drawing import over_time, runs_of, steps_of
+from .drawing import day_chart, hour_chart, month_chart, over_time, runs_of, steps_of
 from .graph_drawing import drawn
 from .rendering import path
+from .requests import JobsQuery
 from .site import Entry, Refused, Shown, Visit
 
 PAGE = 50
@@ -71,22 +70,7 @@ def overview(visit: Visit) -> Shown:
 
 # -- jobs ------------------------------------------------------------------------------------------------------------
 
-FILTERS = (
-    "status",
-    "waiting_for",
-    "task",
-    "queue",
-    "tag",
-    "batch",
-    "alias",
-    "schedule",
-    "unique",
-    "parent",
-    "created_by",
-    "since",
-    "older_than",
-    "text",
-)
+FILTERS = tuple(name for name in JobsQuery.__struct_fields__ if name not in ("order", "cursor", "limit"))
 """The filters of the list of jobs: parameters of its URL, named like those of `sidejob.jobs`."""
 TASK_FILTERS = ("status", "task", "queue", "text")
 """The filters of durable tasks."""
@@ -252,7 +236,7 @@ def tasks(visit: Visit) -> Shown:
     status = chosen.get("status")
     if status is not None and status not in TASK_STATUSES:
         raise Refused(400, "Refused", f"{status!r} is no status of a durable task: {', '.join(TASK_STATUSES)}.")
-    page = TaskViews(visit.sidejob.runtime).page(
+    found, further = TaskViews(visit.sidejob.runtime).page(
         task=chosen.get("task"),
         queue=chosen.get("queue"),
         text=chosen.get("text"),
@@ -260,7 +244,7 @@ def tasks(visit: Visit) -> Shown:
         limit=PAGE,
         after=visit.asked.get("after", ""),
     )
-    return visit.show("tasks.html", tasks=page.tasks, chosen=chosen, task_statuses=TASK_STATUSES, further=page.next)
+    return visit.show("tasks.html", tasks=found, chosen=chosen, task_statuses=TASK_STATUSES, further=further)
 
 
 def task(visit: Visit) -> Shown:
@@ -276,17 +260,11 @@ def task(visit: Visit) -> Shown:
 def dead(visit: Visit) -> Shown:
     """List the entries of the dead set, beside the failure groups."""
     chosen = {name: value for name, value in visit.asked.items() if name in DEAD_FILTERS}
-    page = DeadViews(visit.sidejob.runtime).page(**chosen, before=visit.asked.get("before", 0), limit=PAGE)
-    groups, are_more = DeadViews(visit.sidejob.runtime).newest_groups()
-    return visit.show(
-        "dead.html",
-        entries=page.entries,
-        older=page.next,
-        groups=groups,
-        are_more=are_more,
-        chosen=chosen,
-        deaths=DEATHS,
-    )
+    views = DeadViews(visit.sidejob.runtime)
+    entries, older = views.page(**chosen, before=visit.asked.get("before", 0), limit=PAGE)
+    groups, are_more = views.newest_groups()
+    shown = {"entries": entries, "older": older, "groups": groups, "are_more": are_more}
+    return visit.show("dead.html", chosen=chosen, deaths=DEATHS, **shown)
 
 
 def dead_entry(visit: Visit) -> Shown:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from datetime import UTC, date, datetime, time
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from ..jobs.job import Job
-from ..model.printable import duration, is_visible, lasting, printable
+from ..model.printable import cut, duration, is_visible, lasting, plain, printable
 from .words import REASONS, STATUSES, WORDS
 
 LONGEST_VALUE = 20_000
@@ -31,7 +31,7 @@ def environment() -> Environment:
     )
     made.filters.update(
         ago=ago, at=at, moment=moment, duration=duration, lasting=lasting, number=number, value=value, path=path,
-        query=query, exact=exact, line=line, short=short, tail=tail, percent=percent,
+        query=query, exact=exact, line=line, short=cut, tail=tail, percent=percent,
     )  # fmt: skip
     made.tests["job"] = lambda one: isinstance(one, Job)
     made.globals.update(words=WORDS, statuses=STATUSES, reasons=REASONS)
@@ -71,18 +71,12 @@ def percent(part: float, whole: float) -> float:
 
 def value(given: Any) -> str:
     """Return a value as indented JSON, cut where it is very long."""
-    return short(json.dumps(given, default=plain, ensure_ascii=False, indent=2), LONGEST_VALUE)
+    return cut(json.dumps(given, default=plain, ensure_ascii=False, indent=2), LONGEST_VALUE)
 
 
 def line(given: Any) -> str:
     """Return a value as JSON in one line, cut where it is long."""
-    return short(json.dumps(given, default=plain, ensure_ascii=False), 300)
-
-
-def short(text: Any, most: int = 80) -> str:
-    """Return a text, cut where it is long."""
-    shown = str(text)
-    return shown if len(shown) <= most else f"{shown[: most - 1]}…"
+    return cut(json.dumps(given, default=plain, ensure_ascii=False), 300)
 
 
 def tail(text: Any, most: int) -> str:
@@ -123,8 +117,3 @@ def _harmless(shown: Any) -> Any:
     if shown is None:
         return ""
     return shown if isinstance(shown, Markup) else escape(printable(str(shown), keep="\n\t"))
-
-
-def plain(given: Any) -> Any:
-    """Return what stands in JSON for a value that JSON lacks."""
-    return given.isoformat() if isinstance(given, datetime | date | time) else str(given)

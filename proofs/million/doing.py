@@ -6,7 +6,7 @@ import uuid
 from typing import Any
 
 from celery_sidejob.jobs.job import Job
-from celery_sidejob.model.durable import Content, Death, Key, Message, digest_of
+from celery_sidejob.model.durable import Content, Death, Key, Message, Terms, digest_of
 from celery_sidejob.operations.task_run_end import end_task_runs
 from celery_sidejob.services.sweep.prune import Prune
 from celery_sidejob.services.sweep.sweep import Sweep
@@ -163,5 +163,5 @@ class Workers:
     def _begin(self, key: Key, worker_id: int) -> None:
         self._runtime.connections.transact(
             "begin",
-            lambda e: holds.begin(e, key, CONTENT, worker_id=worker_id, pid=1, on_lost="dead", max_losses=3),
+            lambda e: holds.begin(e, key, CONTENT, worker_id=worker_id, terms=Terms(1, "dead", 3)),
         )

@@ -10,6 +10,7 @@ import psycopg
 import pytest
 from celery import Celery
 
+from celery_sidejob.model.durable import Terms
 from celery_sidejob.model.loss import Loss, LossKind
 from celery_sidejob.operations import after_commit
 from celery_sidejob.operations.ledger import durable_locks
@@ -36,7 +37,7 @@ def begun(app: Celery) -> Run:
     runtime = app.sidejob.runtime
     worker_id = workers.register(runtime.connections, f"test:{os.urandom(6).hex()}")
     run = Run(("one", 1), "marks.one", worker_id, runtime, content_of(runtime, "one"))
-    assert durable_locks.begin(runtime, run, pid=os.getpid(), on_lost="requeue", max_losses=3, is_here=False)
+    assert durable_locks.begin(runtime, run, terms=Terms(os.getpid(), "requeue", 3), is_here=False)
     return run
 
 

@@ -38,7 +38,7 @@ def places(module: ModuleType) -> int:
     """How often a module's source makes a statement."""
     tree = ast.parse(Path(str(module.__file__)).read_text("utf-8"))
     return sum(
-        isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Statement"
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("Statement", "Frequent")
         for node in ast.walk(tree)
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, date, datetime, timedelta
 
-from celery_sidejob.web.charts import HEIGHT, LEAST, WIDTH, day_chart, hour_chart, month_chart
+from celery_sidejob.web.drawing import CHART_HEIGHT, CHART_WIDTH, LEAST, day_chart, hour_chart, month_chart
 from tests.tools.browsers import Browser
 from tests.tools.in_process import Stage
 
@@ -31,10 +31,10 @@ def test_the_columns_of_a_day_are_half_hours() -> None:
 def test_a_column_is_as_high_as_its_share_and_never_invisible() -> None:
     chart = month_chart({date(2026, 11, 29): (1000, 1), date(2026, 11, 28): (500, 500)}, date(2026, 11, 29))
     before, last = chart.columns[-2:]
-    assert (last.height, last.failed_height) == (HEIGHT, LEAST)
-    assert before.height == before.failed_height == HEIGHT / 2
+    assert (last.height, last.failed_height) == (CHART_HEIGHT, LEAST)
+    assert before.height == before.failed_height == CHART_HEIGHT / 2
     assert chart.columns[0].height == 0
-    assert last.x + last.width <= WIDTH
+    assert last.x + last.width <= CHART_WIDTH
 
 
 def test_nothing_is_a_chart_too() -> None:

@@ -250,8 +250,7 @@ class CeleryPublisher:
 
 def continuation_text(signature: Any, args: Sequence[Any], options: dict[str, Any]) -> str:
     """Return a continuation as text: the signature, the arguments that precede its own, and its options."""
-    text: str = kombu_dumps({"v": FORMAT, "signature": dict(signature), "args": readable(args), "options": options})
-    return text
+    return str(kombu_dumps({"v": FORMAT, "signature": dict(signature), "args": readable(args), "options": options}))
 
 
 def send_continuation(app: Celery, continuation: Continuation, **how: Any) -> None:

@@ -16,6 +16,7 @@ from ...model.changes import Terminate
 from ...model.errors import FullPort, IllegalMoveError, PortFullError, TaskRevokedError
 from ...model.logger import logger
 from ...model.messages import Outcome
+from ...model.names import text_of
 from ...model.status import RunEnd, Status
 from ...operations import log
 from ...operations.hold import Hold
@@ -26,7 +27,7 @@ from ...operations.runs.runs import NO_END, Unit
 from ...operations.runtime import Runtime
 from ...store import askings
 from ...unit.open_unit import OpenUnit, Suspend, within
-from ..bodies import group_of, text_of, traceback_of, unstorable
+from ..bodies import group_of, traceback_of, unstorable
 from ..events import Suspended
 from ..worker import pool_process
 

@@ -5,9 +5,8 @@ The job's outcome is the child's commit or the rescue, and not the parent's own 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from signal import SIGKILL
 from typing import Any
 
@@ -24,7 +23,6 @@ from ...services.heartbeat.run_ends import QuietEnd, Stop, end_from_outside
 from ...store.claims import Owed
 from ..events import Rested
 from ..messages.doorbell import HEADER
-from ..worker import pool_process
 from ..worker.delivered import Delivered, is_busy
 
 
@@ -94,10 +92,6 @@ class JobRequest(Delivered):
             # worker.
             given[HELD] = self.held._replace(stands=self._heartbeat.may_claim)
         return given
-
-    def traced(self, trace: Callable[..., Any]) -> Callable[..., Any]:
-        """Adds to Celery's tracer: this worker may have to write the end of the run."""
-        return partial(pool_process.trace_leaving, trace)
 
     def ended(self, outcome: Sequence[Any]) -> Sequence[Any]:
         """End the run, if its process has left only that to this worker."""

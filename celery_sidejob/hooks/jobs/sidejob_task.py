@@ -248,9 +248,7 @@ if TYPE_CHECKING:
 @overload
 def sidejob_task(function: Callable[Concatenate[RunningJob, P], R], /) -> SharedSideJobTask[P, R]: ...
 @overload
-def sidejob_task(
-    **options: Any,
-) -> Callable[[Callable[Concatenate[RunningJob, P], R]], SharedSideJobTask[P, R]]: ...
+def sidejob_task(**options: Any) -> Callable[[Callable[Concatenate[RunningJob, P], R]], SharedSideJobTask[P, R]]: ...
 def sidejob_task(function: Any = None, /, **options: Any) -> Any:
     """Make a function (or a `SideJobTask` class) the body of durable jobs, for any present or future app.
 

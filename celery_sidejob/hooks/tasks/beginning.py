@@ -29,6 +29,7 @@ from ...model.durable import (
     HeldRun,
     Key,
     Message,
+    Terms,
     key_of,
 )
 from ...model.errors import StoreUnavailableError
@@ -90,10 +91,10 @@ class Delivery:
         return cls(task, request, runtime, key, Address.of(header), content_of(request), adopted)
 
     @property
-    def policy(self) -> dict[str, Any]:
+    def terms(self) -> Terms:
         """The process and the rules for losses, as `durable_locks` records them."""
         most = self.task.max_losses or self.runtime.settings.max_losses
-        return {"pid": os.getpid(), "on_lost": self.task.lost_policy, "max_losses": most}
+        return Terms(os.getpid(), self.task.lost_policy, most)
 
     def run_in(self, there: Runtime, worker_id: int) -> Run:
         """Return its run, before its begin, for one store and this worker's identity there."""
@@ -167,10 +168,10 @@ def _lock(delivery: Delivery, run: Run) -> bool:
     if delivery.adopted is not None:
         run.content = delivery.adopted.content
         admission = waiting_in(delivery.task.app, delivery.task.name, delivery.adopted.queue)
-        return durable_locks.adopt(there, run, replace(delivery.adopted, admission=admission), **delivery.policy)
+        return durable_locks.adopt(there, run, replace(delivery.adopted, admission=admission), delivery.terms)
     run.content = as_kept(there, run.key, run.content)
     is_here = delivery.request.id in RUNS
-    return durable_locks.begin(there, run, delivery.address, is_here=is_here, **delivery.policy)
+    return durable_locks.begin(there, run, delivery.address, terms=delivery.terms, is_here=is_here)
 
 
 def _is_forged(delivery: Delivery, stores: Sequence[Runtime]) -> bool:

@@ -34,22 +34,10 @@ from ..messages.kept_message import check_id, publication_of
 from .keeping import KeepingAMQP
 from .present import PLAIN, Made, Noted, Together, calling, present_call
 
-OPTIONS = frozenset(
-    {
-        "task_type",
-        "ignore_result",
-        "serializer",
-        "compression",
-        "queue",
-        "exchange",
-        "routing_key",
-        "priority",
-        "delivery_mode",
-        "time_limit",
-        "soft_time_limit",
-        "shadow",
-    }
-)
+OPTIONS = frozenset({
+    "task_type", "ignore_result", "serializer", "compression", "queue", "exchange", "routing_key", "priority",
+    "delivery_mode", "time_limit", "soft_time_limit", "shadow",
+})  # fmt: skip
 """Options of a single call whose message others may copy: it has no time, and nothing follows it."""
 OF_ONE_CALL = frozenset({"task_id", "result_cls"})
 """Options that differ from call to call."""

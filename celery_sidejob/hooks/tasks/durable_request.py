@@ -34,14 +34,13 @@ from ...model.durable import (
     why_no_header,
 )
 from ...model.logger import logger
+from ...model.names import text_of
 from ...model.protocols import Rider
 from ...services.heartbeat.deliveries import ENDED, GRACE_S
 from ...services.heartbeat.run_ends import QuietEnd
 from ...store.outbox.holds import Fresh
-from ..bodies import text_of
 from ..durability import REQUEUE
 from ..messages.kept_message import content_of, received
-from ..worker import pool_process
 from ..worker.delivered import Delivered, holders, is_busy
 from ..worker.outbox import Fetched
 from . import ending
@@ -155,10 +154,6 @@ class DurableRequest(Delivered):
         if self.held is not None:
             self._app.sidejob.heartbeat.tasks.unhold(self.held.held)
 
-    def traced(self, trace: Callable[..., Any]) -> Callable[..., Any]:
-        """Adds to Celery's tracer: this worker may have to write the end of the run."""
-        return partial(pool_process.trace_leaving, trace)
-
     def ended(self, outcome: Sequence[Any]) -> Sequence[Any]:
         """Remove the row of a run that has left only that to this worker."""
         for over in outcome[3:]:
@@ -236,8 +231,7 @@ class DurableRequest(Delivered):
     def _not_begun(self, why: Copy | Forged | Left) -> None:
         """Run nothing here. A silent store may still lock the row for it later, when nothing waits for it any more."""
         task_ready(self)
-        if self.held is not None:  # its process may not have reached the store to release it
-            self._app.sidejob.heartbeat.tasks.unhold(self.held.held)
+        self.unhold()  # its process may not have reached the store to release it
         for runs, delivery in self._deliveries:
             runs.idle(delivery)
             if isinstance(why, Left):
@@ -275,8 +269,7 @@ class DurableRequest(Delivered):
         self._plan(ENDED)
         for heartbeat in self._holders:
             heartbeat.errands.soon(partial(heartbeat.tasks.revoke, self._key))
-        if self.held is not None:  # the sweeper buries waiting rows
-            self._app.sidejob.heartbeat.tasks.unhold(self.held.held)
+        self.unhold()  # the sweeper buries waiting rows
         task_ready(self)
         self.acknowledge()
         self._already_revoked = True

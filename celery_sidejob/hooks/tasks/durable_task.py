@@ -15,7 +15,7 @@ from celery.exceptions import Ignore, Reject, Retry
 
 from ...jobs.capacity import CapacityPool
 from ...model.checks import check_function
-from ...model.durable import HEADER, Address, Death, key_of
+from ...model.durable import HEADER, Address, key_of
 from ...model.errors import SettingsError, StoreUnavailableError
 from ...model.logger import logger
 from ...operations.ledger import burials
@@ -32,7 +32,7 @@ from ..task_options import OF_ORDINARY_TASKS, check_capacity, check_durable, che
 from ..worker import own_process
 from . import beginning, ending, telling
 from .beginning import content_of
-from .ending import error_text
+from .ending import death_of
 from .present import run_of
 
 
@@ -195,13 +195,7 @@ def _end_row_of_another(sender: Any = None, retval: Any = None, state: str | Non
     try:
         for there in runtime.of_row(address.store):
             if state == states.FAILURE:
-                death = Death(
-                    "failed",
-                    error_text(retval),
-                    bodies.traceback_of(retval),
-                    request.retries or 0,
-                    bodies.group_of(retval),
-                )
+                death = death_of(retval, request)
                 ended = burials.fail(there, key, death, by="sweeper", worker_id=None, content=content)
             else:
                 ended = burials.forget(there, key, content)

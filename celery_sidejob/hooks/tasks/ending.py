@@ -18,6 +18,7 @@ from ...model.durable import Death, Held
 from ...model.errors import LeaseLostError, StoreUnavailableError
 from ...model.logger import logger
 from ...model.loss import Loss
+from ...model.names import text_of
 from ...model.status import RunEnd
 from ...operations.after_commit import result_of
 from ...operations.gates import capacity, permits
@@ -172,12 +173,10 @@ def _is_left_to_worker(run: Run) -> bool:
 
 
 def _bury(run: Run, request: Context, error: BaseException, trace: str | None = None) -> None:
-    trace = trace or bodies.traceback_of(error)
-    death = Death("failed", error_text(error), trace, request.retries or 0, bodies.group_of(error))
     failed = burials.fail(
         run.runtime,
         run.key,
-        death,
+        death_of(error, request, trace),
         by="run",
         worker_id=run.worker_id,
         patient=not run.has_waited,
@@ -211,6 +210,8 @@ def _is_cut_off(run: Run, state: str | None) -> bool:
     return state in (None, states.SUCCESS) and not run.is_told and not isinstance(sys.exc_info()[1], Exception)
 
 
-def error_text(error: BaseException) -> str:
-    """Return an error in the form of the dead set."""
-    return f"{type(error).__name__}: {bodies.text_of(error)}"
+def death_of(error: BaseException, request: Context, trace: str | None = None) -> Death:
+    """Return the death of a task that has failed with an error."""
+    text = f"{type(error).__name__}: {text_of(error)}"
+    trace = trace or bodies.traceback_of(error)
+    return Death("failed", text, trace, request.retries or 0, bodies.group_of(error))

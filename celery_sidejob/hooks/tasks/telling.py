@@ -23,7 +23,7 @@ from kombu.exceptions import ContentDisallowed, DecodeError, EncodeError
 
 from ...model.durable import ADOPTED, HEADER
 from ...model.logger import logger
-from ...model.names import storable
+from ...model.names import storable, text_of
 from ...operations.ledger.durable_ends import LATE_END_PATIENCE_S
 from ...operations.ledger.durable_runs import Run
 from ...operations.runtime import PAUSE_S
@@ -62,7 +62,7 @@ def _store(
         try:
             return store(task_id, result, state, *args, **options)
         except UNREADABLE as error:
-            logger.warning("What the backend has of task %s is replaced: %s", task_id, bodies.text_of(error))
+            logger.warning("What the backend has of task %s is replaced: %s", task_id, text_of(error))
             backend.forget(task_id)
             return store(task_id, result, state, *args, **options)
     except Exception as error:
@@ -101,7 +101,7 @@ def _done(
     except EncodeError:
         raise
     except Exception as error:
-        logger.warning("That task %s ended well cannot be told yet: %s", task_id, bodies.text_of(error))
+        logger.warning("That task %s ended well cannot be told yet: %s", task_id, text_of(error))
     run.is_told = True
     if request.chord or not success.is_told:
         run.untold = success
@@ -113,7 +113,7 @@ def _refusing() -> Iterator[None]:
     try:
         yield
     except chords.REFUSED as error:
-        raise error if isinstance(error, EncodeError) else EncodeError(bodies.text_of(error)) from error
+        raise error if isinstance(error, EncodeError) else EncodeError(text_of(error)) from error
 
 
 @dataclass(slots=True)
@@ -158,7 +158,7 @@ def _failed(
         mark(task_id, exc, traceback, request, *args, **options)
         return
     if run.is_told or run.moved:
-        logger.error("Task %s has another outcome, after which this was raised: %s", task_id, bodies.text_of(exc))
+        logger.error("Task %s has another outcome, after which this was raised: %s", task_id, text_of(exc))
         return
     patience_s = LATE_END_PATIENCE_S if request is not None and request.chord else run.runtime.settings.lease
     deadline = time.monotonic() + patience_s
@@ -172,10 +172,10 @@ def _failed(
             break
         except Exception as error:
             if isinstance(error, chords.REFUSED) and traceback is not None:
-                logger.exception("Task %s failed with %s, which the backend refuses", task_id, bodies.text_of(exc))
+                logger.exception("Task %s failed with %s, which the backend refuses", task_id, text_of(exc))
                 exc, traceback = bodies.unstorable(exc, error), None
             elif isinstance(error, chords.REFUSED) or time.monotonic() > deadline:
-                logger.error("That task %s failed is not told: %s", task_id, bodies.text_of(error))
+                logger.error("That task %s failed is not told: %s", task_id, text_of(error))
                 break
         time.sleep(PAUSE_S)
     run.is_told = True
@@ -204,7 +204,7 @@ def _call_errbacks(backend: Any, call: Callable[..., Any], request: Context, exc
             time.sleep(PAUSE_S)
             continue
         except Exception as error:
-            logger.error("An errback of task %s cannot be sent: %s", request.id, bodies.text_of(error))
+            logger.error("An errback of task %s cannot be sent: %s", request.id, text_of(error))
         del errbacks[0]
 
 
@@ -218,4 +218,4 @@ def _retried(
     try:
         mark(task_id, exc, None if traceback is None else storable(str(traceback)), **options)
     except Exception as error:
-        logger.warning("%s is not shown as retried: %s", task_id, bodies.text_of(error))
+        logger.warning("%s is not shown as retried: %s", task_id, text_of(error))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from celery.concurrency.solo import TaskPool as Solo
@@ -20,9 +21,12 @@ from ...model.durable import WORKER, Address
 from ...model.logger import logger
 from ...services.heartbeat.deliveries import RELEASED, Deliveries, Delivery
 from ...services.heartbeat.heartbeat import Heartbeat
+from ...store.claims import Owed
+from ...store.outbox.holds import Fresh
 from ..patches.celery_worker import wrap_generated
 from ..patches.connections import is_redis
 from .pool_kind import has, has_processes, not_begun
+from .pool_process import trace_leaving
 from .received import OF_THE_PARENT, check_request
 
 _deciding = native.lock()
@@ -46,7 +50,7 @@ class Delivered(Request):
     acks_at_end = False
     """Whether this worker acknowledges messages after their run, also where it might do so before."""
     held: Any = None
-    """How this worker holds its row, if it does."""
+    """How this worker holds its row, if it does: a `Fetched` or a `Claimed`."""
     _is_acknowledged_for_hold = False
     _is_being_accepted = False
     _has_begun = False
@@ -88,8 +92,8 @@ class Delivered(Request):
         return given
 
     def traced(self, trace: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what its process runs in place of Celery's tracer."""
-        return trace
+        """Return what its process runs in place of Celery's tracer: this worker may have to write the run's end."""
+        return partial(trace_leaving, trace)
 
     def ended(self, outcome: Sequence[Any]) -> Sequence[Any]:
         """Note what its process tells of its end beside what Celery knows, and return only that."""
@@ -124,6 +128,15 @@ class Delivered(Request):
         self.over()
         self.unhold()
         return True
+
+    @property
+    def fresh(self) -> Fresh | Owed | None:
+        """What is to be held for it before it waits for the pool; None if its process is to lock the row."""
+        raise NotImplementedError
+
+    def hold(self, held: Any) -> None:
+        """Note that this worker holds its row."""
+        raise NotImplementedError
 
     def unhold(self) -> None:
         """Have its row given back, if this worker holds it and its run will not begin."""

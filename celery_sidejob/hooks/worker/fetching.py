@@ -144,8 +144,7 @@ class FromRabbitMQ(Fetcher):
         concurrency, ahead = self._appetite.concurrency, self._appetite.ahead
         # In steps, so that RabbitMQ is not told at each look.
         room = -(-ahead // concurrency) * concurrency if ahead else 0
-        wanted: int = max(1, min(self._most, held + room + max(0, concurrency - len(state.active_requests))))
-        return wanted
+        return int(max(1, min(self._most, held + room + max(0, concurrency - len(state.active_requests)))))
 
     def _open(self) -> None:
         """Consume from all queues that are not consumed from; a queue that is gone breaks the connection."""

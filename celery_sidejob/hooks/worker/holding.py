@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 from celery import Celery
 
@@ -37,28 +37,6 @@ PAGE = 64
 REST_S = 1.0
 
 
-class Holdable(Protocol):
-    """A request whose row may be held."""
-
-    @property
-    def fresh(self) -> Fresh | Owed | None:
-        """What is to be held for it; None if its process is to lock the row."""
-
-    @property
-    def waits(self) -> bool:
-        """Whether it was neither begun nor given back."""
-
-    @property
-    def held(self) -> Any:
-        """How its row is held, if it is: a `Fetched` or a `Claimed`."""
-
-    def hold(self, held: Any) -> None:
-        """Note that its row is held."""
-
-    def unhold(self) -> None:
-        """Have its row given back, if it is held."""
-
-
 class Holding:
     """Holds the rows of one worker's messages, in a thread of its own."""
 
@@ -70,8 +48,8 @@ class Holding:
         self._is_on = False
         self._hub: Any = None
         self._loop: Loop | None = None
-        self._asked: deque[tuple[int, Holdable, Callable[[Any], Any]]] = deque()
-        self._answered: deque[tuple[int, Holdable, Callable[[Any], Any]]] = deque()
+        self._asked: deque[tuple[int, Delivered, Callable[[Any], Any]]] = deque()
+        self._answered: deque[tuple[int, Delivered, Callable[[Any], Any]]] = deque()
         self._under_way = 0
         self._wakes = native.Bell()
         self._bell = Bell()
@@ -137,10 +115,10 @@ class Holding:
     def close(self) -> None:
         """Nothing is open: what is held is given back with all that the worker holds."""
 
-    def _hold(self, requests: Sequence[Holdable]) -> None:
+    def _hold(self, requests: Sequence[Delivered]) -> None:
         """Hold their rows; of two messages of one row only one is held: the other is a copy."""
-        tasks: dict[str, tuple[Holdable, Fresh]] = {}
-        jobs: dict[RunKey, tuple[Holdable, Owed]] = {}
+        tasks: dict[str, tuple[Delivered, Fresh]] = {}
+        jobs: dict[RunKey, tuple[Delivered, Owed]] = {}
         for request in requests:
             match request.fresh:
                 case Owed() as owed:
@@ -152,7 +130,7 @@ class Holding:
         if tasks:
             self._hold_tasks(tasks)
 
-    def _claim(self, jobs: Mapping[RunKey, tuple[Holdable, Owed]]) -> None:
+    def _claim(self, jobs: Mapping[RunKey, tuple[Delivered, Owed]]) -> None:
         heartbeat = self._app.sidejob.heartbeat
         try:
             found: Mapping[RunKey, Claimed] = heartbeat.jobs.claim([owed for _, owed in jobs.values()])
@@ -162,7 +140,7 @@ class Holding:
         for key, claimed in found.items():
             jobs[key][0].hold(claimed)
 
-    def _hold_tasks(self, fresh: Mapping[str, tuple[Holdable, Fresh]]) -> None:
+    def _hold_tasks(self, fresh: Mapping[str, tuple[Delivered, Fresh]]) -> None:
         heartbeat, asked_at = self._app.sidejob.heartbeat, monotonic()
         worker_id = heartbeat.worker_id
 

@@ -14,13 +14,12 @@ from typing import Any
 
 from ...model.changes import DependencyChange, NewJob, Undepend
 from ...model.crash_points import reach
-from ...model.errors import CycleError, HasDependentsError, IllegalMoveError, StoreUnavailableError
-from ...model.logger import logger
+from ...model.errors import CycleError, HasDependentsError, IllegalMoveError
 from ...model.status import Status
 from ...store import dependencies, jobs
 from ...store.errors import FAILURES
 from ...store.statement import Reader, Transaction
-from ..after_commit import AfterCommit, follow
+from ..after_commit import AfterCommit, follow, leave_to_sweeper
 from ..gates import capacity
 from ..lock_set import LockSet
 from ..runtime import LocalRuntime, Runtime
@@ -155,12 +154,7 @@ def look(runtime: Runtime, job_ids: Iterable[int]) -> None:
         try:
             look_at(runtime, job_id)
         except FAILURES as error:
-            logger.warning(
-                "The sweeper looks whether job %d still waits for others: %s",
-                job_id,
-                error,
-                exc_info=not isinstance(error, StoreUnavailableError),
-            )
+            leave_to_sweeper(error, "The sweeper looks whether job %d still waits for others", job_id)
             return
 
 

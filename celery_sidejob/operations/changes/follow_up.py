@@ -19,7 +19,7 @@ from ...store.borrowed.borrowed import Borrowed
 from ...store.errors import FAILURES
 from ...store.outbox import doorbells
 from ...store.statement import Transaction
-from ..after_commit import AfterCommit, announce, dispatch, follow
+from ..after_commit import AfterCommit, announce, dispatch, follow, leave_to_sweeper
 from ..gates import capacity
 from ..lock_set import LockSet
 from ..runtime import LocalRuntime, Runtime
@@ -137,12 +137,7 @@ def _apply(runtime: Runtime, job_ids: Iterable[int], *, leaves: tuple[type[Excep
         try:
             after_commit = runtime.connections.transact("mature", work)
         except leaves as error:
-            logger.warning(
-                "The ask of job %d is noted, and the sweeper applies it: %s",
-                job_id,
-                error,
-                exc_info=not isinstance(error, StoreUnavailableError),
-            )
+            leave_to_sweeper(error, "The ask of job %d is noted, and the sweeper applies it", job_id)
             break
         follow(runtime, after_commit)
         waiting += after_commit.noted
@@ -180,12 +175,7 @@ def deliver(runtime: Runtime, channels: Iterable[str]) -> None:
             left = publications.waiting(runtime.connections, mine)
             mine = [channel for channel in mine if channel in left]
     except FAILURES as error:
-        logger.warning(
-            "Messages on %s are kept, and the sweeper delivers them: %s",
-            ", ".join(sorted(mine)),
-            error,
-            exc_info=not isinstance(error, StoreUnavailableError),
-        )
+        leave_to_sweeper(error, "Messages on %s are kept, and the sweeper delivers them", ", ".join(sorted(mine)))
 
 
 def deliver_page(runtime: Runtime, channel: str, *, noting: bool = False) -> bool:

@@ -10,12 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ...model.errors import StoreUnavailableError
-from ...model.logger import logger
 from ...store import jobs, tree_terminations
 from ...store.errors import FAILURES
 from ...store.statement import Transaction
-from ..after_commit import AfterCommit, follow
+from ..after_commit import AfterCommit, follow, leave_to_sweeper
 from ..lock_set import LockSet
 from ..runtime import LocalRuntime, Runtime
 from .wakes import Wakes
@@ -38,12 +36,8 @@ def terminate_pages(runtime: Runtime, roots: Iterable[int], *, to_the_end: bool 
                 return
             done += 1
     except FAILURES as error:
-        logger.warning(
-            "The sweeper goes on terminating everything below job %s: %s",
-            ", ".join(map(str, sorted(mine))),
-            error,
-            exc_info=not isinstance(error, StoreUnavailableError),
-        )
+        jobs_left = ", ".join(map(str, sorted(mine)))
+        leave_to_sweeper(error, "The sweeper goes on terminating everything below job %s", jobs_left)
 
 
 def _others_work(runtime: Runtime, roots: Iterable[int]) -> bool:

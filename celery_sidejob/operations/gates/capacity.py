@@ -198,8 +198,7 @@ def resize(runtime: Runtime, pool: PoolSpec, limit: int) -> None:
 def _ring(runtime: Runtime, names: Sequence[str]) -> None:
     try:
         rows = runtime.connections.read(partial(capacity.let_in, names=names, limit=RUNG_TOGETHER))
-        permits.publish_jobs(runtime, [row.task_id for row in rows if row.job_id is not None])
-        permits.publish_tasks(runtime, [row.task_id for row in rows if row.job_id is None])
+        permits.publish(runtime, rows)
     except StoreUnavailableError as error:
         logger.warning("The sweeper publishes what has got slots of %s: %s", ", ".join(names), error)
 

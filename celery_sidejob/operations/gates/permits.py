@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from ...model.crash_points import reach
-from ...model.durable import Content, Key, Message
+from ...model.durable import Content, Key, Terms
 from ...model.errors import StoreUnavailableError
 from ...model.logger import logger
 from ...model.messages import Doorbell
 from ...store import permits, queues
 from ...store.connection.connections import Connections
 from ...store.outbox import publishing
-from ...store.outbox.kinds import JOBS, TASKS
+from ...store.outbox.kinds import JOBS, TASKS, Kind
 from ...store.statement import Transaction
 from .. import deduplication
 from ..after_commit import dispatch
@@ -39,20 +39,10 @@ def is_known(runtime: Runtime, queue: str | None) -> bool:
     return queue in _known.get(runtime.connections, ())
 
 
-def is_managed(runtime: Runtime, queue: str) -> bool:
-    """Tell whether a queue is managed, as the store knows now."""
-    return queues.is_managed(runtime.connections, queue)
-
-
-def queue_of(runtime: Runtime, job_id: int) -> str | None:
-    """Return the queue that has a job's message; None if the job has no message."""
-    return queues.queue_of(runtime.connections, job_id)
-
-
-def claim(  # noqa: PLR0913 - what the delivery names, and what its process can run
-    runtime: Runtime, queue: str, *, job_id: int, task: str, tasks: Collection[str], worker_id: int, most: int
-) -> tuple[Sequence[Any], bool] | None:
+def claim(runtime: Runtime, queue: str, *, job_id: int, **run: Any) -> tuple[Sequence[Any], bool] | None:
     """Begin the best run that is owed in a queue: (the rows of `claims.claim`, whether its end frees a slot).
+
+    What the delivery names, and its process can `run`, is described at `store.permits.claim`.
 
     Without a run to begin there are no rows, and a waiting message stays at the gate. Returns None if the queue is not
     managed.
@@ -61,15 +51,8 @@ def claim(  # noqa: PLR0913 - what the delivery names, and what its process can 
     execute.
     """
     known = _known.setdefault(runtime.connections, {})
-    begin = partial(
-        permits.claim,
-        queue=queue,
-        job_id=job_id,
-        task=task,
-        tasks=tasks,
-        worker_id=worker_id,
-        most=most,
-        schema=runtime.audience.to_ask,
+    begin: Callable[..., Sequence[Any]] = partial(
+        permits.claim, queue=queue, job_id=job_id, schema=runtime.audience.to_ask, **run
     )
     if known.get(queue) is False and (found := runtime.connections.timed("claim", begin, single=True)):
         return found, False
@@ -92,8 +75,8 @@ def claim(  # noqa: PLR0913 - what the delivery names, and what its process can 
     return found, known[queue]
 
 
-def begin_task(  # noqa: PLR0913 - the lock's own columns
-    runtime: Runtime, key: Key, content: Content, *, worker_id: int, pid: int, on_lost: str, max_losses: int
+def begin_task(
+    runtime: Runtime, key: Key, content: Content, *, worker_id: int, terms: Terms
 ) -> tuple[Any | None, str | None, bool]:
     """Lock the row of a durable task in a managed queue: (begun, the queue whose slot its end frees, kept at the gate).
 
@@ -106,16 +89,7 @@ def begin_task(  # noqa: PLR0913 - the lock's own columns
         locked = queues.lock_for_task(executor, key)
         if locked is None:
             return None, None, False
-        begun = permits.begin(
-            executor,
-            key,
-            content,
-            queue=locked.name,
-            worker_id=worker_id,
-            pid=pid,
-            on_lost=on_lost,
-            max_losses=max_losses,
-        )
+        begun = permits.begin(executor, key, content, queue=locked.name, worker_id=worker_id, terms=terms)
         if begun is not None:
             return begun, locked.name if locked.has_limit else None, False
         return None, None, permits.wait(executor, key, content)
@@ -142,23 +116,13 @@ def freed(runtime: Runtime, queue: str | None) -> None:
     runtime.after_commit(lambda: _let_one_in(runtime, queue))
 
 
-def publish_jobs(runtime: Runtime, task_ids: Sequence[str]) -> None:
-    """Publish due messages of jobs, unless another process does."""
-    if task_ids:
-        rows = runtime.connections.transact(
-            "reserve", partial(publishing.reserve, kind=JOBS, task_ids=task_ids), single=True
-        )
-        dispatch(runtime, [Doorbell.of_row(row) for row in rows if row.job_id is not None])
-
-
-def publish_tasks(runtime: Runtime, task_ids: Sequence[str]) -> None:
-    """Publish due messages of durable tasks, unless another process does."""
-    if task_ids:
-        rows = runtime.connections.transact(
-            "reserve", partial(publishing.reserve, kind=TASKS, task_ids=task_ids), single=True
-        )
-        messages: Sequence[Message] = deduplication.of_rows(runtime, [row for row in rows if row.fate == "publish"])
-        publish_and_mark(runtime, messages)
+def publish(runtime: Runtime, rows: Sequence[Any]) -> None:
+    """Publish due messages of jobs and of durable tasks, unless another process does; rows are (task_id, job_id)."""
+    jobs = _reserved(runtime, JOBS, [row.task_id for row in rows if row.job_id is not None])
+    dispatch(runtime, [Doorbell.of_row(row) for row in jobs if row.job_id is not None])
+    tasks = _reserved(runtime, TASKS, [row.task_id for row in rows if row.job_id is None])
+    if tasks:
+        publish_and_mark(runtime, deduplication.of_rows(runtime, [row for row in tasks if row.fate == "publish"]))
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -180,6 +144,10 @@ def _let_one_in(runtime: Runtime, queue: str) -> None:
 
 def _publish(runtime: Runtime, rows: Sequence[Any]) -> int:
     reach("let-in:before-publish")
-    publish_jobs(runtime, [row.task_id for row in rows if row.job_id is not None])
-    publish_tasks(runtime, [row.task_id for row in rows if row.job_id is None])
+    publish(runtime, rows)
     return len(rows)
+
+
+def _reserved(runtime: Runtime, kind: Kind, task_ids: Sequence[str]) -> Sequence[Any]:
+    reserve = partial(publishing.reserve, kind=kind, task_ids=task_ids)
+    return runtime.connections.transact("reserve", reserve, single=True) if task_ids else ()

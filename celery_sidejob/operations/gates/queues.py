@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,15 +12,9 @@ from ...model.queue import QueueSettings, without_pool
 from ...store import jobs, queues
 from ...store import permits as store_permits
 from ...store.connection.connections import repeat
-from ...store.queues import ManagedQueue
 from ...store.statement import Transaction
 from ..runtime import Runtime
 from . import permits
-
-
-def read(runtime: Runtime, names: Iterable[str] | None = None) -> dict[str, ManagedQueue]:
-    """Read managed queues by their names: the named queues, or all."""
-    return queues.read(runtime.connections, names)
 
 
 def pause(runtime: Runtime, name: str, reason: str | None) -> None:
@@ -95,14 +89,9 @@ def apply_declared(runtime: Runtime, declared: Mapping[str, Mapping[str, Any]]) 
             _declare(runtime, name, settings)
 
 
-def counts(runtime: Runtime, name: str) -> Any:
-    """Count the messages of a queue by the reason for their wait."""
-    return queues.counts(runtime.connections, name)
-
-
 def peek(runtime: Runtime, name: str, *, limit: int) -> Sequence[int]:
     """Return the ids of the jobs that are owed a run, in the order of service."""
-    has_ranks = permits.is_managed(runtime, name) and not queues.unranked(runtime.connections, name)
+    has_ranks = queues.is_managed(runtime.connections, name) and not queues.unranked(runtime.connections, name)
     return queues.peek(runtime.connections, name, limit=limit, has_ranks=has_ranks)
 
 

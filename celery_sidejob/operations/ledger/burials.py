@@ -17,7 +17,6 @@ from ...model.events import TaskBuried
 from ...model.messages import CONTINUATION, Continuation
 from ...model.names import storable
 from ...model.protocols import Rider
-from ...store import duplicates
 from ...store.connection.connections import repeat
 from ...store.errors import OutcomeUnknown
 from ...store.outbox import burials, doorbells, tasks
@@ -59,8 +58,8 @@ def fail(  # noqa: PLR0913, PLR0915 - which row, why, and by whom; its inner fun
     def work(executor: Transaction) -> tuple[int, str] | None:
         end = burials.bury(key, death, by=by, worker_id=worker_id, content=content)
         found = end_task_runs(executor, end)
-        if found and noted:
-            duplicates.note(executor, [(key[0], str(address.call))], kept_s=duplicates.RECENT_S)
+        if found:
+            deduplication.note_in(executor, key, address)
         for rider in riders if found else ():
             rider.write(executor)
         return (found[0].id, found[0].task) if found else None

@@ -9,12 +9,11 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from ...model.durable import NOWHERE, Address, Content, Held, Key, Message, digest_of
+from ...model.durable import NOWHERE, Address, Content, Held, Key, Message, Terms, digest_of
 from ...model.events import Measured, TaskLost, TaskRescued, TaskReturned
 from ...model.logger import logger
 from ...model.loss import Loss
 from ...model.statistics import Measure
-from ...store import duplicates
 from ...store.connection.connections import repeat
 from ...store.errors import NoAnswer, OutcomeUnknown
 from ...store.outbox import burials, holds, tasks
@@ -30,9 +29,7 @@ from ..task_run_end import end_task_runs
 from .durable_runs import Run, current, lease_lost
 
 
-def begin(  # noqa: PLR0913 - the lock's own columns
-    runtime: Runtime, run: Run, address: Address = NOWHERE, *, pid: int, on_lost: str, max_losses: int, is_here: bool
-) -> bool:
+def begin(runtime: Runtime, run: Run, address: Address = NOWHERE, *, terms: Terms, is_here: bool) -> bool:
     """Lock the row; False if the delivery must not run: it is a copy, or forged.
 
     Raises `AtGateError` if the gate of its managed queue is closed: its message waits there now.
@@ -42,16 +39,13 @@ def begin(  # noqa: PLR0913 - the lock's own columns
     """
 
     def work(executor: Transaction) -> bool:
-        begun = holds.begin(
-            executor, run.key, run.content, worker_id=run.worker_id, pid=pid, on_lost=on_lost, max_losses=max_losses
-        )
+        begun = holds.begin(executor, run.key, run.content, worker_id=run.worker_id, terms=terms)
         if begun is None:
             return False
         _note_begun(run, begun)
         if begun.pool is None and runtime.patience_s is None:
             run.held_at = begun.locked_at
-        if noted:
-            duplicates.note(executor, [(run.key[0], str(address.call))], kept_s=duplicates.RECENT_S)
+        deduplication.note_in(executor, run.key, address)
         return True
 
     def once() -> bool:
@@ -64,13 +58,13 @@ def begin(  # noqa: PLR0913 - the lock's own columns
     except NoAnswer:
         raise  # a second try would get no answer either
     except OutcomeUnknown:
-        begun = once() or _is_mine(runtime, run, pid=pid, is_here=is_here)
+        begun = once() or _is_mine(runtime, run, pid=terms.pid, is_here=is_here)
     if not begun:
-        begun = _begin_by_permit(runtime, run, pid=pid, on_lost=on_lost, max_losses=max_losses)
+        begun = _begin_by_permit(runtime, run, terms)
     return begun and _counts(runtime, run, address)
 
 
-def adopt(runtime: Runtime, run: Run, message: Message, *, pid: int, on_lost: str, max_losses: int) -> bool:
+def adopt(runtime: Runtime, run: Run, message: Message, terms: Terms) -> bool:
     """Keep a message that came without a row, locked for its run; False if it has a row, or another delivery made one.
 
     Raises `AtGateError` like `begin`, and also if the row now waits for a slot of its pool.
@@ -82,16 +76,10 @@ def adopt(runtime: Runtime, run: Run, message: Message, *, pid: int, on_lost: st
 
     def work(executor: Transaction) -> bool | None:
         begun = holds.adopt(
-            executor,
-            message,
-            worker_id=run.worker_id,
-            pid=pid,
-            on_lost=on_lost,
-            max_losses=max_losses,
-            check_interval_s=runtime.settings.lost_after,
+            executor, message, worker_id=run.worker_id, terms=terms, check_interval_s=runtime.settings.lost_after
         )
-        if begun is not None and noted:
-            duplicates.note(executor, [(run.key[0], str(address.call))], kept_s=duplicates.RECENT_S)
+        if begun is not None:
+            deduplication.note_in(executor, run.key, address)
         return begun
 
     def once() -> bool | None:
@@ -99,7 +87,7 @@ def adopt(runtime: Runtime, run: Run, message: Message, *, pid: int, on_lost: st
 
     begun = repeat(once)
     if begun is False:
-        begun = begin(runtime, run, pid=pid, on_lost=on_lost, max_losses=max_losses, is_here=False)
+        begun = begin(runtime, run, terms=terms, is_here=False)
         if not begun and message.admission is not None:
             raise AtGateError(f"task {run.key[0]} waits for a slot of capacity pool {message.admission.pool.name}")
     run.queue = message.queue
@@ -170,10 +158,8 @@ def take_from_the_dead(runtime: Runtime) -> int:
 # --------------------------------------------------------------------------------------------------------------------
 
 
-def _begin_by_permit(runtime: Runtime, run: Run, *, pid: int, on_lost: str, max_losses: int) -> bool:
-    begun, run.slot_in, waits = permits.begin_task(
-        runtime, run.key, run.content, worker_id=run.worker_id, pid=pid, on_lost=on_lost, max_losses=max_losses
-    )
+def _begin_by_permit(runtime: Runtime, run: Run, terms: Terms) -> bool:
+    begun, run.slot_in, waits = permits.begin_task(runtime, run.key, run.content, worker_id=run.worker_id, terms=terms)
     if waits:
         raise AtGateError(f"task {run.key[0]} waits at the gate of its queue")
     if begun is None:

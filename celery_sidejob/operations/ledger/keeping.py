@@ -339,11 +339,7 @@ def _is_kept(runtime: Runtime, message: Message, within_s: float) -> bool:
 
 
 def _keep_all(
-    runtime: Runtime,
-    pages: Sequence[list[Message]],
-    tried: tuple[str, ...],
-    *,
-    repeated: bool,
+    runtime: Runtime, pages: Sequence[list[Message]], tried: tuple[str, ...], *, repeated: bool
 ) -> set[str] | None:
     """Keep all pages; returns the ids of messages that wait in the store, None if a first try had kept them."""
     within_s = runtime.stores.wait_s + len(pages) * PAGE_TAKES_S

@@ -14,7 +14,7 @@ from ...model.changes import Adopt, CancelTimer, Change, Disown, Log, NewJob, Re
 from ...model.crash_points import reach
 from ...model.errors import IllegalMoveError, JobNotFoundError, LeaseLostError, StoreUnavailableError
 from ...model.status import Status
-from ...store import advisory, claims, jobs, packets, room
+from ...store import advisory, claims, jobs, packets, queues, room
 from ...store.borrowed.borrowed import Borrowed
 from ...store.claims import Try
 from ...store.errors import OutcomeUnknown
@@ -105,8 +105,16 @@ def claim(  # noqa: PLR0913 - what the delivery names, and who begins it
     for that end. If there are more than `LOOK_MOST` children, a body that asks for them reads them later: it may see an
     end for which a further run is owed, but it misses none.
     """
-    asked_at = time.monotonic()
-    hold = _claim(runtime, job_id, task, for_run, worker_id, queue, tasks, passes)
+    asked_at, is_managed, hold = time.monotonic(), False, None
+    of_queue = partial(_claim_by_permit, runtime, job_id=job_id, task=task, tasks=tasks, worker_id=worker_id)
+    if queue is not None and not passes and permits.is_known(runtime, queue):
+        is_managed, hold = of_queue(queue)
+    if not is_managed:
+        hold = _claim_by_name(runtime, job_id, task=task, for_run=for_run, worker_id=worker_id, passes=passes)
+        if hold is None and not passes:
+            queue = queue or queues.queue_of(runtime.connections, job_id)
+            if queue is not None and queues.is_managed(runtime.connections, queue):
+                _, hold = of_queue(queue)
     if hold is not None:
         runtime.audience.learn(hold.row, asked_at)
         measuring.begun(runtime, hold)
@@ -129,28 +137,6 @@ def begin_locked(executor: Transaction, job_ids: Iterable[int], *, worker_id: in
         )
         holds += [held(found, worker_id)] if found else []
     return holds
-
-
-def _claim(  # noqa: PLR0913 - as above
-    runtime: Runtime,
-    job_id: int,
-    task: str,
-    for_run: int,
-    worker_id: int,
-    queue: str | None,
-    tasks: Callable[[], Collection[str]],
-    passes: bool,
-) -> Hold | None:
-    of_queue = partial(_claim_by_permit, runtime, job_id=job_id, task=task, tasks=tasks, worker_id=worker_id)
-    if queue is not None and not passes and permits.is_known(runtime, queue):
-        is_managed, hold = of_queue(queue)
-        if is_managed:
-            return hold
-    hold = _claim_by_name(runtime, job_id, task=task, for_run=for_run, worker_id=worker_id, passes=passes)
-    if hold is not None or passes:
-        return hold
-    queue = queue or permits.queue_of(runtime, job_id)
-    return of_queue(queue)[1] if queue is not None and permits.is_managed(runtime, queue) else None
 
 
 def _claim_by_name(

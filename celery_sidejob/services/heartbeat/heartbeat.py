@@ -185,7 +185,7 @@ class Heartbeat(Worker):
             self._declared_dead()
             return False
         self._beat_at = time.monotonic()
-        self.managed = beat.managed
+        self.managed = frozenset(beat.managed)
         self._sweep_at = self._beat_at + beat.sweep_in_s if beat.sweep_in_s is not None else float("inf")
         return True
 

@@ -81,12 +81,7 @@ class QuietEnds:
     """The ends of one worker in one store that are to be written; safe to use from any thread."""
 
     def __init__(
-        self,
-        name: str,
-        write: Callable[[Page], object],
-        later: Callable[[QuietEnd], None],
-        *,
-        wait_s: float = SOON_S,
+        self, name: str, write: Callable[[Page], object], later: Callable[[QuietEnd], None], *, wait_s: float = SOON_S
     ) -> None:
         """`write` writes a page by itself; `later` is given each end that cannot be written so."""
         self.name = name

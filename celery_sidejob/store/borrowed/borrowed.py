@@ -166,8 +166,7 @@ Address = tuple[str, int, str]
 
 def broke(driver: Any) -> bool:
     """Tell whether a connection of psycopg or psycopg2 broke, rather than was closed."""
-    broken: bool = driver.broken if hasattr(driver, "broken") else driver.closed > 1
-    return broken
+    return bool(driver.broken if hasattr(driver, "broken") else driver.closed > 1)
 
 
 _TRANSACTION_OPEN = Statement("SELECT txid_status(%(id)s::bigint) = 'in progress' AS open")

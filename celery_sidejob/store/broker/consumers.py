@@ -14,7 +14,7 @@ from typing import Any
 from psycopg import sql
 
 from ..connection.own_executor import OwnExecutor
-from ..statement import Statement, Transaction
+from ..statement import Frequent, Statement, Transaction
 from .queues import Broadcast
 
 LOCK_CLASS = 0x53_4A_42_43 - 0x40_00_00_00
@@ -27,8 +27,7 @@ _REGISTER = Statement(
 
 def register(executor: Transaction, ident: str, *, silence_s: float) -> int:
     """Register a consumer that is dead after so many seconds without a beat; return its id."""
-    consumer: int = executor.run(_REGISTER, ident=ident, silence_s=silence_s)[0].id
-    return consumer
+    return int(executor.run(_REGISTER, ident=ident, silence_s=silence_s)[0].id)
 
 
 _LOCK = Statement("""
@@ -68,7 +67,7 @@ dead AS (
     FOR UPDATE SKIP LOCKED) AS f
   WHERE d.id = f.id RETURNING d.ident)"""
 _FOUND = "SELECT EXISTS (SELECT FROM me) AS is_alive, ARRAY(SELECT d.ident FROM dead d) AS dead"
-_BEAT = Statement(f"{_BEATEN}\n{_FOUND}", frequent=True)
+_BEAT = Frequent(f"{_BEATEN}\n{_FOUND}")
 
 
 def beat(executor: Transaction, consumer: int, schema: str) -> Beaten:
@@ -77,8 +76,7 @@ def beat(executor: Transaction, consumer: int, schema: str) -> Beaten:
     return Beaten(row.is_alive, row.dead)
 
 
-_TALK = Statement(
-    f"""{_BEATEN},
+_TALK = Frequent(f"""{_BEATEN},
 said AS (
   INSERT INTO {{broker_broadcasts}} (exchange, routing_key, headers, properties, body)
   SELECT s.exchange, s.routing_key, s.headers, s.properties, s.body
@@ -86,9 +84,7 @@ said AS (
     %(body)s::text[]) WITH ORDINALITY AS s(exchange, routing_key, headers, properties, body, place)
   ORDER BY s.place)
 SELECT f.is_alive, f.dead, b.id, b.exchange, b.routing_key, b.headers, b.properties, b.body FROM ({_FOUND}) AS f
-LEFT JOIN {{broker_broadcasts}} b ON b.id > %(since)s AND b.exchange = ANY(%(exchanges)s::text[]) ORDER BY b.id""",
-    frequent=True,
-)
+LEFT JOIN {{broker_broadcasts}} b ON b.id > %(since)s AND b.exchange = ANY(%(exchanges)s::text[]) ORDER BY b.id""")
 
 
 def beat_and_talk(
@@ -116,7 +112,7 @@ def leave(executor: Transaction, consumer: int) -> None:
     executor.run(_LEAVE, id=consumer)
 
 
-_NOTIFY = Statement("SELECT pg_notify(%(channel)s, %(payload)s)", frequent=True)
+_NOTIFY = Frequent("SELECT pg_notify(%(channel)s, %(payload)s)")
 
 
 def notify(executor: Transaction, channel: str, payload: str) -> None:

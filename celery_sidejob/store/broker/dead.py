@@ -10,13 +10,11 @@ from ..statement import Reader, Statement, Transaction, first
 PAGE = 100
 _COLUMNS = "queue, priority, headers, properties, body"
 
-_BURY = Statement(
-    f"""
+_BURY = Statement(f"""
 WITH gone AS (
   DELETE FROM {{broker_messages}} m WHERE m.id = ANY(%(ids)s::bigint[]) AND m.holder = %(holder)s
   RETURNING {_COLUMNS})
-INSERT INTO {{broker_dead}} ({_COLUMNS}, reason) SELECT {_COLUMNS}, %(reason)s FROM gone RETURNING queue, headers"""
-)
+INSERT INTO {{broker_dead}} ({_COLUMNS}, reason) SELECT {_COLUMNS}, %(reason)s FROM gone RETURNING queue, headers""")
 
 
 def bury(executor: Transaction, *, holder: int, ids: Sequence[int], reason: str) -> Sequence[Any]:
@@ -24,11 +22,9 @@ def bury(executor: Transaction, *, holder: int, ids: Sequence[int], reason: str)
     return executor.run(_BURY, holder=holder, ids=list(ids), reason=reason)
 
 
-_PAGE = Statement(
-    f"""
+_PAGE = Statement(f"""
 SELECT d.id, d.died_at, d.reason, {_COLUMNS} FROM {{broker_dead}} d
-WHERE d.id > %(after)s ORDER BY d.id LIMIT %(few)s"""
-)
+WHERE d.id > %(after)s ORDER BY d.id LIMIT %(few)s""")
 
 
 def page(executor: Reader, after: int) -> Sequence[Any]:
@@ -41,8 +37,7 @@ _COUNT = Statement("SELECT count(*) AS rows FROM {broker_dead} d WHERE d.id <= %
 
 def count(executor: Reader, *, until: int = 2**63 - 1) -> int:
     """Count the messages up to an id."""
-    found: int = executor.run(_COUNT, until=until)[0].rows
-    return found
+    return int(executor.run(_COUNT, until=until)[0].rows)
 
 
 _DELETE = Statement("DELETE FROM {broker_dead} d WHERE d.id = ANY(%(ids)s::bigint[]) RETURNING d.id")
@@ -53,11 +48,9 @@ def delete(executor: Transaction, ids: Sequence[int]) -> int:
     return len(executor.run(_DELETE, ids=list(ids)))
 
 
-_SEND_AGAIN = Statement(
-    f"""
+_SEND_AGAIN = Statement(f"""
 WITH gone AS (DELETE FROM {{broker_dead}} d WHERE d.id = %(id)s RETURNING {_COLUMNS})
-INSERT INTO {{broker_messages}} ({_COLUMNS}) SELECT {_COLUMNS} FROM gone RETURNING queue"""
-)
+INSERT INTO {{broker_messages}} ({_COLUMNS}) SELECT {_COLUMNS} FROM gone RETURNING queue""")
 
 
 def send_again(executor: Transaction, id: int) -> str | None:
@@ -66,16 +59,14 @@ def send_again(executor: Transaction, id: int) -> str | None:
     return None if row is None else row.queue
 
 
-_BOUND = Statement(
-    """
+_BOUND = Statement("""
 DELETE FROM {broker_dead} d USING (
   SELECT o.id FROM {broker_dead} o
   WHERE o.died_at < now() - make_interval(secs => %(kept_s)s::double precision)
     OR %(most)s::bigint IS NOT NULL
       AND o.id <= (SELECT k.id FROM {broker_dead} k ORDER BY k.id DESC OFFSET %(most)s::bigint LIMIT 1)
   ORDER BY o.id LIMIT %(few)s) AS few
-WHERE d.id = few.id RETURNING d.died_at, d.queue, d.headers"""
-)
+WHERE d.id = few.id RETURNING d.died_at, d.queue, d.headers""")
 
 
 def bound(executor: Transaction, *, most: int | None, kept_s: float | None) -> Sequence[Any]:

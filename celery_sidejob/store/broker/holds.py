@@ -19,7 +19,7 @@ from typing import Any
 from ...model.durable import Held
 from ...model.status import Gate
 from ..results import TOLD, Ended, columns, kept_briefly, results_of, told
-from ..statement import Statement, Transaction
+from ..statement import Frequent, Transaction
 
 IS_FRESH = f"""m.locked_by IS NULL AND m.on_lost IS NULL AND m.doom IS NULL AND m.pool IS NULL
       AND m.gate = {Gate.OPEN} AND NOT EXISTS (SELECT FROM {{queues}} q WHERE q.name = m.queue)"""
@@ -117,7 +117,7 @@ _NONE_ENDED = _ended(())
 """Most fetches of a worker without such tasks end none."""
 
 
-_REMOVE = Statement(f"WITH {OVER} SELECT over.task_id, {TOLD} FROM over", frequent=True)
+_REMOVE = Frequent(f"WITH {OVER} SELECT over.task_id, {TOLD} FROM over")
 
 
 def remove(executor: Transaction, runs: Sequence[Ended]) -> frozenset[str]:

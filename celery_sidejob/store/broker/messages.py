@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from ..connection.own_executor import OwnExecutor
 from ..results import TOLD, Ended
-from ..statement import Reader, Statement, Transaction
+from ..statement import Frequent, Reader, Statement, Transaction
 from .holds import HELD, NOBODY, OVER, Holder, ended
 
 HIGHEST_PRIORITY = 9
@@ -39,25 +39,14 @@ class Row(NamedTuple):
 
 
 _COLUMNS = ", ".join(Row._fields)
-_PUT = Statement(
-    f"""
+_PUT = Frequent(f"""
 INSERT INTO {{broker_messages}} ({_COLUMNS})
-VALUES (%(queue)s, %(priority)s, %(due_at)s, %(headers)s, %(properties)s, %(body)s)""",
-    frequent=True,
-)
+VALUES (%(queue)s, %(priority)s, %(due_at)s, %(headers)s, %(properties)s, %(body)s)""")
 
 
 def put(executor: Transaction, row: Row) -> None:
     """Send one message."""
-    executor.run(
-        _PUT,
-        queue=row.queue,
-        priority=row.priority,
-        due_at=row.due_at,
-        headers=row.headers,
-        properties=row.properties,
-        body=row.body,
-    )
+    executor.run(_PUT, **row._asdict())
 
 
 def put_all(executor: OwnExecutor, rows: Iterable[Row]) -> None:
@@ -128,8 +117,7 @@ _DELIVERED = """t.id, t.queue, t.priority, t.returns, t.deaths, t.headers, t.pro
 # What is done is removed before anything is locked: `free` asks for the number of `gone`. A fetch may lock a row that
 # somebody else has just taken, finds out, and keeps the lock to its end. So whoever removes a row may wait for a fetch;
 # if it had locked other rows before, as its own fetch does, each could wait for the other.
-_FETCH = Statement(
-    f"""
+_FETCH = Frequent(f"""
 WITH gone AS (
   DELETE FROM {{broker_messages}} m WHERE m.id = ANY(%(done)s::bigint[]) AND m.holder = %(holder)s RETURNING m.id),
 {OVER},
@@ -150,9 +138,7 @@ FROM (SELECT
     EXISTS (SELECT FROM {{broker_consumers}} c WHERE c.id = %(holder)s) AS is_alive,
     (SELECT extract(epoch FROM min(d.due_at) - now())::double precision
       FROM {{broker_messages}} d WHERE d.due_at IS NOT NULL) AS due_in_s) AS s
-LEFT JOIN free t ON true {_KEPT} LEFT JOIN held h ON h.reference = t.id ORDER BY t.place, t.id""",
-    frequent=True,
-)
+LEFT JOIN free t ON true {_KEPT} LEFT JOIN held h ON h.reference = t.id ORDER BY t.place, t.id""")
 
 
 def fetch(
@@ -190,13 +176,10 @@ def fetch(
     return Fetched(rows, refused, frozenset(first.over), first.is_alive, first.due_in_s)
 
 
-_TAKE = Statement(
-    f"""
+_TAKE = Frequent(f"""
 WITH free AS MATERIALIZED ({_FREE} LIMIT %(room)s),
 taken AS (DELETE FROM {{broker_messages}} m USING free WHERE m.id = free.id)
-SELECT {_DELIVERED} FROM free t {_KEPT} ORDER BY t.place, t.id""",
-    frequent=True,
-)
+SELECT {_DELIVERED} FROM free t {_KEPT} ORDER BY t.place, t.id""")
 
 
 def take(executor: Transaction, *, watermarks: Sequence[Watermark], room: int, reads: bool) -> Sequence[Any]:
@@ -211,14 +194,11 @@ def take(executor: Transaction, *, watermarks: Sequence[Watermark], room: int, r
     )
 
 
-_REMOVE = Statement(
-    f"""
+_REMOVE = Frequent(f"""
 WITH gone AS (
   DELETE FROM {{broker_messages}} m WHERE m.id = ANY(%(done)s::bigint[]) AND m.holder = %(holder)s RETURNING m.id),
 {OVER}
-SELECT ARRAY(SELECT g.id FROM gone g) AS gone, ARRAY(SELECT o.task_id FROM over o) AS over, {TOLD}""",
-    frequent=True,
-)
+SELECT ARRAY(SELECT g.id FROM gone g) AS gone, ARRAY(SELECT o.task_id FROM over o) AS over, {TOLD}""")
 
 
 def remove(
@@ -232,12 +212,10 @@ def remove(
     return frozenset(done).difference(found.gone), frozenset(found.over)
 
 
-_RELEASE = Statement(
-    """
+_RELEASE = Statement("""
 UPDATE {broker_messages} m
 SET holder = NULL, held_at = NULL, returns = m.returns + (m.id = ANY(%(begun)s::bigint[]))::int
-WHERE m.id = ANY(%(ids)s::bigint[]) AND m.holder = %(holder)s RETURNING m.id"""
-)
+WHERE m.id = ANY(%(ids)s::bigint[]) AND m.holder = %(holder)s RETURNING m.id""")
 
 
 def release(executor: Transaction, *, holder: int, ids: Sequence[int], begun: Sequence[int]) -> frozenset[int]:
@@ -249,13 +227,11 @@ def release(executor: Transaction, *, holder: int, ids: Sequence[int], begun: Se
     return frozenset(ids).difference(row.id for row in found)
 
 
-_PROMOTE = Statement(
-    """
+_PROMOTE = Statement("""
 WITH due AS MATERIALIZED (
   SELECT m.id FROM {broker_messages} m WHERE m.due_at <= now() ORDER BY m.due_at LIMIT %(at_most)s
   FOR UPDATE SKIP LOCKED)
-UPDATE {broker_messages} m SET due_at = NULL FROM due WHERE m.id = due.id RETURNING m.queue"""
-)
+UPDATE {broker_messages} m SET due_at = NULL FROM due WHERE m.id = due.id RETURNING m.queue""")
 
 
 def promote(executor: Transaction) -> Sequence[str]:
@@ -263,17 +239,13 @@ def promote(executor: Transaction) -> Sequence[str]:
     return [row.queue for row in executor.run(_PROMOTE, at_most=PAGE)]
 
 
-_PURGE = Statement(
-    """
+_PURGE = Statement("""
 WITH page AS MATERIALIZED (
   SELECT m.id FROM {broker_messages} m WHERE m.queue = %(queue)s AND m.due_at IS NULL AND m.holder IS NULL
   ORDER BY m.priority, m.id LIMIT %(at_most)s FOR UPDATE SKIP LOCKED)
-DELETE FROM {broker_messages} m WHERE m.id = ANY(ARRAY(SELECT p.id FROM page p)) RETURNING m.id"""
-)
-_PURGE_LATER = Statement(
-    """
-DELETE FROM {broker_messages} m WHERE m.queue = %(queue)s AND m.due_at IS NOT NULL RETURNING m.id"""
-)
+DELETE FROM {broker_messages} m WHERE m.id = ANY(ARRAY(SELECT p.id FROM page p)) RETURNING m.id""")
+_PURGE_LATER = Statement("""
+DELETE FROM {broker_messages} m WHERE m.queue = %(queue)s AND m.due_at IS NOT NULL RETURNING m.id""")
 
 
 def purge_page(executor: Transaction, queue: str) -> int:
@@ -286,32 +258,27 @@ def purge_later(executor: Transaction, queue: str) -> int:
     return len(executor.run(_PURGE_LATER, queue=queue))
 
 
-_SIZE = Statement(
-    """
+_SIZE = Statement("""
 SELECT count(*) AS rows FROM (
   SELECT FROM {broker_messages} m WHERE m.queue = %(queue)s AND m.due_at IS NULL AND m.holder IS NULL
-  ORDER BY m.priority, m.id LIMIT %(counted)s) AS few"""
-)
+  ORDER BY m.priority, m.id LIMIT %(counted)s) AS few""")
 
 
 def size(executor: Reader, queue: str) -> int:
     """Count the messages of a queue that are ready and that nobody holds, up to `COUNTED`."""
-    found: int = executor.run(_SIZE, queue=queue, counted=COUNTED)[0].rows
-    return found
+    return int(executor.run(_SIZE, queue=queue, counted=COUNTED)[0].rows)
 
 
 SHOWN = 100
 """How many of the messages that wait for their time are shown."""
 LOOKED_AT = 10_000
 """Of so many of all queues, the soonest first."""
-_SCHEDULED = Statement(
-    f"""
+_SCHEDULED = Statement(f"""
 WITH soon AS (
   SELECT m.* FROM {{broker_messages}} m WHERE m.due_at IS NOT NULL ORDER BY m.due_at LIMIT %(looked_at)s)
 SELECT t.due_at, {_DELIVERED} FROM (
   SELECT s.* FROM soon s WHERE s.queue = ANY(%(queues)s::text[]) ORDER BY s.due_at, s.id LIMIT %(shown)s) t {_KEPT}
-ORDER BY t.due_at, t.id"""
-)
+ORDER BY t.due_at, t.id""")
 
 
 def scheduled(executor: Reader, queues: Sequence[str]) -> Sequence[Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ..statement import Reader, Statement, Transaction
+from ..statement import Frequent, Reader, Statement, Transaction
 from .messages import COUNTED, HIGHEST_PRIORITY
 
 _DECLARE = Statement("""
@@ -113,12 +113,9 @@ class Broadcast(NamedTuple):
     body: str
 
 
-_SEND_BROADCAST = Statement(
-    """
+_SEND_BROADCAST = Frequent("""
 INSERT INTO {broker_broadcasts} (exchange, routing_key, headers, properties, body)
-VALUES (%(exchange)s, %(routing_key)s, %(headers)s, %(properties)s, %(body)s)""",
-    frequent=True,
-)
+VALUES (%(exchange)s, %(routing_key)s, %(headers)s, %(properties)s, %(body)s)""")
 
 
 def send_broadcast(executor: Transaction, broadcast: Broadcast) -> None:
@@ -131,16 +128,12 @@ _LAST_BROADCAST = Statement("SELECT coalesce(max(b.id), 0)::bigint AS id FROM {b
 
 def last_broadcast(executor: Reader) -> int:
     """Return the id of the newest broadcast, from which a new listener goes on."""
-    found: int = executor.run(_LAST_BROADCAST)[0].id
-    return found
+    return int(executor.run(_LAST_BROADCAST)[0].id)
 
 
-_BROADCASTS_SINCE = Statement(
-    """
+_BROADCASTS_SINCE = Frequent("""
 SELECT b.id, b.exchange, b.routing_key, b.headers, b.properties, b.body FROM {broker_broadcasts} b
-WHERE b.id > %(since)s AND b.exchange = ANY(%(exchanges)s::text[]) ORDER BY b.id""",
-    frequent=True,
-)
+WHERE b.id > %(since)s AND b.exchange = ANY(%(exchanges)s::text[]) ORDER BY b.id""")
 
 
 def broadcasts_since(executor: Reader, since: int, exchanges: Sequence[str]) -> Sequence[Any]:
@@ -187,5 +180,4 @@ _COUNT_CONSUMERS = Statement("SELECT count(*) AS rows FROM {broker_consumers}")
 
 def count_consumers(executor: Reader) -> int:
     """Count the consumers, with those that nobody has found dead yet."""
-    found: int = executor.run(_COUNT_CONSUMERS)[0].rows
-    return found
+    return int(executor.run(_COUNT_CONSUMERS)[0].rows)

@@ -160,12 +160,7 @@ def rearm(
     read.
     """
     return executor.run(
-        _REARM,
-        id=job_id,
-        task_id=task_id,
-        wait_s=float(wait_s),
-        check_interval_s=check_interval_s,
-        takes=takes,
+        _REARM, id=job_id, task_id=task_id, wait_s=float(wait_s), check_interval_s=check_interval_s, takes=takes
     )[0]
 
 

@@ -14,7 +14,7 @@ from ..dead import OLD, OWN, Bounds
 from ..statement import Reader, Statement, Transaction, first
 from .arming import FIRST_CHECK_S, UNCHECKED, TaskEnd
 from .references import withdrawn
-from .tasks import DIGEST
+from .tasks import DIGEST, named
 
 MOST_DEATHS = 10
 """Earlier deaths of a task that are remembered; they travel with its message."""
@@ -43,18 +43,14 @@ def bury(key: Key, death: Death, *, by: str, worker_id: int | None, content: Con
     `by` is the judge: the ``run`` that holds the row, the ``worker`` (which may not have begun it), or the ``sweeper``.
     A judge that knows only a delivery passes its `content`. Whether a row has expired is read from the row.
     """
-    task, digest = (None, None) if content is None else content[:2]
     parameters = {
-        "task_id": key[0],
-        "generation": key[1],
+        **named(key, content),
         "by": by,
         "worker_id": worker_id,
         "reason": death.reason,
         "error": death.error,
         "traceback": death.traceback,
         "retries": death.retries,
-        "task": task,
-        "digest": digest,
         "given_group": death.group,
     }
     return TaskEnd(RunEnd.FAILED, _BURY, parameters)
@@ -98,13 +94,11 @@ _ENTRY = f"""
       AND (d.payload->>'generation')::int = %(generation)s AND d.task = %(task)s AND {DIGEST} = %(digest)s
     ORDER BY d.id DESC LIMIT 1"""
 
-_TAKE_BACK = Statement(
-    f"""
+_TAKE_BACK = Statement(f"""
 WITH row AS (
   DELETE FROM {{messages}} WHERE task_id = %(task_id)s AND generation = %(generation)s AND {_FREE} RETURNING task_id),
  entry AS (DELETE FROM {{dead}} WHERE %(entry_too)s AND id = ({_ENTRY}) RETURNING task_id)
-SELECT task_id FROM row UNION ALL SELECT task_id FROM entry"""
-)
+SELECT task_id FROM row UNION ALL SELECT task_id FROM entry""")
 
 
 def take_back(executor: Transaction, key: Key, content: Content, *, entry_too: bool = True) -> bool:
@@ -113,21 +107,15 @@ def take_back(executor: Transaction, key: Key, content: Content, *, entry_too: b
     That is its row, if no other run holds it, or with `entry_too` its entry in the dead set, as lost or for the reason
     that kept it from running again. The entry of a run that ended otherwise stays.
     """
-    return bool(
-        executor.run(
-            _TAKE_BACK, task_id=key[0], generation=key[1], task=content.task, digest=content.digest, entry_too=entry_too
-        )
-    )
+    return bool(executor.run(_TAKE_BACK, **named(key, content), entry_too=entry_too))
 
 
-_KEEP_FROM_OTHERS = Statement(
-    f"""
+_KEEP_FROM_OTHERS = Statement(f"""
 WITH row AS (
   UPDATE {{messages}} SET doom = coalesce(doom, 'lost'), published_at = NULL, suspected_at = NULL,
     next_check_at = now() + make_interval(secs => %(for_s)s)
   WHERE task_id = %(task_id)s AND generation = %(generation)s AND {_FREE} RETURNING task_id)
-SELECT task_id FROM row UNION ALL SELECT d.task_id FROM {{dead}} d WHERE %(entry_too)s AND d.id = ({_ENTRY})"""
-)
+SELECT task_id FROM row UNION ALL SELECT d.task_id FROM {{dead}} d WHERE %(entry_too)s AND d.id = ({_ENTRY})""")
 
 
 def keep_from_others(executor: Transaction, key: Key, content: Content, *, for_s: float, entry_too: bool) -> bool:
@@ -136,17 +124,7 @@ def keep_from_others(executor: Transaction, key: Key, content: Content, *, for_s
     `take_back` removes it afterwards. If that never comes, the sweeper buries it after `for_s` seconds. False if
     `take_back` would come too late, or without `entry_too` if the dead set has it.
     """
-    return bool(
-        executor.run(
-            _KEEP_FROM_OTHERS,
-            task_id=key[0],
-            generation=key[1],
-            task=content.task,
-            digest=content.digest,
-            for_s=for_s,
-            entry_too=entry_too,
-        )
-    )
+    return bool(executor.run(_KEEP_FROM_OTHERS, **named(key, content), for_s=for_s, entry_too=entry_too))
 
 
 _REVIVE = Statement(f"""

@@ -40,9 +40,7 @@ _IS_OVER = "(m.doom IS NOT NULL OR coalesce(m.expires_at <= now(), false)) AS is
 """Whether a durable task is doomed or has expired, as SQL: it is buried, wherever its message is."""
 
 _CANDIDATES = {
-    kind: Statement(
-        QUEUES
-        + f"""
+    kind: Statement(f"""{QUEUES}
 SELECT m.task_id, m.queue, m.published_at, m.suspected_at, m.is_over FROM q CROSS JOIN LATERAL (
   SELECT m.task_id, m.queue, m.next_check_at, m.published_at, m.suspected_at, {_IS_OVER}
   FROM (
@@ -51,8 +49,7 @@ SELECT m.task_id, m.queue, m.published_at, m.suspected_at, m.is_over FROM q CROS
     FROM {{messages}} m WHERE m.queue = q.queue AND m.next_check_at <= now() AND m.locked_by IS NULL
     ORDER BY m.next_check_at LIMIT %(oldest)s) m
   WHERE {kind.rows} ORDER BY m.next_check_at LIMIT %(per_queue)s) m
-WHERE q.queue IS NOT NULL ORDER BY m.next_check_at LIMIT %(limit)s"""
-    )
+WHERE q.queue IS NOT NULL ORDER BY m.next_check_at LIMIT %(limit)s""")
     for kind in KINDS
 }
 
@@ -145,10 +142,7 @@ _HASTEN = {
 UPDATE {{messages}} m SET published_at = NULL, next_check_at = now(), gate = {Gate.OPEN}
 FROM {kind.given}
 WHERE {kind.is_given} AND m.locked_by IS NULL AND m.doom IS NULL AND {DUE}{unless_unpublished}""")
-    for kind, unless_unpublished in {
-        JOBS: "",
-        TASKS: " AND m.published_at IS NOT NULL",
-    }.items()
+    for kind, unless_unpublished in {JOBS: "", TASKS: " AND m.published_at IS NOT NULL"}.items()
 }
 
 
@@ -199,10 +193,7 @@ UPDATE {messages} m SET published_at = NULL,
 FROM free WHERE m.task_id = free.task_id"""
     ),
     TASKS: Statement(
-        free(
-            BY_TASK_ID,
-            f"m.task_id = r.task_id AND m.body IS NOT NULL AND m.locked_by IS NULL AND {_IS_SENT}",
-        )
+        free(BY_TASK_ID, f"m.task_id = r.task_id AND m.body IS NOT NULL AND m.locked_by IS NULL AND {_IS_SENT}")
         + f"""
 UPDATE {{messages}} m SET
   published_at = CASE WHEN m.published_at >= %(seen_at)s::timestamptz THEN m.published_at END,
@@ -259,14 +250,11 @@ def in_queue(executor: Reader, queue: str, *, limit: int) -> int:
     return int(executor.run(_IN_QUEUE, queue=queue, limit=limit)[0].messages)
 
 
-_QUEUES_IN_BROKER = Statement(
-    QUEUES
-    + """
+_QUEUES_IN_BROKER = Statement(f"""{QUEUES}
 SELECT q.queue FROM q CROSS JOIN LATERAL (
-  SELECT FROM {messages} m WHERE m.queue = q.queue AND m.next_check_at > now() AND m.next_check_at < 'infinity'
+  SELECT FROM {{messages}} m WHERE m.queue = q.queue AND m.next_check_at > now() AND m.next_check_at < 'infinity'
     AND m.published_at IS NOT NULL AND m.locked_by IS NULL ORDER BY m.next_check_at LIMIT 1) x
-WHERE q.queue IS NOT NULL ORDER BY q.queue"""
-)
+WHERE q.queue IS NOT NULL ORDER BY q.queue""")
 
 
 def queues_in_broker(executor: Reader) -> list[str]:

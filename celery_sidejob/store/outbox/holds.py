@@ -10,16 +10,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from ...model.durable import Content, Held, Key, Message
+from ...model.durable import Content, Held, Key, Message, Terms
 from ...model.loss import Loss
 from ...model.status import Gate, RunEnd
 from ..broker.holds import HOLDS, IS_FRESH, IS_HELD, OVER, WAITED, ended, those
 from ..results import GIVEN, IS_GIVEN, LISTENED, TOLD, Ended, Kept, given, kept
-from ..statement import Autocommit, Reader, Statement, Transaction, first
+from ..statement import Autocommit, Frequent, Reader, Statement, Transaction, first
 from ..workers import LOSS_KIND, SILENT_S
 from .arming import MANAGED, OWED, UNCHECKED, UNLOCKED, TaskEnd
 from .kinds import BY_TASK_ID, KINDS, Kind, free
-from .tasks import DIGEST, pool_of
+from .tasks import DIGEST, named, pool_of
 
 HELD = f"""locked_by = %(worker_id)s, locked_at = now(), locked_pid = %(pid)s, next_check_at = {UNCHECKED},
     gate = {Gate.OPEN}, suspected_at = NULL, declined_at = NULL"""
@@ -27,38 +27,21 @@ HELD = f"""locked_by = %(worker_id)s, locked_at = now(), locked_pid = %(pid)s, n
 LIVES = "EXISTS (SELECT FROM {workers} w WHERE w.id = %(worker_id)s AND w.dead_at IS NULL)"
 """The condition, as SQL, that the worker which is to hold a row was not declared dead."""
 
-_BEGIN = Statement(
-    f"""
+_BEGIN = Frequent(f"""
 UPDATE {{messages}} m SET {HELD}, on_lost = %(on_lost)s, max_losses = %(max_losses)s
 WHERE task_id = %(task_id)s AND generation = %(generation)s AND locked_by IS NULL AND doom IS NULL AND body IS NOT NULL
   AND task = %(task)s AND {DIGEST} = %(digest)s AND {OWED} AND NOT EXISTS ({MANAGED})
   AND {LIVES}
-RETURNING pool, queue, locked_at, {WAITED} AS waited_s""",
-    frequent=True,
-)
+RETURNING pool, queue, locked_at, {WAITED} AS waited_s""")
 
 
-def begin(
-    executor: Transaction, key: Key, content: Content, *, worker_id: int, pid: int, on_lost: str, max_losses: int
-) -> Any | None:
+def begin(executor: Transaction, key: Key, content: Content, *, worker_id: int, terms: Terms) -> Any | None:
     """Lock the row for a run of its content, and return its (pool, queue, locked_at, waited_s).
 
     None for a copy: the task runs, ended, moved on, or is in the dead set. Also None if the content differs from the
     row's, if the row waits for a slot of its capacity pool, or its queue is managed: then `permits.begin` decides.
     """
-    return first(
-        executor.run(
-            _BEGIN,
-            task_id=key[0],
-            generation=key[1],
-            task=content.task,
-            digest=content.digest,
-            worker_id=worker_id,
-            pid=pid,
-            on_lost=on_lost,
-            max_losses=max_losses,
-        )
-    )
+    return first(executor.run(_BEGIN, **named(key, content), **terms._asdict(), worker_id=worker_id))
 
 
 _ADOPT = Statement(f"""
@@ -79,14 +62,7 @@ ON CONFLICT (task_id) DO NOTHING RETURNING locked_by IS NOT NULL AS begun""")
 
 
 def adopt(
-    executor: Transaction,
-    message: Message,
-    *,
-    worker_id: int,
-    pid: int,
-    on_lost: str,
-    max_losses: int,
-    check_interval_s: float,
+    executor: Transaction, message: Message, *, worker_id: int, terms: Terms, check_interval_s: float
 ) -> bool | None:
     """Make a row for a message that has none, locked if it begins; None if another delivery was faster.
 
@@ -102,26 +78,21 @@ def adopt(
             body=message.body,
             expires_at=message.expires_at,
             worker_id=worker_id,
-            pid=pid,
-            on_lost=on_lost,
-            max_losses=max_losses,
             check_interval_s=check_interval_s,
+            **terms._asdict(),
             **pool_of(message),
         )
     )
     return None if row is None else bool(row.begun)
 
 
-_REMOVE = Statement(
-    f"""
+_REMOVE = Frequent(f"""
 WITH removed AS (
   DELETE FROM {{messages}} WHERE task_id = %(task_id)s AND generation = %(generation)s AND locked_by = %(worker_id)s
     AND (%(at)s::timestamptz IS NULL OR locked_at = %(at)s::timestamptz)
   RETURNING task_id),
 {kept(f"{GIVEN} FROM removed WHERE {IS_GIVEN}")}
-SELECT {LISTENED} FROM removed""",
-    frequent=True,
-)
+SELECT {LISTENED} FROM removed""")
 
 
 def remove(key: Key, *, worker_id: int, at: datetime | None = None, keeps: Kept | None = None) -> TaskEnd:
@@ -130,13 +101,7 @@ def remove(key: Key, *, worker_id: int, at: datetime | None = None, keeps: Kept 
     With `at` only if it is still this hold of the worker: see `Held`. `keeps`: the task's result, which the same
     statement keeps; then the row tells whether a process listens.
     """
-    parameters = {
-        "task_id": key[0],
-        "generation": key[1],
-        "worker_id": worker_id,
-        "at": at,
-        **given(keeps),
-    }
+    parameters = {"task_id": key[0], "generation": key[1], "worker_id": worker_id, "at": at, **given(keeps)}
     return TaskEnd(RunEnd.COMPLETED, _REMOVE, parameters)
 
 
@@ -151,12 +116,9 @@ def drop(key: Key, *, worker_id: int | None = None) -> TaskEnd:
     return TaskEnd(RunEnd.GIVEN_BACK, _DROP, {"task_id": key[0], "generation": key[1], "worker_id": worker_id})
 
 
-_HOLDS = Statement(
-    """
+_HOLDS = Frequent("""
 SELECT task_id FROM {messages}
-WHERE task_id = %(task_id)s AND generation = %(generation)s AND locked_by = %(worker_id)s""",
-    frequent=True,
-)
+WHERE task_id = %(task_id)s AND generation = %(generation)s AND locked_by = %(worker_id)s""")
 
 
 def holds(executor: Reader, key: Key, *, worker_id: int) -> bool:
@@ -177,8 +139,7 @@ def unlock(key: Key, *, worker_id: int, is_sent_again: bool) -> TaskEnd:
     return TaskEnd(RunEnd.GIVEN_BACK, _UNLOCK, parameters)
 
 
-_HOLD = Statement(
-    f"""
+_HOLD = Frequent(f"""
 WITH {OVER},
 fresh AS MATERIALIZED (
   SELECT found.task_id, r.max_losses, found.waited_s
@@ -192,9 +153,7 @@ fresh AS MATERIALIZED (
   WHERE {LIVES}),
 held AS ({HOLDS} RETURNING m.task_id, m.queue, m.locked_at AS held_at, fresh.waited_s)
 SELECT h.task_id, h.queue, h.held_at, h.waited_s, s.over, s.told
-FROM (SELECT ARRAY(SELECT o.task_id FROM over o) AS over, {TOLD}) s LEFT JOIN held h ON true""",
-    frequent=True,
-)
+FROM (SELECT ARRAY(SELECT o.task_id FROM over o) AS over, {TOLD}) s LEFT JOIN held h ON true""")
 
 
 class Fresh(NamedTuple):
@@ -343,8 +302,7 @@ def give_back(task_ids: Iterable[str], *, worker_id: int, loss: Loss, begun: boo
 TAKEN = 200
 """Runs taken from dead workers in one statement; part of its text, like `checks.CHECK_PAGE`."""
 
-_TAKE_FROM_THE_DEAD = Statement(
-    f"""
+_TAKE_FROM_THE_DEAD = Statement(f"""
 WITH free AS MATERIALIZED (
   SELECT m.task_id, l.loss, true AS begun,
     json_build_object('kind', CASE WHEN l.loss = 0 THEN 'stopped' ELSE {LOSS_KIND} END, 'worker', w.ident, 'process',
@@ -354,9 +312,7 @@ WITH free AS MATERIALIZED (
       SELECT CASE WHEN w.dead_at IS NOT NULL AND w.suspect_at IS NULL OR m.locked_pid IS NULL THEN 0 ELSE 1 END AS loss
     ) l
   WHERE m.locked_by IS NOT NULL AND m.body IS NOT NULL AND (w.id IS NULL OR w.dead_at IS NOT NULL)
-  ORDER BY m.task_id LIMIT {TAKEN} FOR UPDATE OF m SKIP LOCKED)"""
-    + _LOST
-)
+  ORDER BY m.task_id LIMIT {TAKEN} FOR UPDATE OF m SKIP LOCKED){_LOST}""")
 
 
 def take_from_the_dead() -> TaskEnd:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ...model.status import Gate
-from ..statement import Autocommit, Statement, Transaction
+from ..statement import Autocommit, Frequent, Statement, Transaction
 from .arming import DUE
 from .kinds import BY_TASK_ID, JOBS, KINDS, SOON, TASKS, Kind, free, parameters
 
@@ -15,7 +15,7 @@ RESERVE_S = 10.0
 """Seconds that a sweeper has to publish a page of messages that it reserved, before another sweeper may."""
 
 _MARK = {
-    kind: Statement(
+    kind: Frequent(
         free(
             kind.given,
             f"""{kind.is_given} AND m.published_at IS NULL AND m.locked_by IS NULL AND m.doom IS NULL
@@ -26,7 +26,6 @@ _MARK = {
         + """
 UPDATE {messages} m SET published_at = now(), next_check_at = greatest(m.due_at, now()) + m.check_interval
 FROM free WHERE m.task_id = free.task_id""",
-        frequent=True,
     )
     for kind in KINDS
 }

@@ -127,5 +127,4 @@ SELECT count(*) AS rows FROM (
 
 def count(executor: Reader) -> int:
     """Count references, fetched or not, up to `COUNTED`."""
-    found: int = executor.run(_COUNT, counted=COUNTED)[0].rows
-    return found
+    return int(executor.run(_COUNT, counted=COUNTED)[0].rows)

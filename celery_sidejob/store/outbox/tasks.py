@@ -14,12 +14,20 @@ from typing import Any
 from ...model.checks import is_number
 from ...model.durable import Content, Key, Message
 from ...model.status import Gate, RunEnd
-from ..statement import Reader, Statement, Transaction, first
+from ..statement import Frequent, Reader, Statement, Transaction, first
 from .arming import FIRST_CHECK_S, OWED, UNCHECKED, UNLOCKED, TaskEnd
 from .references import KEPT, referred
 
 DIGEST = "encode(sha256(body), 'hex')"
 """The digest of a row's body, as `digest_of` computes it."""
+
+
+def named(key: Key, content: Content | None) -> dict[str, Any]:
+    """Return the parameters that name a row, and the content that it must have; None for any content."""
+    task, digest = (None, None) if content is None else content[:2]
+    return {"task_id": key[0], "generation": key[1], "task": task, "digest": digest}
+
+
 EARLY_S = 2.0
 """Seconds before its `eta` at which a message waiting in the store is published: a worker then has it on time."""
 
@@ -53,8 +61,7 @@ def _sent(priority: str, waits: str = "false") -> str:
     return f"CASE WHEN {priority} IS NOT NULL AND NOT {waits} THEN now() END"
 
 
-_KEEP = Statement(
-    f"""
+_KEEP = Frequent(f"""
 /*!WITH kept AS (*/
 INSERT INTO {{messages}} AS m
   (task_id, task, queue, publication, body, generation, due_at, gate, expires_at, next_check_at, check_interval,
@@ -65,9 +72,7 @@ VALUES (%(task_id)s, %(task)s, %(queue)s, %(publication)s, %(body)s, 1,
   %(unique_key)s::text, %(pool)s::text, %(pool_weight)s::smallint, %(pool_rank)s::smallint,
   %(pool_runs)s::boolean, %(slot)s::smallint /*!, {_PRIORITY}, {_sent(_PRIORITY, _WITHOUT_SLOT)}*/)
 ON CONFLICT DO NOTHING RETURNING {_WAITS}/*!, {KEPT}),{referred("kept")}
-SELECT waits FROM kept*/""",
-    frequent=True,
-)
+SELECT waits FROM kept*/""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +130,7 @@ def give_way(executor: Transaction, task_id: str, *, key: str) -> bool:
     return bool(executor.run(_GIVE_WAY, task_id=task_id, key=key))
 
 
-_KEEP_MANY = Statement(
-    f"""
+_KEEP_MANY = Frequent(f"""
 WITH r AS MATERIALIZED (
   SELECT * FROM unnest(%(task_ids)s::text[], %(tasks)s::text[], %(queues)s::text[], %(publications)s::text[],
     %(bodies)s::bytea[], %(etas)s::timestamptz[], %(expires)s::timestamptz[], %(pools)s::text[],
@@ -149,9 +153,7 @@ kept AS (
   RETURNING task_id, {_WAITS}/*!, {KEPT}*/)/*!,{referred("kept")}*/
 SELECT coalesce(array_agg(task_id) FILTER (WHERE waits), ARRAY[]::text[]) AS waiting,
   (SELECT r.task_id FROM r WHERE r.task_id NOT IN (SELECT k.task_id FROM kept k) LIMIT 1) AS taken
-FROM kept""",
-    frequent=True,
-)
+FROM kept""")
 
 
 def keep_many(
@@ -185,12 +187,10 @@ def keep_many(
     return found[0].waiting, found[0].taken
 
 
-_UNPUBLISHED = Statement(
-    f"""
+_UNPUBLISHED = Statement(f"""
 SELECT task_id FROM {{messages}} m WHERE task_id = ANY(%(task_ids)s::text[]) AND generation = 1
   AND published_at IS NULL AND locked_by IS NULL AND doom IS NULL
-  AND m.due_at <= now() + make_interval(secs => %(horizon_s)s) AND {OWED}"""
-)
+  AND m.due_at <= now() + make_interval(secs => %(horizon_s)s) AND {OWED}""")
 
 
 def unpublished(executor: Reader, task_ids: Iterable[str], *, horizon_s: float) -> set[str]:
@@ -283,12 +283,10 @@ def read(executor: Reader, task_id: str) -> Any | None:
     return first(executor.run(_READ, task_id=task_id, first_check_s=FIRST_CHECK_S))
 
 
-_FORGET = Statement(
-    f"""
+_FORGET = Statement(f"""
 DELETE FROM {{messages}} WHERE task_id = %(task_id)s AND generation = %(generation)s AND locked_by IS NULL
   AND (%(task)s::text IS NULL OR task = %(task)s AND {DIGEST} = %(digest)s)
-RETURNING task_id""",
-)
+RETURNING task_id""")
 
 
 def forget(executor: Transaction, key: Key, content: Content | None) -> bool:
@@ -296,8 +294,7 @@ def forget(executor: Transaction, key: Key, content: Content | None) -> bool:
 
     With `content`, only a row of the content that has run. Tells whether the row existed.
     """
-    task, digest = (None, None) if content is None else content[:2]
-    return bool(executor.run(_FORGET, task_id=key[0], generation=key[1], task=task, digest=digest))
+    return bool(executor.run(_FORGET, **named(key, content)))
 
 
 _CONTENT = Statement(f"""
@@ -310,8 +307,7 @@ def content_of(executor: Reader, key: Key, *, whole: bool = False) -> Any | None
     return first(executor.run(_CONTENT, task_id=key[0], generation=key[1], whole=whole))
 
 
-_REVOKE = Statement(
-    """
+_REVOKE = Statement("""
 UPDATE {messages} m SET doom = 'revoked', suspected_at = NULL,
   published_at = CASE WHEN m.locked_by IS NULL THEN NULL ELSE m.published_at END,
   next_check_at = CASE WHEN m.locked_by IS NULL THEN now() ELSE m.next_check_at END
@@ -319,8 +315,7 @@ FROM (SELECT task_id FROM {messages}
       WHERE task_id = ANY(%(task_ids)s::text[]) AND body IS NOT NULL AND doom IS NULL
         AND (%(call)s::text IS NULL OR generation = 1 AND publication::json->>'call' = %(call)s)
       ORDER BY task_id FOR UPDATE) undoomed
-WHERE m.task_id = undoomed.task_id RETURNING m.task_id, m.locked_by IS NOT NULL AS runs""",
-)
+WHERE m.task_id = undoomed.task_id RETURNING m.task_id, m.locked_by IS NOT NULL AS runs""")
 
 
 def revoke(executor: Transaction, task_ids: Iterable[str], *, call: str | None = None) -> Sequence[Any]:

@@ -98,12 +98,7 @@ TABLES = {
     "broker_broadcasts": Table("id exchange routing_key sent_at headers properties body", "SELECT INSERT DELETE"),
 }
 
-TRIGGERS = (
-    "messages_enter_pool",
-    "messages_leave_pool",
-    "messages_pause_in_pool",
-    "messages_rest_in_pool",
-)
+TRIGGERS = ("messages_enter_pool", "messages_leave_pool", "messages_pause_in_pool", "messages_rest_in_pool")
 """Triggers that count the slots of capacity pools and the jobs of tags."""
 
 SEQUENCES = ("jobs_id_seq",)

@@ -15,7 +15,7 @@ from celery_sidejob import CapacityPool, InvalidValueError, Overloaded, StoreUna
 from celery_sidejob.hooks.messages.kept_message import publication_of
 from celery_sidejob.hooks.tasks import beginning
 from celery_sidejob.jobs.capacity import SlotHolder
-from celery_sidejob.model.durable import ADOPTED, WORKER, Content, Message
+from celery_sidejob.model.durable import ADOPTED, WORKER, Content, Message, Terms
 from celery_sidejob.operations.ledger.revocation import revoke
 from celery_sidejob.store import workers
 from celery_sidejob.store.outbox import holds
@@ -142,9 +142,7 @@ def test_a_task_that_waits_is_published_when_it_has_a_slot_and_not_begun_before(
     assert published(app) == {"one": True, "two": True, "three": False, "four": False}
     worker_id = workers.register(runtime.connections, "test:capacity")
     content = Content(*runtime.connections.run(CONTENT, task_id="three")[0])
-    begun = partial(
-        holds.begin, key=("three", 1), content=content, worker_id=worker_id, pid=1, on_lost="dead", max_losses=1
-    )
+    begun = partial(holds.begin, key=("three", 1), content=content, worker_id=worker_id, terms=Terms(1, "dead", 1))
     assert runtime.connections.transact("begin", begun) is None, "a copy that has come from anywhere"
     end(app, "one")
     app.sidejob.poll()
@@ -167,7 +165,7 @@ def test_a_durable_task_gives_its_slot_back_between_two_runs(app: Celery) -> Non
         pool.apply_async(app.tasks["other"], task_id=task_id)
     worker_id = workers.register(runtime.connections, "test:capacity")
     content = Content(*runtime.connections.run(CONTENT, task_id="one")[0])
-    begin = partial(holds.begin, content=content, worker_id=worker_id, pid=1, on_lost="requeue", max_losses=9)
+    begin = partial(holds.begin, content=content, worker_id=worker_id, terms=Terms(1, "requeue", 9))
     assert runtime.connections.transact("begin", partial(begin, key=("two", 1))) is None
     assert runtime.connections.transact("begin", partial(begin, key=("one", 1))) is not None
     assert pool.used == 1

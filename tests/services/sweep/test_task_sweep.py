@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from celery_sidejob import LeaseLostError, task_buried
-from celery_sidejob.model.durable import Death, Message
+from celery_sidejob.model.durable import Death, Message, Terms
 from celery_sidejob.model.loss import Loss, LossKind
 from celery_sidejob.operations.ledger import burials, durable_ends, durable_locks, durable_runs
 from celery_sidejob.operations.ledger.durable_runs import Run
@@ -36,7 +36,7 @@ from tests.tools.databases import SCHEMA
 from tests.tools.pgbouncer import direct
 from tests.tools.waiting import wait_until
 
-HELD = {"pid": os.getpid(), "max_losses": 3}
+MAX_LOSSES = 3
 
 
 class Post:
@@ -120,7 +120,8 @@ class Post:
         """Begin the run of a message, as a worker does that was given it."""
         content = content_of(self.runtime, task_id, generation)
         run = Run((task_id, generation), "post.letter", worker_id, self.runtime, content)
-        return run if durable_locks.begin(self.runtime, run, on_lost=on_lost, is_here=False, **HELD) else None
+        terms = Terms(os.getpid(), on_lost, MAX_LOSSES)
+        return run if durable_locks.begin(self.runtime, run, terms=terms, is_here=False) else None
 
     def declare_dead(self, worker_id: int) -> None:
         """Declare a worker dead, as the sweeper does when it was suspected and silent for long enough."""
@@ -356,12 +357,12 @@ def test_nobody_vouches_for_a_doomed_task(post: Post) -> None:
 
 def test_the_last_loss_that_a_task_may_have_is_its_doom(post: Post) -> None:
     post.send("one")
-    for number in range(1, HELD["max_losses"] + 1):
+    for number in range(1, MAX_LOSSES + 1):
         worker_id = post.worker()
         assert post.begin("one", worker_id) is not None
         post.declare_dead(worker_id)
         assert durable_locks.take_from_the_dead(post.runtime) == 1
-        doom = "lost" if number == HELD["max_losses"] else None
+        doom = "lost" if number == MAX_LOSSES else None
         assert (post.row("one").losses, post.row("one").doom) == (number, doom)
 
 

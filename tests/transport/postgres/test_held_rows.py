@@ -20,7 +20,7 @@ from celery_sidejob import CapacityPool
 from celery_sidejob.hooks.tasks.durable_request import DurableRequest
 from celery_sidejob.hooks.worker.holding import Holding
 from celery_sidejob.hooks.worker.outbox import Fetched, WorkerOutbox
-from celery_sidejob.model.durable import HELD, WORKER, Held
+from celery_sidejob.model.durable import HELD, WORKER, Held, Terms
 from celery_sidejob.model.errors import StoreUnavailableError
 from celery_sidejob.model.loss import Loss, LossKind
 from celery_sidejob.operations.ledger import durable_ends, durable_locks
@@ -347,7 +347,7 @@ def test_an_end_alone_whose_answer_is_lost_counts(
 def begin(shop: Stage, worker: Heartbeat, task_id: str) -> bool:
     """Lock a row for a run, as the process of a pool does."""
     run = Run((task_id, 1), "again", worker.worker_id, shop.runtime, content_of(shop.runtime, task_id))
-    return durable_locks.begin(shop.runtime, run, pid=1, on_lost="requeue", max_losses=3, is_here=False)
+    return durable_locks.begin(shop.runtime, run, terms=Terms(1, "requeue", 3), is_here=False)
 
 
 def test_a_hold_that_is_not_sure_is_given_up_before_the_row_is_locked(

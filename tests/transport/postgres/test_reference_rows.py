@@ -17,7 +17,7 @@ from kombu import Connection
 
 from celery_sidejob.hooks.tasks.beginning import is_first
 from celery_sidejob.hooks.worker import outbox
-from celery_sidejob.model.durable import REPUBLISHED, Message
+from celery_sidejob.model.durable import REPUBLISHED, Message, Terms
 from celery_sidejob.operations.ledger import durable_ends, durable_locks, revocation
 from celery_sidejob.operations.ledger.durable_runs import Run
 from celery_sidejob.services.heartbeat.run_ends import QuietEnds
@@ -74,7 +74,7 @@ def begun(shop: Stage, task_id: str) -> Run:
     """A task that was called, and locked for its run."""
     shop.app.send_task("once", task_id=task_id)
     run = Run((task_id, 1), "once", shop.worker_id, shop.runtime, content_of(shop.runtime, task_id))
-    assert durable_locks.begin(shop.runtime, run, pid=os.getpid(), on_lost="dead", max_losses=3, is_here=False)
+    assert durable_locks.begin(shop.runtime, run, terms=Terms(os.getpid(), "dead", 3), is_here=False)
     return run
 
 
