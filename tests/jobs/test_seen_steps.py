@@ -253,7 +253,8 @@ def test_statistics_of_a_step(counted: Stage) -> None:
     charge = counted.sidejob.statistics(step="charge")
     assert (charge.step, charge.runs.count, charge.failures, charge.retries) == ("charge", 2, 0, 0)
     assert charge.runs.mean >= 0.03
-    assert {bound: count for bound, count in charge.runs.histogram if count} == {0.05: 2}
+    lengths = {bound: count for bound, count in charge.runs.histogram if count}
+    assert (sum(lengths.values()), min(lengths) >= 0.05) == (2, True), "a busy machine sleeps for longer"
     ship = counted.sidejob.statistics(queue=QUEUE, task=counted.call, day="today", step="ship")
     assert (ship.runs.count, ship.failures, ship.retries) == (4, 2, 2)
     assert (ship.waits.count, ship.losses, ship.failed_now) == (0, 0, 0)
