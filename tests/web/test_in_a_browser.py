@@ -31,6 +31,12 @@ def log_in(browser: Any, address: str, name: str = "ann") -> None:
     wait_until(lambda: browser.title.startswith("Overview"), message="the overview")
 
 
+def shown(browser: Any, selector: str) -> str:
+    """The text that a reader sees there, read in one step: a page that is live replaces its parts at any time."""
+    read = "const it = document.querySelector(arguments[0]); return it?.innerText ?? it?.textContent ?? ''"
+    return str(browser.execute_script(read, selector))
+
+
 def severe(browser: Any) -> list[str]:
     """What the browser complains of: errors of scripts, and what the policy forbids."""
     return [entry["message"] for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
@@ -118,11 +124,10 @@ def test_a_job_is_followed(stage: Stage, address: str, tmp_path: Path) -> None:
     with chromium(tmp_path) as browser:
         log_in(browser, address)
         browser.get(f"{address}/jobs/{job.id}")
-        main = browser.find_element("tag name", "main")
-        wait_until(lambda: browser.find_element("class name", "sign").text == "Live", message="the page to be live")
-        assert "queued" in main.find_element("tag name", "h1").text
+        wait_until(lambda: shown(browser, ".sign") == "Live", message="the page to be live")
+        assert "queued" in shown(browser, "main h1")
         stage.run(job)
-        wait_until(lambda: "completed" in main.text, message="the page to show the end of the job")
+        wait_until(lambda: "completed" in shown(browser, "main"), message="the page to show the end of the job")
         assert severe(browser) == []
 
 
@@ -183,15 +188,16 @@ def test_a_lost_connection_is_shown_and_made_up_for(address: str, stage: Stage, 
         browser.execute_cdp_cmd("Network.emulateNetworkConditions", {**network, "offline": False})
         log_in(browser, address)
         browser.get(f"{address}/batches")
-        sign = browser.find_element("class name", "sign")
-        wait_until(lambda: sign.text == "Live", message="the page to be live")
+        wait_until(lambda: shown(browser, ".sign") == "Live", message="the page to be live")
         browser.execute_cdp_cmd("Network.emulateNetworkConditions", {**network, "offline": True})
         stage.sidejob.batch("import 7")
-        wait_until(lambda: sign.text.startswith("Not live"), message="the page to say that it is not live")
-        assert "There is no batch." in browser.find_element("tag name", "main").text
+        wait_until(
+            lambda: shown(browser, ".sign").startswith("Not live"), message="the page to say that it is not live"
+        )
+        assert "There is no batch." in shown(browser, "main")
         browser.execute_cdp_cmd("Network.emulateNetworkConditions", {**network, "offline": False})
-        wait_until(lambda: "import 7" in browser.find_element("tag name", "main").text, message="what has been missed")
-        wait_until(lambda: sign.text == "Live", message="the page to be live again")
+        wait_until(lambda: "import 7" in shown(browser, "main"), message="what has been missed")
+        wait_until(lambda: shown(browser, ".sign") == "Live", message="the page to be live again")
 
 
 def test_what_a_reader_has_opened_and_focused_stays_so(address: str, stage: Stage, tmp_path: Path) -> None:
@@ -200,12 +206,10 @@ def test_what_a_reader_has_opened_and_focused_stays_so(address: str, stage: Stag
     with chromium(tmp_path) as browser:
         log_in(browser, address)
         browser.get(f"{address}/jobs/{top.id}/graph")
-        wait_until(lambda: browser.find_element("class name", "sign").text == "Live", message="the page to be live")
+        wait_until(lambda: shown(browser, ".sign") == "Live", message="the page to be live")
         browser.find_element("css selector", "main summary").click()
         browser.execute_script("document.querySelector('.graph a').focus()")
         stage.run(top)
-        wait_until(
-            lambda: "completed" in browser.find_element("css selector", ".graph").text, message="the end of the job"
-        )
+        wait_until(lambda: "completed" in shown(browser, ".graph"), message="the end of the job")
         assert browser.find_element("css selector", "main details").get_attribute("open") is not None
         assert browser.switch_to.active_element.get_attribute("aria-label") == f"Job {top.id}: stage.idle, completed"
