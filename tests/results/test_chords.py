@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import psycopg
 import pytest
 from celery import Celery, states
 from celery.app.task import Context
@@ -18,6 +19,7 @@ from tests.results.conftest import Rows
 from tests.tools.apps import make_app
 from tests.tools.brokers import in_postgres
 from tests.tools.crash_points import Arm
+from tests.tools.pgbouncer import direct
 from tests.tools.versions import KOMBU_5_7
 from tests.tools.waiting import wait_until
 
@@ -140,6 +142,23 @@ def test_the_structure_of_the_header_is_kept(stage: Stage) -> None:
     for number in range(3):
         stage.done(number)
     assert stage.sent() == [[[0, [1, 2]]]]
+
+
+def test_a_chord_does_not_fail_because_the_store_does_not_answer(
+    stage: Stage, at: Arm, database_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It stops answering while the values of nested groups are read, for which Celery has a timeout."""
+    stage.app.conf.result_chord_join_timeout = 0.1
+    inner = GroupResult("inner", [AsyncResult("part 0", app=stage.app)], app=stage.app)
+    stage.app.backend.apply_chord(("g", [inner]), None)
+    stage.app.backend.set_chord_size("g", 1)
+    with psycopg.connect(direct(database_url), options="-c idle_in_transaction_session_timeout=4s") as locking:
+        at("read:after-commit", lambda: locking.execute("LOCK TABLE sidejob.results"))
+        stage.done(0)
+        assert "The body of chord g is not sent yet, and tried again" in caplog.text
+        locking.rollback()
+    assert (stage.sent(), AsyncResult("body", app=stage.app).state) == ([], states.PENDING)
+    assert (stage.late(), stage.sent()) == (1, [[[[0]]]])
 
 
 def test_a_value_that_is_too_large_fails_the_chord(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
