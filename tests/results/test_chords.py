@@ -197,6 +197,36 @@ def test_chords_that_nobody_completes_expire(stage: Stage) -> None:
     assert (stage.open, stage.rows.all("SELECT * FROM chord_parts")) == ([], [])
 
 
+@pytest.fixture
+def for_ever(stage: Stage) -> None:
+    """Chords do not expire."""
+    stage.app.conf.update(result_expires=0, result_chord_expires=0)
+
+
+@pytest.mark.usefixtures("for_ever")
+def test_a_part_that_ends_again_once_its_chord_is_forgotten_leaves_nothing_for_ever(stage: Stage) -> None:
+    stage.app.backend.set_chord_size("g", 1)
+    stage.done(0)
+    assert (stage.open, len(stage.sent())) == ([], 1)
+    stage.done(0)
+    stage.app.backend.add_to_chord("h", None)
+    assert stage.open == [("g", 1, False), ("h", 0, False)]
+    stage.rows.run("UPDATE chords SET expires_at = expires_at - interval '1 day'")
+    stage.app.backend.cleanup()
+    assert (stage.open, stage.rows.all("SELECT * FROM chord_parts")) == ([], [])
+
+
+@pytest.mark.usefixtures("for_ever")
+def test_a_chord_whose_size_comes_late_does_not_expire_either(stage: Stage) -> None:
+    stage.done(0)
+    stage.app.backend.set_chord_size("g", 3)
+    stage.done(1)
+    stage.rows.run("UPDATE chords SET expires_at = expires_at - interval '10 days'")
+    stage.app.backend.cleanup()
+    stage.done(2)
+    assert stage.sent() == [[[0, 1, 2]]]
+
+
 def test_a_chord_whose_body_is_owed_does_not_expire(stage: Stage, at: Arm) -> None:
     stage.app.backend.set_chord_size("g", 1)
     at("chord-part:after-commit", die)
