@@ -150,13 +150,14 @@ class Results(ResultRules, Protocol):
         """Send the bodies of chords whose last process has died, if the result backend is the store."""
 
     def tell_of_doom(
-        self, message: Message, reason: str, error: str, *, place: int
+        self, message: Message, reason: str, error: str, *, place: int, failure: BaseException | None = None
     ) -> tuple[Literal["bury", "remove", "wait"], Sequence[Rider]]:
         """Store that a durable task was lost, has expired or was revoked; call errbacks, and count it for its chord.
 
-        `place`: the position, among the app's stores, of the store that has its row. Returns what to do with the row:
-        ``bury`` it, ``remove`` it (the task had ended well after all, and nothing follows it), or ``wait`` for a
-        backend that could not be reached; and what the commit of a burial must write.
+        `place`: the position, among the app's stores, of the store that has its row. `failure`: the error to be stored;
+        without it one is made of the text. Returns what to do with the row: ``bury`` it, ``remove`` it (the task had
+        ended well after all, and nothing follows it), or ``wait`` for a backend that could not be reached; and what the
+        commit of a burial must write.
         """
 
     def forget(self, executor: Any, task_ids: Sequence[str], *, place: int) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count, takewhile
+from math import inf
+from time import monotonic
 from typing import Any
 
 from celery import states
@@ -79,9 +81,9 @@ class PostgresBackend(StoredChords, AsyncBackendMixin):  # type: ignore[misc]
         """Read what is kept under a key."""
         return self.place.read([key]).get(key)
 
-    def mget(self, keys: Sequence[str]) -> Mapping[str, bytes]:
+    def mget(self, keys: Sequence[str], *, until: float = inf) -> Mapping[str, bytes]:
         """Read what is kept under some keys."""
-        return self.place.read(list(keys))
+        return self.place.read(list(keys), until=until)
 
     def set(self, key: str, value: Any) -> None:
         """Keep a value under a key, in place of another."""
@@ -160,12 +162,15 @@ class PostgresBackend(StoredChords, AsyncBackendMixin):  # type: ignore[misc]
     def _patiently(self, what: str, work: Callable[[], Any]) -> Any:
         return patiently(work, () if self.always_retry else PAUSES_S, what)
 
-    def again(self, what: str, work: Callable[[], T]) -> T:
-        """Return what `work` returns; while Postgres is away, try again as `result_backend_always_retry` says."""
+    def again(self, what: str, work: Callable[[], T], *, until: float = inf) -> T:
+        """Return what `work` returns; while Postgres is away, try again as `result_backend_always_retry` says.
+
+        No pause is longer than `until`; then `work` must raise another error.
+        """
         tries = takewhile(lambda number: number <= self.max_retries, count(1) if self.always_retry else ())
         base_ms, most_ms = self.base_sleep_between_retries_ms, self.max_sleep_between_retries_ms
         pauses_s = (get_exponential_backoff_interval(base_ms, number, most_ms, True) / 1000 for number in tries)
-        return patiently(work, pauses_s, what)
+        return patiently(work, (max(0.0, min(pause_s, until - monotonic())) for pause_s in pauses_s), what)
 
     def _lifetime(self, expires: Any) -> float | None:
         """Return after how many seconds a result expires; None for never."""

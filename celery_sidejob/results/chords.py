@@ -22,6 +22,7 @@ from celery import states
 from celery.backends.base import BaseKeyValueStoreBackend
 from celery.canvas import maybe_signature
 from celery.exceptions import ChordError
+from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.result import GroupResult, allow_join_result
 from celery.utils.functional import _regen
 from kombu import serialization
@@ -265,8 +266,13 @@ class StoredChords(BaseKeyValueStoreBackend):  # type: ignore[misc]
         if header is None:
             return [self._value(part) for part in self.place.parts(chord)]
         header.on_ready()
-        with allow_join_result():
-            values: list[Any] = header.join_native(timeout=self.app.conf.result_chord_join_timeout, propagate=True)
+        try:
+            with allow_join_result():
+                values: list[Any] = header.join_native(timeout=self.app.conf.result_chord_join_timeout, propagate=True)
+        except CeleryTimeoutError as error:
+            if isinstance(error.__cause__, StoreUnavailableError):  # which is no failure of the chord
+                raise error.__cause__ from None
+            raise
         return values
 
     def _value(self, part: bytes) -> Any:

@@ -97,8 +97,11 @@ class Ear:
         return self._thread is not None and self._hears
 
     @contextmanager
-    def waiting(self, wait: Wait) -> Iterator[None]:
-        """Hand over what comes for this caller within the block, to whose beginning it listens, if it can."""
+    def waiting(self, wait: Wait, deadline: float) -> Iterator[None]:
+        """Hand over what comes for this caller within the block, to whose beginning it listens, if it can.
+
+        It listens later if there is no session by the caller's deadline.
+        """
         with self._lock:
             self._waits.add(wait)
             if self._thread is None:
@@ -107,7 +110,7 @@ class Ear:
                 self._thread = threading.Thread(target=self._run, name="sidejob-results-ear", daemon=True)
                 self._thread.start()
         try:
-            self._ready.wait(READY_S)
+            self._ready.wait(max(0.0, min(READY_S, deadline - monotonic())))
             if self._look_at > monotonic() + BACK_OFF_S[0]:
                 self._look_soon()
                 self._wake()

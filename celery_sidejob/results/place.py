@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from math import inf
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -62,13 +65,24 @@ class Place:
         if self._do("result", lambda executor: results.keep(executor, result, replaces=replaces)):
             self.tell(result.key)
 
-    def read(self, keys: list[str]) -> dict[str, bytes]:
-        """Read what is kept under some keys; raises StoreUnavailableError."""
+    def read(self, keys: list[str], *, until: float = inf) -> dict[str, bytes]:
+        """Read what is kept under some keys; raises StoreUnavailableError, also if there is no answer `until` then."""
         found: dict[str, bytes] = {}
         for page in results.pages(keys):
-            with self._readers:
-                found.update(self.connections.read(lambda executor, page=page: results.read(executor, page)))  # type: ignore[misc]
+            with self._reading(until) as within_s:
+                found.update(self.connections.read(partial(results.read, keys=page), within_s=within_s))
         return found
+
+    @contextmanager
+    def _reading(self, until: float) -> Iterator[float | None]:
+        """Wait for those that read before, and return how many seconds are left then; None if there is no limit."""
+        readers, left_s = self._readers, None if until == inf else max(0.0, until - monotonic())
+        if not readers.acquire(timeout=left_s and min(left_s, threading.TIMEOUT_MAX)):
+            raise StoreUnavailableError("Others wait for Postgres, and had no answer in time.")
+        try:
+            yield left_s if left_s is None else max(0.0, until - monotonic())
+        finally:
+            readers.release()
 
     def remove(self, key: str) -> None:
         """Remove what is kept under a key; raises StoreUnavailableError."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from time import monotonic
 from typing import Any
 
@@ -17,10 +18,14 @@ from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.result import ResultBase, ResultSet
 
 from ..awaiting import Each, Item, Items, ask, each, in_thread, wait_until, whole
+from ..model.errors import StoreUnavailableError
 from .ear import Wait
 
 INTERVAL_S = 1.0
 """How often a caller that waits calls its `on_interval`, as with Celery's other backends that do not poll."""
+SHORTEST_LOOK_S = 1.0
+"""The time that a look has for its answer if the caller's timeout leaves less: with `timeout=0` it looks once."""
+LATE = "The operation timed out."
 
 
 class ResultConsumer(BaseResultConsumer):  # type: ignore[misc]
@@ -49,23 +54,23 @@ class ResultConsumer(BaseResultConsumer):  # type: ignore[misc]
         on_message: Callable[[Any], Any] | None = None,
     ) -> Items:
         """Do this in parts."""
-        deadline = None if timeout is None else monotonic() + timeout
-        ear, parts = self.backend.place.ear, _Parts(self, result, on_message)
+        deadline = inf if timeout is None else monotonic() + timeout
+        ear, parts = self.backend.place.ear, _Parts(self, result, on_message, deadline)
         if not ear.listens:  # a result that is there needs no session
             yield parts.look
             yield Item(None)
         if result.on_ready.ready:
             return
         with ExitStack() as block:
-            yield partial(block.enter_context, ear.waiting(parts.wait))
+            yield partial(block.enter_context, ear.waiting(parts.wait, deadline))
             yield parts.look
             while True:
                 yield Item(None)
                 if result.on_ready.ready or not parts.wait.keys:
                     return
-                left_s = INTERVAL_S if deadline is None else min(INTERVAL_S, deadline - monotonic())
+                left_s = min(INTERVAL_S, deadline - monotonic())
                 if left_s <= 0:
-                    raise CeleryTimeoutError("The operation timed out.")
+                    raise CeleryTimeoutError(LATE)
                 parts.resolve((yield _Come(parts.wait, left_s)))
                 if on_interval is not None:
                     yield on_interval
@@ -101,7 +106,10 @@ def _tell(loop: asyncio.AbstractEventLoop, come: asyncio.Event) -> None:
 class _Parts:
     """The results of single tasks that one call waits for."""
 
-    def __init__(self, consumer: ResultConsumer, result: Any, on_message: Callable[[Any], Any] | None) -> None:
+    def __init__(
+        self, consumer: ResultConsumer, result: Any, on_message: Callable[[Any], Any] | None, deadline: float
+    ) -> None:
+        self._deadline = deadline
         self._backend, self._buckets, self._on_message = consumer.backend, consumer.buckets, on_message
         self._parts: dict[str, list[Any]] = {}
         for part in _unresolved(result):
@@ -109,9 +117,19 @@ class _Parts:
         self.wait = Wait(self._parts)
 
     def look(self) -> None:
-        """Resolve those whose results are kept."""
-        keys = list(self.wait.keys)
-        self.wait.hand_over(self._backend.again("A wait for results", lambda: self._backend.mget(keys)))
+        """Resolve those whose results are kept; TimeoutError if the store has not answered by the deadline."""
+        keys, until = list(self.wait.keys), max(self._deadline, monotonic() + SHORTEST_LOOK_S)
+
+        def read() -> Mapping[str, bytes]:
+            try:
+                found: Mapping[str, bytes] = self._backend.mget(keys, until=until)
+            except StoreUnavailableError as error:
+                if monotonic() < until:
+                    raise
+                raise CeleryTimeoutError(LATE) from error
+            return found
+
+        self.wait.hand_over(self._backend.again("A wait for results", read, until=until))
         self.resolve(self.wait.take(0.0))
 
     def resolve(self, come: Iterable[tuple[str, bytes]]) -> None:
@@ -176,5 +194,5 @@ async def aget(self: ResultBase, timeout: float | None = None, propagate: bool =
         async for _ in Each(consumer.waiting(self, timeout, look_at_parents)):
             pass
     elif not await whole(wait_until(is_ready, timeout)):
-        raise CeleryTimeoutError("The operation timed out.")
+        raise CeleryTimeoutError(LATE)
     return await in_thread(partial(self.get, propagate=propagate, disable_sync_subtasks=False, **options))

@@ -16,6 +16,8 @@ from .statement import Frequent, Reader, Statement, Transaction, first
 
 PAGE = 100
 """The most chords that one statement removes, with all their parts."""
+UNSIZED_S = 86_400
+"""The seconds for which chords are kept whose number of parts is not known, if others are kept for ever."""
 CLAIM_S = 10
 """The seconds after which another process may send a body, unless the claim is renewed; part of the statements."""
 
@@ -24,7 +26,8 @@ CLAIM_S = 10
 class Part:
     """The end of one part: of the task, in its `place` of the chord's header. `call` is the signature of the body.
 
-    The chord's rows expire after so many seconds without a further part, or never (None).
+    The chord's rows expire after so many seconds without a further part. None: after `UNSIZED_S` while the number of
+    parts is not known, and then never.
     """
 
     chord: str
@@ -47,9 +50,12 @@ class Owed:
 
 _CLAIM = f"now() + make_interval(secs => {CLAIM_S})"
 _EXPIRY = "now() + make_interval(secs => %(lives_s)s::double precision)"
-_HALF = "now() + make_interval(secs => %(lives_s)s::double precision / 2::double precision)"
+_LIVES_S = f"coalesce(%(lives_s)s::double precision, {UNSIZED_S}::double precision)"
+# Its size may come, or it is forgotten and a part of it has ended again.
+_EXPIRY_UNTIL_SIZE = f"now() + make_interval(secs => {_LIVES_S})"
+_HALF = f"now() + make_interval(secs => {_LIVES_S} / 2::double precision)"
 # While it does not change the index of expiries, the row can be updated in place.
-_RENEWED = f"CASE WHEN c.expires_at < {_HALF} THEN {_EXPIRY} ELSE c.expires_at END"
+_RENEWED = f"CASE WHEN c.expires_at < {_HALF} THEN {_EXPIRY_UNTIL_SIZE} ELSE c.expires_at END"
 _IS_COMPLETE = "c.counted + excluded.counted >= c.size + c.more"
 _COUNT = f"""
   part AS (
@@ -57,7 +63,7 @@ _COUNT = f"""
     VALUES (%(chord)s, %(task_id)s, %(place)s::double precision, %(part)s)
     ON CONFLICT DO NOTHING RETURNING 1 AS one),
   chord AS (
-    INSERT INTO {{chords}} AS c (key, counted, expires_at) SELECT %(chord)s, count(*), {_EXPIRY} FROM part
+    INSERT INTO {{chords}} AS c (key, counted, expires_at) SELECT %(chord)s, count(*), {_EXPIRY_UNTIL_SIZE} FROM part
     ON CONFLICT (key) DO UPDATE SET counted = c.counted + excluded.counted, expires_at = {_RENEWED},
       call = CASE WHEN {_IS_COMPLETE} THEN coalesce(c.call, %(call)s) END,
       send_at = CASE WHEN {_IS_COMPLETE} THEN
@@ -90,7 +96,8 @@ def count(executor: Transaction, part: Part, result: Kept | None) -> tuple[Owed 
 
 _SET_SIZE = Statement(f"""
 INSERT INTO {{chords}} AS c (key, size, expires_at) VALUES (%(chord)s, %(size)s::integer, {_EXPIRY})
-ON CONFLICT (key) DO UPDATE SET size = excluded.size, expires_at = {_RENEWED}""")
+ON CONFLICT (key) DO UPDATE SET size = excluded.size,
+  expires_at = CASE WHEN excluded.expires_at IS NOT NULL THEN {_RENEWED} END""")
 
 
 def set_size(executor: Transaction, chord: str, size: int, *, expires_s: float | None) -> None:
@@ -99,7 +106,7 @@ def set_size(executor: Transaction, chord: str, size: int, *, expires_s: float |
 
 
 _ADD = Statement(f"""
-INSERT INTO {{chords}} AS c (key, more, expires_at) VALUES (%(chord)s, 1, {_EXPIRY})
+INSERT INTO {{chords}} AS c (key, more, expires_at) VALUES (%(chord)s, 1, {_EXPIRY_UNTIL_SIZE})
 ON CONFLICT (key) DO UPDATE SET more = c.more + 1, expires_at = {_RENEWED}""")
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import psycopg
 import pytest
 from celery import Celery, states
 from celery.app.task import Context
@@ -18,6 +19,7 @@ from tests.results.conftest import Rows
 from tests.tools.apps import make_app
 from tests.tools.brokers import in_postgres
 from tests.tools.crash_points import Arm
+from tests.tools.pgbouncer import direct
 from tests.tools.versions import KOMBU_5_7
 from tests.tools.waiting import wait_until
 
@@ -142,6 +144,23 @@ def test_the_structure_of_the_header_is_kept(stage: Stage) -> None:
     assert stage.sent() == [[[0, [1, 2]]]]
 
 
+def test_a_chord_does_not_fail_because_the_store_does_not_answer(
+    stage: Stage, at: Arm, database_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It stops answering while the values of nested groups are read, for which Celery has a timeout."""
+    stage.app.conf.result_chord_join_timeout = 0.1
+    inner = GroupResult("inner", [AsyncResult("part 0", app=stage.app)], app=stage.app)
+    stage.app.backend.apply_chord(("g", [inner]), None)
+    stage.app.backend.set_chord_size("g", 1)
+    with psycopg.connect(direct(database_url), options="-c idle_in_transaction_session_timeout=4s") as locking:
+        at("read:after-commit", lambda: locking.execute("LOCK TABLE sidejob.results"))
+        stage.done(0)
+        assert "The body of chord g is not sent yet, and tried again" in caplog.text
+        locking.rollback()
+    assert (stage.sent(), AsyncResult("body", app=stage.app).state) == ([], states.PENDING)
+    assert (stage.late(), stage.sent()) == (1, [[[[0]]]])
+
+
 def test_a_value_that_is_too_large_fails_the_chord(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_BYTES", 2000)
     stage.app.backend.set_chord_size("g", 1)
@@ -176,6 +195,36 @@ def test_chords_that_nobody_completes_expire(stage: Stage) -> None:
     stage.rows.run("UPDATE chords SET expires_at = now()")
     stage.app.backend.cleanup()
     assert (stage.open, stage.rows.all("SELECT * FROM chord_parts")) == ([], [])
+
+
+@pytest.fixture
+def for_ever(stage: Stage) -> None:
+    """Chords do not expire."""
+    stage.app.conf.update(result_expires=0, result_chord_expires=0)
+
+
+@pytest.mark.usefixtures("for_ever")
+def test_a_part_that_ends_again_once_its_chord_is_forgotten_leaves_nothing_for_ever(stage: Stage) -> None:
+    stage.app.backend.set_chord_size("g", 1)
+    stage.done(0)
+    assert (stage.open, len(stage.sent())) == ([], 1)
+    stage.done(0)
+    stage.app.backend.add_to_chord("h", None)
+    assert stage.open == [("g", 1, False), ("h", 0, False)]
+    stage.rows.run("UPDATE chords SET expires_at = expires_at - interval '1 day'")
+    stage.app.backend.cleanup()
+    assert (stage.open, stage.rows.all("SELECT * FROM chord_parts")) == ([], [])
+
+
+@pytest.mark.usefixtures("for_ever")
+def test_a_chord_whose_size_comes_late_does_not_expire_either(stage: Stage) -> None:
+    stage.done(0)
+    stage.app.backend.set_chord_size("g", 3)
+    stage.done(1)
+    stage.rows.run("UPDATE chords SET expires_at = expires_at - interval '10 days'")
+    stage.app.backend.cleanup()
+    stage.done(2)
+    assert stage.sent() == [[[0, 1, 2]]]
 
 
 def test_a_chord_whose_body_is_owed_does_not_expire(stage: Stage, at: Arm) -> None:

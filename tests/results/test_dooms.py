@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from typing import Any
 
 import pytest
 from celery import chord, states
+from celery.exceptions import InvalidTaskError
 
+from celery_sidejob.hooks.worker import declined
 from celery_sidejob.model.crash_points import Died
 from celery_sidejob.model.errors import StoreUnavailableError
 from celery_sidejob.operations.ledger import durable_ends
 from celery_sidejob.operations.runtime import patiently
+from celery_sidejob.services.heartbeat.heartbeat import Heartbeat
 from celery_sidejob.services.sweep.sweeper import Sweeper
+from celery_sidejob.store.outbox.kinds import TASKS
 from tests.hooks.tasks.test_stale_runs import Shop
 from tests.results.test_job_ends import Dying
 from tests.tools.crash_points import Arm, lost
@@ -59,6 +63,50 @@ def test_a_death_around_the_burial(shop: Shop, at: Arm, doom: str, state: str, w
         assert (shop.buried(), result.state) == ([doom], state)
     else:
         assert (shop.buried(), kept, counted) == ([doom], [state], [result.id] * is_part)
+
+
+def _decline_after_a_day(shop: Shop, task_id: str) -> None:
+    """Have a worker receive a message that no worker could run for a day, and decline it too."""
+    shop.runtime.connections.write_behind_now()
+    shop.sql("UPDATE messages SET declined_at = now() - interval '25 h' WHERE task_id = %s", task_id)
+    with (
+        shop.app.connection_for_read() as connection,
+        closing(connection.SimpleQueue(shop.app.conf.task_default_queue)) as queue,
+    ):
+        while (message := queue.get(timeout=5)).headers["id"] != task_id:
+            pass
+    heartbeat = Heartbeat(shop.runtime)
+    heartbeat.register()
+    try:
+        error = InvalidTaskError("it has an option of tomorrow")
+        declined.decline_in(shop.app, heartbeat, (TASKS, (task_id, 1)), message, "stale.once", error)
+    finally:
+        heartbeat.close()
+
+
+@pytest.mark.parametrize("is_part", [False, True], ids=["alone", "part"])
+@pytest.mark.parametrize("when", ["", "before", "after"])
+def test_a_death_around_the_burial_of_a_task_that_no_worker_could_run(
+    shop: Shop, at: Arm, when: str, is_part: bool
+) -> None:
+    result: Any = chord([shop.once.s(), shop.once.s()])(shop.body.s()).parent[0] if is_part else shop.once.delay()
+    if when:
+        at(f"durable-bury:{when}-commit", die)
+    with suppress(Died):
+        _decline_after_a_day(shop, result.id)
+        assert not when, "the point was not reached"
+
+    is_over = when != "before"
+    assert (shop.buried(), result.state) == ((["failed"], states.FAILURE) if is_over else ([], states.PENDING))
+    assert shop.sql("SELECT task_id FROM chord_parts") == [(result.id,)] * (is_part and is_over)
+    if is_over:
+        assert isinstance(result.result, InvalidTaskError)
+
+
+def test_an_errback_is_called_for_a_task_that_no_worker_could_run(shop: Shop) -> None:
+    result = shop.once.apply_async(link_error=shop.errback.s())
+    _decline_after_a_day(shop, result.id)
+    assert (shop.told, shop.buried(), result.state) == ([result.id], ["failed"], states.FAILURE)
 
 
 @pytest.mark.parametrize("is_part", [False, True], ids=["alone", "part"])

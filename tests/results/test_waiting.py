@@ -18,7 +18,7 @@ from celery.exceptions import TaskRevokedError
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.result import GroupResult, ResultSet, denied_join_result
 
-from celery_sidejob import StoreUnavailableError
+from celery_sidejob import StoreUnavailableError, embedded
 from celery_sidejob.results import ear as ear_of
 from celery_sidejob.results import place as place_of
 from celery_sidejob.results import waiting as waiting_of
@@ -26,9 +26,12 @@ from celery_sidejob.results.backend import PostgresBackend
 from celery_sidejob.results.place import READERS
 from celery_sidejob.results.waiting import add_awaited_calls
 from celery_sidejob.store import results
+from celery_sidejob.store.connection import own_executor
+from celery_sidejob.store.schema.migrate import upgrade
 from celery_sidejob.store.statement import Statement
 from tests.results.conftest import Make, Rows
 from tests.tools.brokers import in_postgres
+from tests.tools.freezing import frozen
 from tests.tools.pgbouncer import direct
 from tests.tools.proxy import TcpProxy
 from tests.tools.waiting import patient, wait_until
@@ -178,6 +181,34 @@ def test_timeouts(app: Celery) -> None:
     assert app.AsyncResult("t").get(timeout=0) == 1
 
 
+@pytest.mark.parametrize("begins", ["with a connection", "without", "behind others", "with retries"])
+def test_a_wait_that_begins_while_postgres_is_frozen_ends_at_its_timeout(
+    make: Make, own_postgres: embedded.Postgres, monkeypatch: pytest.MonkeyPatch, begins: str
+) -> None:
+    monkeypatch.setattr(own_executor, "IDLE_S", 600.0)  # or the connection is closed before, on a slow machine
+    upgrade(own_postgres.url)
+    app = make(result_backend=in_postgres(own_postgres.url), result_backend_always_retry=begins == "with retries")
+    app.backend.mark_as_done("t", 1)
+    place = app.backend.place
+    if begins == "without":
+        place.connections.close()
+    if begins == "behind others":  # which have no timeout
+        for _ in range(READERS):
+            place._readers.acquire()
+    began = monotonic()
+    with frozen(own_postgres.pid):
+        with pytest.raises(CeleryTimeoutError):
+            app.AsyncResult("t").get(timeout=1)
+        assert 1 <= monotonic() - began < 3.5
+        began = monotonic()
+        with pytest.raises(CeleryTimeoutError):
+            asyncio.run(app.AsyncResult("t").aget(timeout=0.5))
+        assert monotonic() - began < 3.5
+    if begins == "behind others":
+        place._readers.release(READERS)
+    assert app.AsyncResult("t").get(timeout=TIMEOUT_S) == 1
+
+
 def test_a_parent_that_has_failed_ends_the_wait(app: Celery, getting: Any) -> None:
     result = app.AsyncResult("child", parent=app.AsyncResult("parent"))
     got = getting(result)
@@ -215,7 +246,9 @@ def test_callers_that_begin_to_wait_at_once_share_a_few_sessions(
     opened: list[Any] = []
     mget, connections = PostgresBackend.mget, app.backend.place.connections
     connect = connections.connect
-    monkeypatch.setattr(PostgresBackend, "mget", lambda self, keys: (begun.append(keys), mget(self, keys))[1])
+    monkeypatch.setattr(
+        PostgresBackend, "mget", lambda self, keys, **options: (begun.append(keys), mget(self, keys, **options))[1]
+    )
     monkeypatch.setattr(connections, "connect", lambda deadline: (opened.append(deadline), connect(deadline))[1])
     got: list[Any] = []
     threads = [

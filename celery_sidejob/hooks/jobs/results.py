@@ -139,12 +139,12 @@ class CeleryResults:
             self._backend.send_late_bodies()
 
     def tell_of_doom(
-        self, message: Message, reason: str, error: str, *, place: int
+        self, message: Message, reason: str, error: str, *, place: int, failure: BaseException | None = None
     ) -> tuple[Literal["bury", "remove", "wait"], Sequence[Rider]]:
         """Store FAILURE or REVOKED for a durable task, call its errbacks, and count it for its chord."""
         runtime: Runtime = self._app.sidejob.runtime
         try:
-            return self._tell_of_doom(message, reason, error, runtime.at_place(place))
+            return self._tell_of_doom(message, reason, failure or error, runtime.at_place(place))
         except Exception as problem:
             logger.warning("The end of %s could not be stored; it is tried again: %s", message.task_id, problem)
             return "wait", ()
@@ -187,7 +187,7 @@ class CeleryResults:
             logger.warning("That %s was revoked could not be announced: %s", message.task_id, error)
 
     def _tell_of_doom(
-        self, message: Message, reason: str, error: str, runtime: Runtime
+        self, message: Message, reason: str, error: str | BaseException, runtime: Runtime
     ) -> tuple[Literal["bury", "remove", "wait"], Sequence[Rider]]:
         backend, request = self._backend, kept_message.request_of(self._app, message)
         stores = not isinstance(backend, DisabledBackend) and not request.ignore_result
@@ -203,13 +203,14 @@ class CeleryResults:
             if not chords.count_again(runtime, self._app, backend, request, value):
                 return "wait", ()
             return ("bury" if request.callbacks or request.chain else "remove"), ()
-        text = error.partition(": ")[2]
         with backend.riding() if in_store and not request.errbacks else nullcontext(()) as riders:
             if reason in ("expired", "revoked"):
                 backend.mark_as_revoked(message.task_id, reason, request, stores)
             else:
-                failure = {"unsendable": InvalidValueError, "failed": NotRegistered}.get(reason, WorkerLostError)
-                backend.mark_as_failure(message.task_id, failure(text), None, request, stores)
+                if isinstance(error, str):
+                    kind = {"unsendable": InvalidValueError, "failed": NotRegistered}.get(reason, WorkerLostError)
+                    error = kind(error.partition(": ")[2])
+                backend.mark_as_failure(message.task_id, error, None, request, stores)
         return "bury", riders
 
     def _store(self, outcome: Outcome, *, calls_errbacks: bool = True) -> None:

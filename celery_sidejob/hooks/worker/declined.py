@@ -9,18 +9,18 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from celery.app.task import Context
 from celery.exceptions import NotRegistered
 
 from ...model.durable import HEADER as DURABLE
 from ...model.durable import Address, Death, is_newer, key_of, why_no_header
 from ...model.logger import logger
 from ...model.messages import is_readable, why_no_doorbell
+from ...operations.ledger import burials
 from ...operations.runs import parking
 from ...services.heartbeat.heartbeat import Heartbeat
 from ...store.outbox.kinds import JOBS, TASKS, Kind
 from ..messages.doorbell import HEADER
-from ..messages.kept_message import content_of
+from ..messages.kept_message import content_of, received
 from ..patches import celery_worker
 from .delivered import holders
 
@@ -47,7 +47,7 @@ def _decline(consumer: Any, message: Any, error: BaseException, is_unknown: bool
         return True
     unread = None if is_unknown else error
     for heartbeat in found:
-        heartbeat.errands.soon(partial(_decline_in, consumer.app, heartbeat, row, message, task, unread))
+        heartbeat.errands.soon(partial(decline_in, consumer.app, heartbeat, row, message, task, unread))
     return True
 
 
@@ -61,19 +61,23 @@ def _row_of(headers: Mapping[str, Any]) -> tuple[Kind, Any] | None:
     return None
 
 
-def _decline_in(
+def decline_in(
     app: Any, heartbeat: Heartbeat, row: tuple[Kind, Any], message: Any, task: str, unread: BaseException | None
 ) -> None:
-    """Have one store's row wait; if all have declined a durable task for too long, it ends as a failure."""
-    headers, error = message.headers, unread or NotRegistered(f"no worker that got its message knows {task!r}")
-    shown = f"{type(error).__name__}: {error}"
-    kind, key = row
-    if not parking.decline(heartbeat.runtime, kind, key, task=task, unread=shown if unread else None):
+    """Have one store's row wait; if all have declined a durable task for too long, it ends as a failure.
+
+    After a death before the burial, or while its result cannot be stored, its message is sent again and declined again.
+    """
+    error = unread or NotRegistered(f"no worker that got its message knows {task!r}")
+    shown, runtime, (kind, key) = f"{type(error).__name__}: {error}", heartbeat.runtime, row
+    if not parking.decline(runtime, kind, key, task=task, unread=shown if unread else None):
         return
-    try:
-        if not headers.get("ignore_result"):
-            app.backend.mark_as_failure(key[0], error, request=Context({**headers, **message.properties}))
-    except Exception as trouble:
-        logger.warning("The end of %s could not be stored: %s", key[0], trouble)
-    death, address = Death("failed", shown), Address.of(headers.get(DURABLE))
-    heartbeat.tasks.fail(key, death, address=address, content=content_of(message))
+    death, content = Death("failed", shown), content_of(message)
+    verdict, riders = runtime.results.tell_of_doom(
+        received(app, task, message), death.reason, shown, place=runtime.store.place, failure=error
+    )
+    if verdict == "bury":
+        address = Address.of(message.headers.get(DURABLE))
+        heartbeat.tasks.fail(key, death, address=address, content=content, riders=riders)
+    elif verdict == "remove":
+        burials.forget(runtime, key, content)
