@@ -127,6 +127,12 @@ class ResultRules(Protocol):
         Empty if the result backend is elsewhere. Raises an error if the backend refuses the result.
         """
 
+    def forget(self, executor: Any, task_ids: Sequence[str], *, place: int) -> None:
+        """Remove the results of durable tasks in the transaction that has them run again.
+
+        Only if the result backend is the store at this position: results elsewhere stay until others come.
+        """
+
     def module_of(self, error: str) -> str:
         """Return the module of an error class, given the class's name, for runs that end without raising it."""
 
@@ -158,12 +164,6 @@ class Results(ResultRules, Protocol):
         without it one is made of the text. Returns what to do with the row: ``bury`` it, ``remove`` it (the task had
         ended well after all, and nothing follows it), or ``wait`` for a backend that could not be reached; and what the
         commit of a burial must write.
-        """
-
-    def forget(self, executor: Any, task_ids: Sequence[str], *, place: int) -> None:
-        """Remove the results of durable tasks in the transaction that has them run again.
-
-        Only if the result backend is the store at this position: results elsewhere stay until others come.
         """
 
     def announce_revoked(self, message: Message) -> None:

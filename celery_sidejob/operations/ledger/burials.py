@@ -25,7 +25,7 @@ from .. import deduplication
 from ..after_commit import tell
 from ..gates import capacity
 from ..publishing import publish_and_mark
-from ..runtime import Runtime, patiently
+from ..runtime import LocalRuntime, Runtime, patiently
 from ..task_run_end import end_task_runs
 from .durable_locks import as_kept
 
@@ -143,23 +143,28 @@ def revive(runtime: Runtime, entry_ids: Sequence[int]) -> int:
 
     Results in the same store are removed by that commit: who asks from then on waits for the next.
     """
-    wait_s = runtime.settings.lost_after
-
-    def revive_tasks(executor: Transaction) -> Sequence[Any]:
-        rows = burials.revive(executor, entry_ids=entry_ids, check_interval_s=wait_s)
-        if rows:
-            runtime.results.forget(executor, [row.task_id for row in rows], place=runtime.store.place)
-        return rows
-
+    revive_tasks = partial(_revive_tasks, runtime, entry_ids=entry_ids, place=runtime.store.place)
     rows = runtime.connections.transact("durable-revive", revive_tasks)
     publish_and_mark(runtime, [Message.of_row(row) for row in rows if row.pool is None])
     capacity.ring(runtime, [row.pool for row in rows])
     if len(rows) == len(entry_ids):
         return len(rows)
     revive_others = partial(
-        doorbells.revive_continuations, entry_ids=entry_ids, prefix=CONTINUATION, check_interval_s=wait_s
+        doorbells.revive_continuations,
+        entry_ids=entry_ids,
+        prefix=CONTINUATION,
+        check_interval_s=runtime.settings.lost_after,
     )
     return len(rows) + runtime.connections.transact("continuation-revive", revive_others, single=True)
+
+
+def _revive_tasks(
+    runtime: LocalRuntime, executor: Transaction, *, entry_ids: Sequence[int], place: int
+) -> Sequence[Any]:
+    rows = burials.revive(executor, entry_ids=entry_ids, check_interval_s=runtime.settings.lost_after)
+    if rows:
+        runtime.results.forget(executor, [row.task_id for row in rows], place=place)
+    return rows
 
 
 def not_revived(entry_id: int | str, task_id: str | None) -> IllegalMoveError:
