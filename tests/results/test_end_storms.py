@@ -51,7 +51,7 @@ def _stop_cold(server: embedded.Postgres, worker: Any) -> None:
     worker.wait(TIMEOUT_S)
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("trouble", [_restart, _kill_main, _kill_child, _stop_warm, _stop_cold])
 @pytest.mark.parametrize("broker", [pytest.param("postgres", marks=KOMBU_5_7), "redis", "amqp"])
 def test_results_and_ends_are_there_together(
