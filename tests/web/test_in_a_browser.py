@@ -32,9 +32,13 @@ def log_in(browser: Any, address: str, name: str = "ann") -> None:
 
 
 def shown(browser: Any, selector: str) -> str:
-    """The text that a reader sees there, read in one step: a page that is live replaces its parts at any time."""
-    read = "const it = document.querySelector(arguments[0]); return it?.innerText ?? it?.textContent ?? ''"
-    return str(browser.execute_script(read, selector))
+    """The text that a reader sees there; none while the page, or this part of a live one, is replaced by the next."""
+    from selenium.common.exceptions import NoSuchElementException, StaleElementReferenceException
+
+    try:
+        return str(browser.find_element("css selector", selector).text)
+    except (NoSuchElementException, StaleElementReferenceException):
+        return ""
 
 
 def severe(browser: Any) -> list[str]:
@@ -116,7 +120,7 @@ def test_a_job(address: str, job_id: int, tmp_path: Path) -> None:
         assert "UTC" in browser.find_element("css selector", "time").get_attribute("title")
         browser.find_element("link text", "<i>vip</i>").click()
         wait_until(lambda: "/jobs?" in browser.current_url, message="the list of jobs")
-        assert browser.find_element("css selector", "tbody a").text == str(job_id)
+        wait_until(lambda: shown(browser, "tbody a") == str(job_id), message="the job in the list")
 
 
 def test_a_job_is_followed(stage: Stage, address: str, tmp_path: Path) -> None:
@@ -125,7 +129,7 @@ def test_a_job_is_followed(stage: Stage, address: str, tmp_path: Path) -> None:
         log_in(browser, address)
         browser.get(f"{address}/jobs/{job.id}")
         wait_until(lambda: shown(browser, ".sign") == "Live", message="the page to be live")
-        assert "queued" in shown(browser, "main h1")
+        wait_until(lambda: "queued" in shown(browser, "main h1"), message="the page to show the job")
         stage.run(job)
         wait_until(lambda: "completed" in shown(browser, "main"), message="the page to show the end of the job")
         assert severe(browser) == []
@@ -137,11 +141,11 @@ def test_without_scripts(address: str, job_id: int, tmp_path: Path) -> None:
         browser.get(f"{address}/jobs")
         browser.find_element("name", "tag").send_keys("none such")
         browser.find_element("css selector", ".filters button").click()
-        assert "No job matches." in browser.find_element("tag name", "main").text
+        wait_until(lambda: "No job matches." in shown(browser, "main"), message="the filtered list")
         browser.find_element("name", "which").send_keys(str(job_id))
         browser.find_element("name", "which").submit()  # which does not wait for the page that comes
         wait_until(lambda: browser.current_url == f"{address}/jobs/{job_id}", message="the job's page")
-        assert browser.find_element("css selector", "h1").text.split()[:2] == ["Job", str(job_id)]
+        wait_until(lambda: shown(browser, "h1").split()[:2] == ["Job", str(job_id)], message="its heading")
         browser.find_element("css selector", "header button").click()
         wait_until(lambda: browser.current_url == f"{address}/login", message="the page of the login")
 
