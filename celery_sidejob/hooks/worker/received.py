@@ -15,16 +15,33 @@ from ..messages.carried import CELERYS
 OF_THE_PARENT = (WORKER, ADOPTED, HELD, DIGEST)
 """Keys by which the worker's parent process tells the pool's something; headers of a message may have such names."""
 TEXTS = (
-    "shadow", "root_id", "parent_id", "group", "argsrepr", "kwargsrepr", "lang", "origin", "reply_to", "compression",
-)  # fmt: skip
+    "shadow",
+    "root_id",
+    "parent_id",
+    "group",
+    "argsrepr",
+    "kwargsrepr",
+    "lang",
+    "origin",
+    "reply_to",
+    "compression",
+)
 LISTS = ("callbacks", "errbacks", "chain")
 """Options that list calls. Celery would take each letter of a text for one, and send as many messages."""
 OURS = "sidejob"
 """How names of ours begin."""
 NO_OPTIONS = CELERYS | {
-    "args", "kwargs", "hostname", "is_eager", "called_directly", "headers", "properties", "delivery_info", "reply_to",
+    "args",
+    "kwargs",
+    "hostname",
+    "is_eager",
+    "called_directly",
+    "headers",
+    "properties",
+    "delivery_info",
+    "reply_to",
     "correlation_id",
-}  # fmt: skip
+}
 """Names that a body's options may not have: in a pool's process they replace headers, and what the parent says."""
 MOST_OF_ID = 2000
 """Characters of a task id that the store can index; calls of ours are held to fewer."""
