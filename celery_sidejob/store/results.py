@@ -16,7 +16,7 @@ from psycopg import sql
 from .audience import UNREAD_S
 from .connection.connections import Connections
 from .connection.own_executor import OwnExecutor
-from .statement import Reader, Statement, Transaction
+from .statement import Frequent, Reader, Statement, Transaction
 
 LOCK_CLASS = 0x53_4A_52_53 - 0x40_00_00_00
 """The first half of our advisory locks' keys ("SJRS", made to fit a signed 32-bit integer)."""
@@ -138,7 +138,7 @@ def columns(rows: Sequence[Sequence[Any]], number: int) -> Sequence[list[Any]]:
     return [[row[index] for row in rows] for index in range(number)]
 
 
-_KEEP = Statement(f"WITH {kept()} SELECT {LISTENED}", frequent=True)
+_KEEP = Frequent(f"WITH {kept()} SELECT {LISTENED}")
 
 
 def keep(executor: Transaction, result: Kept, *, replaces: bool = False) -> bool:
@@ -146,9 +146,7 @@ def keep(executor: Transaction, result: Kept, *, replaces: bool = False) -> bool
     return bool(executor.run(_KEEP, **given(result, replaces=replaces))[0].listened)
 
 
-_READ = Statement(
-    f"SELECT r.key, r.body FROM {{results}} r WHERE r.key = ANY(%(keys)s::text[]) AND {_LIVES}", frequent=True
-)
+_READ = Frequent(f"SELECT r.key, r.body FROM {{results}} r WHERE r.key = ANY(%(keys)s::text[]) AND {_LIVES}")
 
 
 def read(executor: Reader, keys: Sequence[str]) -> Mapping[str, bytes]:
@@ -177,7 +175,7 @@ def prune(connections: Connections) -> bool:
 
 # -- notifications -----------------------------------------------------------------------------------------------------
 
-_TELL = Statement(f"WITH {told('unnest(%(keys)s::text[]) AS g(key)')} SELECT count(*) FROM told", frequent=True)
+_TELL = Frequent(f"WITH {told('unnest(%(keys)s::text[]) AS g(key)')} SELECT count(*) FROM told")
 
 
 def tell(executor: Transaction, keys: Sequence[str]) -> None:

@@ -32,22 +32,23 @@ class Statement:
     Names are always schema-qualified, because a session's search_path belongs to the user or to a pooling proxy. A role
     that may create objects in a schema on that path could replace Postgres' own functions. Tables are qualified by
     their braces; for functions this class puts `pg_catalog` before each. Operators are written to match their types
-    exactly. A `frequent` statement runs without a cursor where possible (`fast_path.py`).
+    exactly.
 
     The text between ``/*!`` and ``*/`` is run only if the store is Celery's broker as well: then the transaction that
     changes a row also puts a reference to it into a queue (`outbox/references.py`).
     """
 
-    __slots__ = ("_positional", "_rendered", "frequent", "in_broker", "text")
+    __slots__ = ("_positional", "_rendered", "in_broker", "text")
+    frequent = False
+    """Whether it is a `Frequent` one."""
 
-    def __init__(self, text: str, *, frequent: bool = False) -> None:
+    def __init__(self, text: str) -> None:
         apart = _IN_BROKER.sub("", text)
-        self.in_broker = self if apart == text else Statement(_IN_BROKER.sub(r"\1", text), frequent=frequent)
+        self.in_broker = self if apart == text else type(self)(_IN_BROKER.sub(r"\1", text))
         """The statement in the form for a store that is the broker."""
         text = apart
         text = _CATALOG.sub("pg_catalog.", _FUNCTION.sub("pg_catalog.", text.strip()))
         self.text = _KEY.sub(r"\1::text", text)
-        self.frequent = frequent
         self._rendered: dict[str, str] = {}
         self._positional: dict[str, tuple[bytes, tuple[str, ...]]] = {}
 
@@ -72,9 +73,7 @@ class Frequent(Statement):
     """A statement that runs without a cursor where possible (`fast_path.py`)."""
 
     __slots__ = ()
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text, frequent=True)
+    frequent = True
 
 
 class Reader(Protocol):

@@ -28,7 +28,7 @@ from celery_sidejob.results.waiting import add_awaited_calls
 from celery_sidejob.store import results
 from celery_sidejob.store.connection import own_executor
 from celery_sidejob.store.schema.migrate import upgrade
-from celery_sidejob.store.statement import Statement
+from celery_sidejob.store.statement import Frequent
 from tests.results.conftest import Make, Rows
 from tests.tools.brokers import in_postgres
 from tests.tools.freezing import frozen
@@ -95,9 +95,7 @@ def test_what_is_told_during_a_look_is_heard(app: Celery, getting: Any, monkeypa
         if found and not looked.is_set() and threading.current_thread().name == "sidejob-results-ear":
             looked.set()  # the look that found the progress; the caller itself looks too, as it begins to wait
             app.backend.mark_as_done("t", 42)
-            executor.run(
-                Statement("SELECT pg_sleep(0.5)::text AS slept", frequent=True)
-            )  # its answer comes with the notification
+            executor.run(Frequent("SELECT pg_sleep(0.5)::text AS slept"))  # its answer comes with the notification
         return found
 
     monkeypatch.setattr(results, "read", read_slowly)

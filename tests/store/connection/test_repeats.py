@@ -9,7 +9,7 @@ from celery_sidejob import StoreUnavailableError
 from celery_sidejob.store import meta
 from celery_sidejob.store.connection.own_executor import PREPARE_AFTER, OwnExecutor
 from celery_sidejob.store.errors import OutcomeUnknown
-from celery_sidejob.store.statement import Statement
+from celery_sidejob.store.statement import Frequent, Statement
 from tests.tools.crash_points import Arm, lost
 from tests.tools.in_process import Stage
 
@@ -85,7 +85,7 @@ def test_a_bound_within_a_bound_leaves_the_outer_one(stage: Stage) -> None:
     connections.run(slow)
 
 
-ONE = Statement("SELECT %(value)s::int AS value", frequent=True)
+ONE = Frequent("SELECT %(value)s::int AS value")
 OFTEN = PREPARE_AFTER + 2
 
 
