@@ -257,17 +257,21 @@ class _Connection:
                 side.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
 
     async def serve(self) -> None:
+        is_cut = False
         try:
-            await self._proxy._moving.wait()
-            await self._connect()
-            async with asyncio.TaskGroup() as pumps:
-                pumps.create_task(self._pump("up"))
-                pumps.create_task(self._pump("down"))
-        except* _Cut:
-            await self._cut_client()
-        except* OSError:
-            # The server is not there, or one side was reset: so is the other.
-            self.reset_on_close()
+            try:
+                await self._proxy._moving.wait()
+                await self._connect()
+                async with asyncio.TaskGroup() as pumps:
+                    pumps.create_task(self._pump("up"))
+                    pumps.create_task(self._pump("down"))
+            except* _Cut:
+                is_cut = True  # what is awaited in this block would end in a group, even a cancellation
+            except* OSError:
+                # The server is not there, or one side was reset: so is the other.
+                self.reset_on_close()
+            if is_cut:
+                await self._cut_client()
         finally:
             self._proxy._open.discard(self)
             self._client.close()
