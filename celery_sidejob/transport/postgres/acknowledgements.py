@@ -48,6 +48,9 @@ class Holder(Protocol):
     def wake(self) -> None:
         """Have it look soon."""
 
+    def end_late_soon(self) -> None:
+        """Have another thread carry out what was reported, if it does not do so itself soon."""
+
 
 class Reference(int):
     """The delivery tag of a reference. The row's own end was committed, so that no acknowledgement comes too late."""
@@ -101,6 +104,7 @@ class Acknowledgements:
             if not self._done:
                 self._done_at = monotonic()
             self._done.append(delivery_tag)
+            self._holder.end_late_soon()
         self._holder.wake()
 
     def give_back(self, delivery_tag: int, *, begun: bool) -> None:
@@ -118,6 +122,7 @@ class Acknowledgements:
         if not self._back:
             self._back_at = monotonic()
         self._back.append(delivery_tag)
+        self._holder.end_late_soon()
         self._holder.wake()
 
     # -- messages that reach nobody, in the consuming thread ---------------------------------------------------------

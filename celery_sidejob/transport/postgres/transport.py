@@ -203,9 +203,12 @@ class Transport(virtual.Transport):
     # -- what the heart asks ----------------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Have a poll soon; if the loop is busy, or was left for a warm stop, the heart sees to ends of messages."""
+        """Have a poll soon."""
         if self._pipe is not None:
             self._pipe.write()
+
+    def end_late_soon(self) -> None:
+        """Have the heart see to ends of messages if the loop is busy, or was left for a warm stop."""
         if self._heart is not None:
             self._heart.wake()
 

@@ -34,8 +34,9 @@ from celery_sidejob.store.outbox.holds import Fresh
 from celery_sidejob.store.results import Ended, Kept
 from celery_sidejob.store.statement import Statement
 from celery_sidejob.testing.databases import declare_dead
-from celery_sidejob.transport.postgres.acknowledgements import SOON_S
 from celery_sidejob.transport.postgres.fetching import BUSY_S
+from celery_sidejob.transport.postgres.heart import Heart
+from celery_sidejob.transport.postgres.transport import Transport
 from tests.tools.contents import content_of
 from tests.tools.crash_points import Arm, lost
 from tests.tools.in_process import Stage
@@ -125,6 +126,24 @@ def test_a_fetch_holds_what_may_be_repeated_and_nothing_else(shop: Stage, consum
     assert shop.sql("SELECT on_lost, max_losses, locked_pid FROM messages WHERE locked_by IS NOT NULL") == [
         ("requeue", 3, None)
     ]
+
+
+def test_only_an_end_that_is_left_to_be_carried_out_wakes_the_heart(
+    shop: Stage, consuming: Consuming, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread would take Python's lock from the loop, at each end of a run that is held."""
+    shop.app.send_task("again", task_id="held")
+    shop.app.send_task("once", task_id="not held")
+    woken: list[str] = []
+    fetched(consuming, 2)
+    monkeypatch.setattr(Heart, "wake", lambda heart: woken.append("heart"))
+    monkeypatch.setattr(Transport, "wake", lambda transport: woken.append("loop"))
+
+    by_id = {message.headers["id"]: message for message in consuming.messages}
+    by_id["held"].ack()
+    assert woken == ["loop"]
+    by_id["not held"].ack()
+    assert woken == ["loop", "heart", "loop"]
 
 
 def test_of_several_references_to_one_row_in_a_page_only_the_first_has_the_hold(
@@ -428,15 +447,20 @@ def test_the_end_of_a_held_message_is_no_removal(shop: Stage, worker: Heartbeat,
     assert consuming.channel.acknowledgements.removals == 0
 
 
-def test_a_busy_worker_fetches_when_half_of_its_room_is_free(
+def test_a_busy_worker_fetches_a_little_later(
     shop: Stage, worker: Heartbeat, consuming: Consuming, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """As long as more messages wait in it than run; the next statement is then for more of them."""
     fetching, acknowledgements = consuming.channel._fetching, consuming.channel.acknowledgements
     fetching.hungry = True
-    for is_busy in (True, False):
-        monkeypatch.setattr(WorkerOutbox, "is_busy", is_busy)
-        fetching._fetched_at = monotonic() + 60 - (BUSY_S + SOON_S) / 2
-        monkeypatch.setattr("celery_sidejob.transport.postgres.fetching.monotonic", lambda: monotonic() + 60)
-        for held, is_worth_it in ((6, not is_busy), (4, True)):
-            qos: Any = SimpleNamespace(_delivered=dict.fromkeys(range(held + 3)), _dirty={0, 1, 2})
-            assert fetching.is_worth_it(8 - held, acknowledgements, qos) == is_worth_it
+    now = [monotonic() + 60]
+    monkeypatch.setattr("celery_sidejob.transport.postgres.fetching.monotonic", lambda: now[0])
+    fetching._fetched_at = now[0]
+    for room in (2, 4):
+        for is_busy in (True, False):
+            monkeypatch.setattr(WorkerOutbox, "is_busy", is_busy)
+            qos: Any = SimpleNamespace(_delivered=dict.fromkeys(range(8 - room + 3)), _dirty={0, 1, 2})
+            assert fetching.is_worth_it(room, acknowledgements, qos) == (not is_busy)
+    monkeypatch.setattr(WorkerOutbox, "is_busy", True)
+    now[0] += BUSY_S
+    assert fetching.is_worth_it(2, acknowledgements, qos)
