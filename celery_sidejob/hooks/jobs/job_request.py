@@ -97,7 +97,7 @@ class JobRequest(Delivered):
         """End the run, if its process has left only that to this worker."""
         for over in outcome[3:]:
             assert self.held is not None
-            self._heartbeat.jobs.ends.add(QuietEnd(over, self.held.hold), waits=over.result is None or is_busy())
+            self._heartbeat.jobs.ends.add(QuietEnd(over, self.held.hold), waits=is_busy())
         return outcome[:3]
 
     def works_on(self, key: RunKey) -> bool:

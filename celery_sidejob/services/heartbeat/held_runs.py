@@ -30,7 +30,7 @@ from ...store.outbox.kinds import JOBS, TASKS, Kind
 from ...store.results import BRIEFLY_S
 from ..duty import Report
 from .deliveries import ENDED, GRACE_S, RELEASED, Deliveries, RunKey
-from .run_ends import SOON_S, UNFETCHED_S, Page, QuietEnd, QuietEnds, Stop, end_from_outside
+from .run_ends import Page, QuietEnd, QuietEnds, Stop, end_from_outside
 from .worker import Worker, WorkerDuty
 
 PAGE = 1000
@@ -48,7 +48,7 @@ class HeldRuns(WorkerDuty):
 
     kind: ClassVar[Kind]
 
-    def __init__(self, worker: Worker, runs: Deliveries[Any], *, ends: str, wait_s: float = SOON_S) -> None:
+    def __init__(self, worker: Worker, runs: Deliveries[Any], *, ends: str) -> None:
         super().__init__(worker)
         self.runs = runs
         self.died: dict[int, Loss] = {}
@@ -57,7 +57,6 @@ class HeldRuns(WorkerDuty):
             worker.runtime.store.called(ends),
             self._write_ends,
             lambda end: worker.errands.soon(partial(self._end, end)),
-            wait_s=wait_s,
         )
         """The ends of runs that the worker is to write, mostly with the next runs that it holds."""
         self._strays_at = time.monotonic() + self._runtime.settings.lease
@@ -248,8 +247,7 @@ class HeldTasks(HeldRuns):
     kind = TASKS
 
     def __init__(self, worker: Worker) -> None:
-        wait_s = UNFETCHED_S if worker.runtime.connections.is_broker else SOON_S
-        super().__init__(worker, Deliveries[Key](), ends="ends", wait_s=wait_s)
+        super().__init__(worker, Deliveries[Key](), ends="ends")
         self._missed: set[Key] = set()
 
     def fail(

@@ -34,9 +34,9 @@ from ...store.results import Ended
 T = TypeVar("T")
 
 SOON_S = 0.005
-"""How long an end waits for others."""
+"""How long ends wait after those that were just written."""
 UNFETCHED_S = 0.05
-"""How long it waits for a fetch with which it can go, where the store is the broker."""
+"""How long it waits for a statement with which it can go, if one is likely to come."""
 REST_S = 1.0
 
 
@@ -80,30 +80,30 @@ class Page:
 class QuietEnds:
     """The ends of one worker in one store that are to be written; safe to use from any thread."""
 
-    def __init__(
-        self, name: str, write: Callable[[Page], object], later: Callable[[QuietEnd], None], *, wait_s: float = SOON_S
-    ) -> None:
+    def __init__(self, name: str, write: Callable[[Page], object], later: Callable[[QuietEnd], None]) -> None:
         """`write` writes a page by itself; `later` is given each end that cannot be written so."""
         self.name = name
         self._write = write
         self._later = later
-        self._wait_s = wait_s
         self._bell = native.Bell()
         self._lock = native.lock()
         self._ends: set[QuietEnd] = set()
         self._waiting: list[QuietEnd] = []
         self._due_at = inf
         """When the first of these is due; never if none waits."""
+        self._looks_at = 0.0
+        """When the loop looks without being rung for."""
         self._written_at = 0.0
 
     def add(self, end: QuietEnd, *, waits: bool = True) -> None:
-        """Have an end written soon; one that `waits` for no other at once, unless others were written just now."""
+        """Have an end written: at once unless others were written just now, or it `waits` for another statement."""
         with self._lock:
-            due_at = monotonic() + self._wait_s if waits else self._written_at + SOON_S
+            due_at = monotonic() + UNFETCHED_S if waits else self._written_at + SOON_S
             self._ends.add(end)
             self._waiting.append(end)
-            is_next, self._due_at = due_at < self._due_at, min(due_at, self._due_at)
-        if is_next:
+            self._due_at = min(due_at, self._due_at)
+            comes_too_late = self._due_at < self._looks_at
+        if comes_too_late:
             self._bell.ring()
 
     def has(self, key: tuple[Any, int]) -> bool:
@@ -126,7 +126,11 @@ class QuietEnds:
 
     def wait_s(self) -> float:
         """Wait until there is something to write."""
-        self._bell.wait(max(0.0, min(REST_S, self._due_at - monotonic())))
+        with self._lock:
+            now = monotonic()
+            self._looks_at = min(now + REST_S, self._due_at)
+        self._bell.wait(max(0.0, self._looks_at - now))
+        self._looks_at = 0.0
         return 0.0
 
     def close(self) -> None:
