@@ -18,6 +18,7 @@ from time import monotonic
 from typing import Any
 
 from celery import Celery
+from celery.worker import state
 
 from ...model import native
 from ...model.durable import Held
@@ -34,6 +35,8 @@ from .outbox import Fetched
 
 PAGE = 64
 """Messages whose rows one statement holds at most."""
+SOON_S = 0.005
+"""How long a message waits for others, while the pool has enough to go on with."""
 REST_S = 1.0
 
 
@@ -51,6 +54,8 @@ class Holding:
         self._asked: deque[tuple[int, Delivered, Callable[[Any], Any]]] = deque()
         self._answered: deque[tuple[int, Delivered, Callable[[Any], Any]]] = deque()
         self._under_way = 0
+        self._due_at = 0.0
+        self._is_rung = False
         self._wakes = native.Bell()
         self._bell = Bell()
 
@@ -59,6 +64,7 @@ class Holding:
     def register(self, hub: Any) -> None:
         """Have this event loop hand over what is held; without a loop nothing is held here."""
         self._bell.register(hub, self._hand_over)
+        hub.on_tick.add(self._see)  # all that arrives in one round of the event loop is one page
         self._hub = hub
         self._is_on = True
         if self._loop is None:
@@ -75,9 +81,21 @@ class Holding:
             process(request)
             return
         self._under_way += 1
+        if not self._asked:
+            self._due_at = monotonic() + SOON_S
+            self._hub.call_later(SOON_S, self._see)
         self._asked.append((self._connection, request, process))
-        if len(self._asked) == 1:
-            self._hub.call_soon(self._wakes.ring)  # all that arrives in one round of the event loop is one page
+
+    def _see(self) -> None:
+        """Have what has arrived held, unless the pool has enough to go on with: then more comes into the page."""
+        if self._asked and not self._is_rung and (not self._has_enough or monotonic() >= self._due_at):
+            self._is_rung = True
+            self._wakes.ring()
+
+    @property
+    def _has_enough(self) -> bool:
+        """Whether more of what is held waits for the pool than runs in it."""
+        return len(state.reserved_requests) - self._under_way > 2 * len(state.active_requests)
 
     def disconnected(self) -> None:
         """Drop what the worker has dropped with its connection; what is being held just now is given up later."""
@@ -97,6 +115,7 @@ class Holding:
 
     def run_once(self) -> int:
         """Hold the rows of what has arrived; returns how many messages that were."""
+        self._is_rung = False
         page = [self._asked.popleft() for _ in range(min(PAGE, len(self._asked)))]
         if page:
             try:
@@ -107,9 +126,8 @@ class Holding:
         return len(page)
 
     def wait_s(self) -> float:
-        """Wait for a message."""
-        if not self._asked:
-            self._wakes.wait(REST_S)
+        """Wait for a page."""
+        self._wakes.wait(REST_S)
         return 0.0
 
     def close(self) -> None:

@@ -64,7 +64,7 @@ TIMEOUTS = tuple(
 READ = "read"
 """The name of a transaction that is one repeatable statement."""
 
-QUICK = frozenset({READ, "lease", "mark"})
+QUICK = frozenset({READ, "lease", "mark", "durable-hold", "claim-page"})
 """Transactions of one statement that never waits for a row that is locked for long."""
 
 
