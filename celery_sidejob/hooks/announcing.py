@@ -20,7 +20,7 @@ from ..announcements.over_postgres import PostgresWay
 from ..announcements.over_redis import ANSWER_S, Client, RedisWay
 from ..announcements.way import Way
 from ..model.errors import SettingsError, StoreUnavailableError
-from ..model.events import Event, JobBuried, JobDeleted, JobMoved, RunFailed, RunLost, StepEnded
+from ..model.events import Event, JobBuried, JobDeleted, JobMoved, Measured, RunFailed, RunLost, StepEnded
 from ..model.finding import Finding, warning, well
 from ..model.logger import logger
 from ..model.names import TRACKED_CHANNEL, channel_of_job
@@ -46,6 +46,8 @@ class AnnouncingObserver:
     def tell(self, event: Event) -> None:
         """Report an event."""
         self._before.tell(event)
+        if isinstance(event, Measured):  # the most frequent, and nobody hears of it
+            return
         try:
             self._announce(event)
         except StoreUnavailableError as error:

@@ -217,8 +217,14 @@ def headers_of(publication: str) -> Mapping[str, Any]:
     return headers if isinstance(headers, Mapping) else {}
 
 
+_FIRST = {"v": HEADER_FORMAT, "n": 1}
+"""The header of most messages."""
+
+
 def why_no_header(header: object) -> str | None:
     """Say why the header of a durable task's message is invalid, or return None; newer formats are not checked."""
+    if header == _FIRST:
+        return None
     if not isinstance(header, Mapping):
         return "it is no mapping"
     if not is_number(header.get("v", HEADER_FORMAT)):
@@ -244,7 +250,7 @@ def key_of(task_id: str, header: Any) -> Key | None:
 
     None if its publisher had no or a newer version of this package, or if this package never writes such a header.
     """
-    if header is None or why_no_header(header) is not None or is_newer(header):
+    if header is None or why_no_header(header) is not None or header.get("v", HEADER_FORMAT) > HEADER_FORMAT:
         return None
     return task_id, int(header["n"])
 

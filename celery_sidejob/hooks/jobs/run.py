@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, NoReturn
@@ -142,7 +143,7 @@ def _give_up(runtime: Runtime, hold: Hold, error: BaseException) -> None:
 @contextmanager
 def _inside(task: TaskBody, unit: OpenUnit, job: RunningJob, row: Any, request: Context) -> Iterator[None]:
     """Make the run visible to `current_job` and `self.request`, and name it as the writer of its packets."""
-    shown = Context(dict(request.__dict__))
+    shown = copy(request)
     options = json.loads(row.options) if row.options else {}
     shown.update(
         id=row.task_id or request.id,
@@ -157,7 +158,7 @@ def _inside(task: TaskBody, unit: OpenUnit, job: RunningJob, row: Any, request: 
         called_directly=False,
     )
     job.request = shown
-    task.push_request(**shown.__dict__)
+    task.request_stack.push(shown)
     try:
         with within(unit), context(job=job.id):
             yield
