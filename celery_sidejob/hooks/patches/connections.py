@@ -19,11 +19,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from amqp.exceptions import ConsumerCancelled
 
 from .wrapping import wrap
+
+T = TypeVar("T")
 
 
 def hear_cancellations(connection: Any) -> None:
@@ -104,15 +106,26 @@ def fetch_when_there_is_room(connection: Any, qos: Any) -> Callable[[], None]:
     return done.set
 
 
-def limit_fetching(qos: Any, *, may: Callable[[], bool], room: Callable[[], int]) -> None:
-    """Fetch only as many messages as there is room for, and only while `may` returns True."""
+def limit_fetching(qos: Any, *, may: Callable[[], bool], room: Callable[[], int], beyond: Callable[[], int]) -> None:
+    """Fetch only as many messages as there is room for, and only while `may` returns True.
+
+    `beyond`: how many more Celery's limit lets through than it says.
+    """
+
+    def asked(before: Callable[[], T]) -> T:
+        limit = qos.prefetch_count
+        qos.prefetch_count = limit and limit + beyond()  # zero is none
+        try:
+            return before()
+        finally:
+            qos.prefetch_count = limit
 
     def can_consume(before: Callable[[], bool]) -> bool:
         allowed = may()
-        return bool(before() and allowed)
+        return bool(asked(before) and allowed)
 
     def can_consume_max_estimate(before: Callable[[], int | None]) -> int:
-        free = before()
+        free = asked(before)
         return room() if free is None else min(free, room())
 
     wrap(qos, "can_consume", can_consume)

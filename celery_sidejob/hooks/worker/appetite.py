@@ -6,6 +6,10 @@ ahead follows from how many runs ended here in the last second: with short runs 
 long ones nothing. What was fetched before the runs became long goes back to the head of its queue, and the worker
 fetches again when its pool can begin another run: among workers that are all busy no message goes to and fro.
 
+With very short runs it is more than Celery allows, since a statement for many messages takes little longer than one for
+a few. That holds only where all that is fetched can go back: jobs and durable tasks, from the queues of our transports
+and of Redis.
+
 A request that never leaves Celery's sets would keep its place in the pool for good. So these sets are compared with the
 pool.
 """
@@ -27,6 +31,10 @@ from .delivered import Delivered
 from .holding import Bell, Holding
 
 LOOK_S = 0.25
+BRIEF_S = 0.125
+"""How long the runs last, together, that are fetched beyond Celery's limit."""
+MOST_BEYOND = 3
+"""They are at most so many times that limit."""
 LONG_S = 1.0
 """How long a message waits here, at most, while the pool begins nothing."""
 LOOKS_AT_IDLE = 20
@@ -70,7 +78,8 @@ class Appetite:
         self._is_solo = isinstance(c.pool, Solo)
         celery_worker.hand_over_by(c, self._handle)
         self._waiting: dict[Delivered, float] = {}
-        self._ended = deque([(monotonic(), _ended())])
+        self._ended: deque[tuple[float, int]] = deque([(monotonic(), _ended())])
+        self._plain_at = 0.0
         self._looks_at_idle = 0
         self._bell = Bell()
         self.holding = Holding(c.app)
@@ -93,7 +102,23 @@ class Appetite:
         One end for each of its processes says nothing: these runs may have taken hours. With solo none may wait, since
         nobody can give back anything while its one thread is in a body.
         """
-        return 0 if self._is_solo else max(0, _ended() - self._ended[0][1] - self.concurrency)
+        return 0 if self._is_solo else max(0, self._ended_lately - self.concurrency)
+
+    @property
+    def beyond(self) -> int:
+        """How many messages may be here beyond Celery's limit: none unless each can be given back.
+
+        Who sets `worker_prefetch_multiplier` to 1 wants none.
+        """
+        limit: int = self._c.initial_prefetch_count
+        if limit <= self.concurrency or monotonic() - self._plain_at < LONG_S:
+            return 0
+        return max(0, min(round(self._ended_lately * BRIEF_S) - limit, MOST_BEYOND * limit))
+
+    @property
+    def _ended_lately(self) -> int:
+        """How many runs have ended in about the last second."""
+        return _ended() - self._ended[0][1]
 
     @property
     def room(self) -> int:
@@ -115,6 +140,8 @@ class Appetite:
                 return
             if self._fetcher.may_return(request):
                 self._waiting[request] = monotonic()
+        else:
+            self._plain_at = monotonic()
         self._fetcher.before(request)
         self.holding.hand_over(process, request)
 

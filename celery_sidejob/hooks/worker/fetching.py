@@ -30,7 +30,9 @@ class FromChannel(Fetcher):
             self.is_shut = not appetite.room
             return self._has_asked or not self.is_shut
 
-        connections.limit_fetching(self._channel.qos, may=may_consume, room=lambda: appetite.room)
+        connections.limit_fetching(
+            self._channel.qos, may=may_consume, room=lambda: appetite.room, beyond=lambda: appetite.beyond
+        )
 
     @property
     def _has_asked(self) -> bool:

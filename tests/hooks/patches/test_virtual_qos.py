@@ -18,13 +18,15 @@ def test_nothing_is_fetched_without_room_and_each_end_is_told(own_valkey: embedd
         assert list(inspect.signature(getattr(QoS, name)).parameters) == ["self"]
     got: list[Any] = []
     ends: list[int] = []
-    room = [0]
+    room, beyond = [0], [0]
     with Connection(own_valkey.url) as connection:
         channel = connection.default_channel
         queue = Queue("limited", channel=channel)
         for number in range(3):
             connection.Producer().publish(number, routing_key=queue.name, declare=[queue])
-        connections.limit_fetching(channel.qos, may=lambda: bool(room[0]), room=lambda: room[0])
+        connections.limit_fetching(
+            channel.qos, may=lambda: bool(room[0]), room=lambda: room[0], beyond=lambda: beyond[0]
+        )
         connections.tell_of_ends(channel.qos, lambda: ends.append(len(got)))
         with Consumer(channel, [queue], callbacks=[lambda _, message: got.append(message)]):
             with pytest.raises(TimeoutError):
@@ -35,6 +37,11 @@ def test_nothing_is_fetched_without_room_and_each_end_is_told(own_valkey: embedd
             assert channel.qos.can_consume_max_estimate() == 2
             while len(got) < 3:
                 connection.drain_events(timeout=5)
+            channel.qos.prefetch_count = 3
+            assert (channel.qos.can_consume(), channel.qos.can_consume_max_estimate()) == (False, 0)
+            beyond[0] = 1
+            assert (channel.qos.can_consume(), channel.qos.can_consume_max_estimate()) == (True, 1)
+            assert channel.qos.prefetch_count == 3
         got[0].ack()
         got[1].reject()
         got[2].requeue()

@@ -46,7 +46,9 @@ def worker_of(concurrency: int) -> Any:
     """What Celery's consumer shows of its worker."""
     controller = SimpleNamespace(max_concurrency=None, semaphore=LaxBoundedSemaphore(concurrency), _process_task=None)
     pool = SimpleNamespace(num_processes=concurrency)
-    return SimpleNamespace(app=None, pool=pool, controller=controller, on_task_request=None)
+    return SimpleNamespace(
+        app=None, pool=pool, controller=controller, on_task_request=None, initial_prefetch_count=4 * concurrency
+    )
 
 
 def end(runs: int) -> None:
@@ -117,6 +119,32 @@ def test_it_fetches_ahead_when_runs_ended_again_and_again(
         appetite.run_once()
 
     assert appetite.ahead == 0
+
+
+@pytest.mark.parametrize(
+    ("ended", "limit", "beyond"),
+    [(96, 12, 0), (100, 12, 0), (160, 12, 8), (100_000, 12, 36), (100_000, 3, 0), (100_000, 0, 0)],
+    ids=["Celery's is as much", "or about that", "more runs in an eighth of a second", "at most", "one each", "none"],
+)
+def test_of_very_short_runs_it_fetches_more_than_celery_allows(
+    clock: list[float], ended: int, limit: int, beyond: int
+) -> None:
+    worker = worker_of(3)
+    worker.initial_prefetch_count = limit
+    appetite = Appetite(worker)
+    end(ended)
+    assert appetite.beyond == beyond
+
+
+def test_beyond_celerys_limit_it_fetches_only_what_can_be_given_back(clock: list[float]) -> None:
+    appetite = Appetite(worker_of(3))
+    end(100_000)
+
+    appetite._handle(lambda request: None, Run())
+
+    assert appetite.beyond == 0
+    clock[0] += 1.0
+    assert appetite.beyond == 36
 
 
 def test_what_runs_on_after_its_connection_broke_still_has_its_place(
