@@ -63,19 +63,18 @@ class Fetching:
         return min(free, AT_MOST)
 
     def is_worth_it(self, room: int, acknowledgements: Acknowledgements, qos: QoS) -> bool:
-        """Tell whether it is worth a statement now: few messages are left here, or it is a while since the last one.
+        """Tell whether it is worth a statement now: half of the room is free, or it is a while since the last one.
 
-        Few are fewer than run just now, if that is known, and otherwise half of what may be here. In a drain the
-        acknowledgements of several messages thereby go with one fetch; and no process of a pool waits for longer than
-        `SOON_S` because others are busy. While messages wait here for a process, a fetch may wait longer: what it would
-        take is left to other workers.
+        In a drain the acknowledgements of several messages thereby go with one fetch; and no process of a pool
+        waits for longer than `SOON_S` because others are busy. While as many messages wait here as run, a fetch waits,
+        however much room there is, and may wait longer: what it would take is left to other workers.
         """
         if not self.hungry:
             return acknowledgements.are_removals_late()
         outbox = self._transport.outbox
         is_busy = outbox is not None and outbox.is_busy
         held = len(qos._delivered) - len(qos._dirty)  # kombu forgets a little later what has ended
-        if not is_busy and (outbox is not None or 2 * room >= min(room + held, AT_MOST)):
+        if not is_busy and 2 * room >= min(room + held, AT_MOST):
             return True
         self.next_at = self._fetched_at + (BUSY_S if is_busy and not acknowledgements.removals else SOON_S)
         return monotonic() >= self.next_at

@@ -34,6 +34,7 @@ from celery_sidejob.store.outbox.holds import Fresh
 from celery_sidejob.store.results import Ended, Kept
 from celery_sidejob.store.statement import Statement
 from celery_sidejob.testing.databases import declare_dead
+from celery_sidejob.transport.postgres.acknowledgements import SOON_S
 from celery_sidejob.transport.postgres.fetching import BUSY_S
 from celery_sidejob.transport.postgres.heart import Heart
 from celery_sidejob.transport.postgres.transport import Transport
@@ -450,17 +451,20 @@ def test_the_end_of_a_held_message_is_no_removal(shop: Stage, worker: Heartbeat,
 def test_a_busy_worker_fetches_a_little_later(
     shop: Stage, worker: Heartbeat, consuming: Consuming, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As long as more messages wait in it than run; the next statement is then for more of them."""
+    """As long as as many messages wait in it as run; the next statement is then for more of them."""
     fetching, acknowledgements = consuming.channel._fetching, consuming.channel.acknowledgements
     fetching.hungry = True
     now = [monotonic() + 60]
     monkeypatch.setattr("celery_sidejob.transport.postgres.fetching.monotonic", lambda: now[0])
-    fetching._fetched_at = now[0]
-    for room in (2, 4):
-        for is_busy in (True, False):
-            monkeypatch.setattr(WorkerOutbox, "is_busy", is_busy)
-            qos: Any = SimpleNamespace(_delivered=dict.fromkeys(range(8 - room + 3)), _dirty={0, 1, 2})
-            assert fetching.is_worth_it(room, acknowledgements, qos) == (not is_busy)
-    monkeypatch.setattr(WorkerOutbox, "is_busy", True)
-    now[0] += BUSY_S
-    assert fetching.is_worth_it(2, acknowledgements, qos)
+
+    def is_worth_it(room: int, *, is_busy: bool, after_s: float) -> bool:
+        monkeypatch.setattr(WorkerOutbox, "is_busy", is_busy)
+        fetching._fetched_at = now[0] - after_s
+        qos: Any = SimpleNamespace(_delivered=dict.fromkeys(range(8 - room + 3)), _dirty={0, 1, 2})
+        return bool(fetching.is_worth_it(room, acknowledgements, qos))
+
+    assert is_worth_it(4, is_busy=False, after_s=0.0)
+    assert not is_worth_it(3, is_busy=False, after_s=0.0)
+    assert is_worth_it(3, is_busy=False, after_s=SOON_S)
+    assert not is_worth_it(4, is_busy=True, after_s=SOON_S)
+    assert is_worth_it(4, is_busy=True, after_s=BUSY_S)
