@@ -26,6 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..model.checks import is_keepable
 from ..model.errors import SideJobError, StoreUnavailableError
 from ..model.logger import logger
+from ..model.names import storable
 from .rendering import environment
 from .users import Role, Sessions, User, Users, is_from_here
 from .words import SAID
@@ -221,7 +222,7 @@ class Site:
         if self._auth is None:
             return self.sessions.user_of(request)
         found = self._auth(request)
-        return None if found is None else User(found[0], Role[found[1].upper()])
+        return None if found is None else User(storable(found[0]), Role[found[1].upper()])
 
     # -- every page ----------------------------------------------------------------------------------------------
 

@@ -233,6 +233,8 @@ def test_another_site_says_who_it_is(stage: Stage) -> None:
         assert browser.get("/login").status_code == 404
         assert browser.post("/logout").status_code == 404
         assert ">ron</span>" in browser.get("/", headers={"authorization": "Bearer ron"}).text
+        people[""] = ("al\ud800", "read")
+        assert r">al\ud800</span>" in browser.get("/").text, "a name as a badly encoded header has it"
 
 
 def test_a_form_of_another_user_does_nothing_where_another_site_says_who_it_is(stage: Stage) -> None:

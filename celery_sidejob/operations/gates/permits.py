@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -39,10 +39,12 @@ def is_known(runtime: Runtime, queue: str | None) -> bool:
     return queue in _known.get(runtime.connections, ())
 
 
-def claim(runtime: Runtime, queue: str, *, job_id: int, **run: Any) -> tuple[Sequence[Any], bool] | None:
+def claim(  # noqa: PLR0913 - the delivery, and who has it
+    runtime: Runtime, queue: str, *, job_id: int, task: str, tasks: Collection[str], worker_id: int, most: int
+) -> tuple[Sequence[Any], bool] | None:
     """Begin the best run that is owed in a queue: (the rows of `claims.claim`, whether its end frees a slot).
 
-    What the delivery names, and its process can `run`, is described at `store.permits.claim`.
+    What the delivery names, and which `tasks` its process can run, is described at `store.permits.claim`.
 
     Without a run to begin there are no rows, and a waiting message stays at the gate. Returns None if the queue is not
     managed.
@@ -52,7 +54,14 @@ def claim(runtime: Runtime, queue: str, *, job_id: int, **run: Any) -> tuple[Seq
     """
     known = _known.setdefault(runtime.connections, {})
     begin: Callable[..., Sequence[Any]] = partial(
-        permits.claim, queue=queue, job_id=job_id, schema=runtime.audience.to_ask, **run
+        permits.claim,
+        queue=queue,
+        job_id=job_id,
+        task=task,
+        tasks=tasks,
+        worker_id=worker_id,
+        most=most,
+        schema=runtime.audience.to_ask,
     )
     if known.get(queue) is False and (found := runtime.connections.timed("claim", begin, single=True)):
         return found, False

@@ -172,7 +172,7 @@ def _claim_by_name(
 
 
 def _claim_by_permit(
-    runtime: Runtime, queue: str, *, tasks: Callable[[], Collection[str]], worker_id: int, **named: Any
+    runtime: Runtime, queue: str, *, job_id: int, task: str, tasks: Callable[[], Collection[str]], worker_id: int
 ) -> tuple[bool, Hold | None]:
     """Begin a run by a permit; returns whether the queue is managed, and the run.
 
@@ -181,7 +181,9 @@ def _claim_by_permit(
     deadline = time.monotonic() + runtime.settings.lease
     while True:
         try:
-            claimed = permits.claim(runtime, queue, tasks=tasks(), worker_id=worker_id, most=LOOK_MOST, **named)
+            claimed = permits.claim(
+                runtime, queue, job_id=job_id, task=task, tasks=tasks(), worker_id=worker_id, most=LOOK_MOST
+            )
             break
         except StoreUnavailableError:
             if time.monotonic() > deadline:
