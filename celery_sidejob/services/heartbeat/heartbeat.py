@@ -27,6 +27,8 @@ from .liveness import HeartbeatFile, LivenessLock
 from .pool_processes import MemoryKills, PoolProcesses
 from .worker import Worker, WorkerDuty
 
+TRY_S = 0.5
+"""How often a worker that watches the sweeper tries to take its place."""
 WATCH_S = 0.25
 """Seconds between two looks at the processes of the pool."""
 
@@ -103,10 +105,11 @@ class Heartbeat(Worker):
         return self._lock.lost_at
 
     def sweep_is_due(self) -> bool:
-        """Tell, once, that no worker seems to sweep the schema; the service that asks then sweeps."""
-        if time.monotonic() < self._sweep_at:
+        """Tell, every `TRY_S`, that this worker watches the sweeper; the service that asks then tries to sweep."""
+        now = time.monotonic()
+        if now < self._sweep_at:
             return False
-        self._sweep_at = float("inf")  # until a beat says so again
+        self._sweep_at = now + TRY_S
         return True
 
     def leave(self) -> int:
@@ -186,7 +189,7 @@ class Heartbeat(Worker):
             return False
         self._beat_at = time.monotonic()
         self.managed = frozenset(beat.managed)
-        self._sweep_at = self._beat_at + beat.sweep_in_s if beat.sweep_in_s is not None else float("inf")
+        self._sweep_at = min(self._sweep_at, self._beat_at) if beat.watches else float("inf")
         return True
 
     def _declared_dead(self) -> None:

@@ -15,9 +15,12 @@ from celery_sidejob.operations.hold import Hold
 from celery_sidejob.operations.runs import recovery, runs
 from celery_sidejob.operations.runs.runs import Unit
 from celery_sidejob.services.duty import Report
+from celery_sidejob.services.heartbeat import heartbeat as heartbeats
 from celery_sidejob.services.heartbeat.deliveries import ENDED, RELEASED
-from celery_sidejob.services.heartbeat.heartbeat import Heartbeat
+from celery_sidejob.services.heartbeat.heartbeat import TRY_S, Heartbeat
 from celery_sidejob.services.heartbeat.run_ends import Stop, end_from_outside
+from celery_sidejob.store import workers
+from tests.tools.databases import SCHEMA
 from tests.tools.in_process import Stage
 
 pytestmark = pytest.mark.pooled_too
@@ -89,6 +92,27 @@ def reconcile(heartbeat: Heartbeat) -> int:
 def test_a_worker_says_which_broker_it_takes_messages_from(stage: Stage, heartbeat: Heartbeat) -> None:
     brokers = {worker["id"]: worker["broker"] for worker in stage.sidejob.stats()["workers"]}
     assert brokers[heartbeat.worker_id] == stage.sidejob.owner["broker"]
+
+
+def test_a_worker_that_watches_the_sweeper_tries_again_and_again_to_take_its_place(
+    stage: Stage, heartbeat: Heartbeat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(heartbeats.time, "monotonic", lambda: now[0])
+
+    def due_after(*seconds: float) -> list[bool]:
+        found = []
+        for each in seconds:
+            now[0] += each
+            found.append(heartbeat.sweep_is_due())
+        return found
+
+    heartbeat.beat()
+    assert due_after(0, TRY_S / 2, TRY_S / 2, TRY_S / 2) == [True, False, True, False]
+    holders = [stage.new_worker() for _ in range(1 + workers.DEPUTIES)]
+    assert workers.hold_sweeper_lease(stage.runtime.connections, holders[0], schema=SCHEMA, lease_s=1000)
+    heartbeat.beat()
+    assert due_after(0, TRY_S, 1000) == [False, False, False], "others watch"
 
 
 def test_what_is_held_and_not_run_is_rescued(stage: Stage, heartbeat: Heartbeat) -> None:

@@ -238,7 +238,7 @@ class Worker:
 
     def sweep_is_due(self) -> bool:
         beaten = workers.beat(self._stage.runtime.connections, self.worker_id, schema=SCHEMA)
-        return beaten is not None and beaten.sweep_in_s == 0
+        return beaten is not None and bool(beaten.watches)
 
 
 def test_one_sweeps_and_the_next_follows_when_its_lease_or_its_life_is_over(
