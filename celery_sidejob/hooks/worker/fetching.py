@@ -23,12 +23,13 @@ class FromChannel(Fetcher):
     """From a channel that asks its QoS before it fetches, so nothing need be stopped."""
 
     def __init__(self, c: Any, appetite: Appetite) -> None:
+        self._appetite = appetite
         self._channel = c.task_consumer.channel
         self._errors = c.connection_errors
 
         def may_consume() -> bool:
             self.is_shut = not appetite.room
-            return self._has_asked or not self.is_shut
+            return self._has_asked or not (self.is_shut or self._has_enough)
 
         connections.limit_fetching(
             self._channel.qos, may=may_consume, room=lambda: appetite.room, beyond=lambda: appetite.beyond
@@ -37,6 +38,11 @@ class FromChannel(Fetcher):
     @property
     def _has_asked(self) -> bool:
         """Whether an answer of the broker is on its way: if nobody read it, nobody would have the message in it."""
+        return False
+
+    @property
+    def _has_enough(self) -> bool:
+        """Whether the next fetch waits until there is more to be fetched at once."""
         return False
 
     def may_return(self, request: Any) -> bool:
@@ -49,7 +55,6 @@ class FromPostgres(FromChannel):
 
     def __init__(self, c: Any, appetite: Appetite) -> None:
         super().__init__(c, appetite)
-        self._appetite = appetite
         self._wake = c.connection.transport.wake
         appetite.tell = self._wake
 
@@ -65,6 +70,11 @@ class FromRedis(FromChannel):
     @property
     def _has_asked(self) -> bool:
         return bool(self._channel._in_poll)
+
+    @property
+    def _has_enough(self) -> bool:
+        is_ours = hasattr(self._channel, "give_back")  # kombu's fetches one message at a time
+        return is_ours and len(state.reserved_requests) >= 2 * self._appetite.concurrency  # as many wait as run
 
     def in_order(self, waiting: list[Delivered]) -> list[Delivered]:
         """Each goes to the head of its list, so the first one goes last."""

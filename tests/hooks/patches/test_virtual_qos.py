@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import inspect
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery.worker import state
 from kombu import Connection, Consumer, Queue
+from kombu.transport import virtual
 from kombu.transport.redis import QoS
 
 from celery_sidejob import embedded
 from celery_sidejob.hooks.patches import connections
+from celery_sidejob.hooks.worker.fetching import FromRedis
 
 
 def test_nothing_is_fetched_without_room_and_each_end_is_told(own_valkey: embedded.Valkey) -> None:
@@ -46,3 +50,17 @@ def test_nothing_is_fetched_without_room_and_each_end_is_told(own_valkey: embedd
         got[1].reject()
         got[2].requeue()
     assert len(ends) == 3
+
+
+def test_our_redis_channel_fetches_several_again_when_fewer_wait_than_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """kombu's fetches one message at a time: there nothing is gained, and the pool would run out of messages."""
+    appetite: Any = SimpleNamespace(room=4, beyond=0, concurrency=2)
+    for is_ours in (True, False):
+        qos = virtual.QoS(SimpleNamespace(do_restore=False), prefetch_count=8)
+        channel = SimpleNamespace(qos=qos, _in_poll=None, **({"give_back": None} if is_ours else {}))
+        FromRedis(SimpleNamespace(task_consumer=SimpleNamespace(channel=channel), connection_errors=()), appetite)
+        for reserved, may_fetch in ((0, True), (3, True), (4, not is_ours)):
+            monkeypatch.setattr(state, "reserved_requests", range(reserved))
+            assert qos.can_consume() == may_fetch
+        channel._in_poll = "an answer is on its way"
+        assert qos.can_consume()
