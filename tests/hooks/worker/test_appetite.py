@@ -11,6 +11,7 @@ from celery import Celery, bootsteps
 from celery.concurrency.gevent import TaskPool
 from celery.worker import state
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
+from kombu.utils.limits import TokenBucket
 
 from celery_sidejob import SideJob
 from celery_sidejob.hooks.steps import DisconnectionStep
@@ -47,8 +48,9 @@ def worker_of(concurrency: int) -> Any:
     controller = SimpleNamespace(max_concurrency=None, semaphore=LaxBoundedSemaphore(concurrency), _process_task=None)
     pool = SimpleNamespace(num_processes=concurrency)
     return SimpleNamespace(
-        app=None, pool=pool, controller=controller, on_task_request=None, initial_prefetch_count=4 * concurrency
-    )
+        app=None, pool=pool, controller=controller, on_task_request=None, initial_prefetch_count=4 * concurrency,
+        task_buckets={"quick": None},
+    )  # fmt: skip
 
 
 def end(runs: int) -> None:
@@ -145,6 +147,15 @@ def test_beyond_celerys_limit_it_fetches_only_what_can_be_given_back(clock: list
     assert appetite.beyond == 0
     clock[0] += 1.0
     assert appetite.beyond == 36
+
+
+def test_beyond_celerys_limit_it_fetches_nothing_that_may_wait_here_for_a_rate_limit(clock: list[float]) -> None:
+    """Such a message is handed over when it is its turn, and nobody can give it back before."""
+    worker = worker_of(3)
+    worker.task_buckets["limited"] = TokenBucket(1 / 3600)
+    appetite = Appetite(worker)
+    end(100_000)
+    assert appetite.beyond == 0
 
 
 def test_what_runs_on_after_its_connection_broke_still_has_its_place(
