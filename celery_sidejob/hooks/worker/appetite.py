@@ -128,6 +128,11 @@ class Appetite:
         return 0 if self._stops else max(0, self.concurrency + self.ahead - len(state.reserved_requests))
 
     @property
+    def idle(self) -> int:
+        """How many messages may be fetched that the pool begins at once."""
+        return min(self.room, max(0, self.concurrency - len(state.reserved_requests)))
+
+    @property
     def is_full(self) -> bool:
         """Whether one more message would have to wait for a run that may take long."""
         return self._stops or not (self.room or self.ahead)
