@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
+from threading import Thread
 from typing import Any
 
 import psycopg
@@ -19,12 +20,15 @@ from celery_sidejob.operations.runs.run_pages import Claimed
 from celery_sidejob.operations.runs.runs import Unit
 from celery_sidejob.store import claims
 from celery_sidejob.store.claims import Owed
+from celery_sidejob.store.connection.turns import LONGEST_TURN_S, take_turns
+from celery_sidejob.store.errors import RowsLocked
 from celery_sidejob.store.outbox import doorbells, holds
 from celery_sidejob.store.outbox.kinds import JOBS
 from celery_sidejob.store.results import Ended
 from celery_sidejob.store.statement import Transaction
 from tests.tools.databases import SCHEMA
 from tests.tools.in_process import Stage
+from tests.tools.pgbouncer import PgBouncer
 
 
 @pytest.fixture
@@ -159,6 +163,28 @@ def test_a_page_waits_for_no_job_that_a_transaction_has_locked(stage: Stage) -> 
         assert end(stage, *told) == set()
     assert end(stage, *told) == {ends.id}
     assert set(claim(stage, begins)) == {begins.id}
+
+
+def test_a_page_waits_for_anything_else_no_longer_than_a_turn_through_a_proxy_too(
+    stage: Stage, pgbouncer: PgBouncer
+) -> None:
+    """All services of the worker take turns on its connection, and the sessions of a proxy have no limit of ours."""
+    pooled = Stage(pgbouncer.url_of(stage.database_url), task_ignore_result=True)
+    job, refused = pooled.job(), []
+
+    def claim_in_turn() -> None:
+        take_turns()
+        with pytest.raises(RowsLocked) as raised:
+            claim(pooled, job)
+        refused.append(raised.value)
+
+    with psycopg.connect(stage.database_url) as user:
+        user.execute(f"SELECT FROM {SCHEMA}.messages FOR UPDATE")
+        service = Thread(target=claim_in_turn, daemon=True)
+        service.start()
+        service.join(LONGEST_TURN_S + 5)
+        assert len(refused) == 1
+    pooled.close()
 
 
 def test_an_end_in_a_page_is_as_one_of_its_process(stage: Stage) -> None:

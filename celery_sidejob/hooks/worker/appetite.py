@@ -7,8 +7,8 @@ long ones nothing. What was fetched before the runs became long goes back to the
 fetches again when its pool can begin another run: among workers that are all busy no message goes to and fro.
 
 With very short runs it is more than Celery allows, since a statement for many messages takes little longer than one for
-a few. That holds only where all that is fetched can go back: jobs and durable tasks, from the queues of our transports
-and of Redis.
+a few. That holds only where all that is fetched can go back: jobs and durable tasks without a rate limit of Celery's,
+from the queues of our transports and of Redis.
 
 A request that never leaves Celery's sets would keep its place in the pool for good. So these sets are compared with the
 pool.
@@ -108,12 +108,14 @@ class Appetite:
     def beyond(self) -> int:
         """How many messages may be here beyond Celery's limit: none unless each can be given back.
 
-        Who sets `worker_prefetch_multiplier` to 1 wants none.
+        Who sets `worker_prefetch_multiplier` to 1 wants none. What waits for a rate limit is handed to nobody until its
+        turn, and this worker keeps it.
         """
         limit: int = self._c.initial_prefetch_count
         if limit <= self.concurrency or monotonic() - self._plain_at < LONG_S:
             return 0
-        return max(0, min(round(self._ended_lately * BRIEF_S) - limit, MOST_BEYOND * limit))
+        more = min(round(self._ended_lately * BRIEF_S) - limit, MOST_BEYOND * limit)
+        return 0 if more <= 0 or any(self._c.task_buckets.values()) else more
 
     @property
     def _ended_lately(self) -> int:
@@ -124,6 +126,11 @@ class Appetite:
     def room(self) -> int:
         """How many more messages may be fetched."""
         return 0 if self._stops else max(0, self.concurrency + self.ahead - len(state.reserved_requests))
+
+    @property
+    def idle(self) -> int:
+        """How many messages may be fetched that the pool begins at once."""
+        return min(self.room, max(0, self.concurrency - len(state.reserved_requests)))
 
     @property
     def is_full(self) -> bool:

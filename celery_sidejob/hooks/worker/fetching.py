@@ -31,9 +31,12 @@ class FromChannel(Fetcher):
             self.is_shut = not appetite.room
             return self._has_asked or not (self.is_shut or self._has_enough)
 
-        connections.limit_fetching(
-            self._channel.qos, may=may_consume, room=lambda: appetite.room, beyond=lambda: appetite.beyond
-        )
+        only_idle = bool(c.app.conf.get("worker_disable_prefetch"))  # Celery sees to that one message at a time
+
+        def room() -> int:
+            return appetite.idle if only_idle else appetite.room
+
+        connections.limit_fetching(self._channel.qos, may=may_consume, room=room, beyond=lambda: appetite.beyond)
 
     @property
     def _has_asked(self) -> bool:

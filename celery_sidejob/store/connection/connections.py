@@ -64,8 +64,13 @@ TIMEOUTS = tuple(
 READ = "read"
 """The name of a transaction that is one repeatable statement."""
 
-QUICK = frozenset({READ, "lease", "mark", "durable-hold", "claim-page"})
+QUICK = frozenset({READ, "lease", "mark"})
 """Transactions of one statement that never waits for a row that is locked for long."""
+BRIEF = QUICK | {"durable-hold", "claim-page"}
+"""Those of one statement that may wait for a table, or in rare cases for a row, but no longer than a turn.
+
+Through a proxy, whose sessions have no time limit of ours, those that are not quick need a BEGIN.
+"""
 
 
 class _Thread(threading.local):
@@ -133,7 +138,7 @@ class Connections(Autocommit):
             return self._transact(name, work, deadline, single=single, in_turn=True)
         with self._turns.one():
             if takes_turns():
-                return self._transact(name, work, deadline, single=single and name in QUICK, in_turn=True)
+                return self._transact(name, work, deadline, single=single and name in BRIEF, in_turn=True)
             return self._transact(name, work, deadline, single=single, in_turn=False)
 
     def timed(

@@ -11,12 +11,15 @@ from celery import Celery, bootsteps
 from celery.concurrency.gevent import TaskPool
 from celery.worker import state
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
+from kombu.transport.virtual import QoS
+from kombu.utils.limits import TokenBucket
 
 from celery_sidejob import SideJob
 from celery_sidejob.hooks.steps import DisconnectionStep
 from celery_sidejob.hooks.worker import appetite as appetites
 from celery_sidejob.hooks.worker.appetite import Appetite, Fetcher
 from celery_sidejob.hooks.worker.delivered import Delivered
+from celery_sidejob.hooks.worker.fetching import FromChannel
 
 
 class Run:
@@ -47,8 +50,9 @@ def worker_of(concurrency: int) -> Any:
     controller = SimpleNamespace(max_concurrency=None, semaphore=LaxBoundedSemaphore(concurrency), _process_task=None)
     pool = SimpleNamespace(num_processes=concurrency)
     return SimpleNamespace(
-        app=None, pool=pool, controller=controller, on_task_request=None, initial_prefetch_count=4 * concurrency
-    )
+        app=None, pool=pool, controller=controller, on_task_request=None, initial_prefetch_count=4 * concurrency,
+        task_buckets={"quick": None},
+    )  # fmt: skip
 
 
 def end(runs: int) -> None:
@@ -145,6 +149,35 @@ def test_beyond_celerys_limit_it_fetches_only_what_can_be_given_back(clock: list
     assert appetite.beyond == 0
     clock[0] += 1.0
     assert appetite.beyond == 36
+
+
+def test_beyond_celerys_limit_it_fetches_nothing_that_may_wait_here_for_a_rate_limit(clock: list[float]) -> None:
+    """Such a message is handed over when it is its turn, and nobody can give it back before."""
+    worker = worker_of(3)
+    worker.task_buckets["limited"] = TokenBucket(1 / 3600)
+    appetite = Appetite(worker)
+    end(100_000)
+    assert appetite.beyond == 0
+
+
+@pytest.mark.parametrize(("disables", "room"), [(False, 12), (True, 2)])
+def test_without_prefetch_it_fetches_what_its_pool_begins_at_once(
+    clock: list[float], disables: bool, room: int
+) -> None:
+    """Celery's `worker_disable_prefetch` decides whether one more may be fetched, and our transports fetch several."""
+    worker = worker_of(3)
+    worker.app = Celery(set_as_current=False)
+    worker.app.conf.worker_disable_prefetch = disables
+    channel = SimpleNamespace(qos=QoS(SimpleNamespace(do_restore=False), prefetch_count=12))
+    worker.task_consumer, worker.connection_errors = SimpleNamespace(channel=channel), ()
+    appetite = Appetite(worker)
+    end(90)
+    runs = [Run()]
+    state.reserved_requests.update(runs)
+
+    FromChannel(worker, appetite)
+
+    assert channel.qos.can_consume_max_estimate() == room
 
 
 def test_what_runs_on_after_its_connection_broke_still_has_its_place(
