@@ -58,7 +58,10 @@ def test_our_redis_channel_fetches_several_again_when_fewer_wait_than_run(monkey
     for is_ours in (True, False):
         qos = virtual.QoS(SimpleNamespace(do_restore=False), prefetch_count=8)
         channel = SimpleNamespace(qos=qos, _in_poll=None, **({"give_back": None} if is_ours else {}))
-        FromRedis(SimpleNamespace(task_consumer=SimpleNamespace(channel=channel), connection_errors=()), appetite)
+        c = SimpleNamespace(
+            app=SimpleNamespace(conf={}), task_consumer=SimpleNamespace(channel=channel), connection_errors=()
+        )
+        FromRedis(c, appetite)
         for reserved, may_fetch in ((0, True), (3, True), (4, not is_ours)):
             monkeypatch.setattr(state, "reserved_requests", range(reserved))
             assert qos.can_consume() == may_fetch
