@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from math import inf
 from time import monotonic
 from typing import Any
 
@@ -27,7 +28,7 @@ from celery.worker import state
 from ...model.logger import logger
 from ..patches import celery_worker
 from . import pool_kind
-from .delivered import Delivered
+from .delivered import Delivered, return_to_head
 from .holding import Bell, Holding
 
 LOOK_S = 0.25
@@ -80,6 +81,9 @@ class Appetite:
         self._waiting: dict[Delivered, float] = {}
         self._ended: deque[tuple[float, int]] = deque([(monotonic(), _ended())])
         self._plain_at = 0.0
+        self._fetches_beyond = False
+        self._too_many: list[Any] = []
+        """What is no `Delivered` and came in a page beyond Celery's limit."""
         self._looks_at_idle = 0
         self._bell = Bell()
         self.holding = Holding(c.app)
@@ -112,7 +116,7 @@ class Appetite:
         turn, and this worker keeps it.
         """
         limit: int = self._c.initial_prefetch_count
-        if limit <= self.concurrency or monotonic() - self._plain_at < LONG_S:
+        if not self._fetches_beyond or limit <= self.concurrency or monotonic() - self._plain_at < LONG_S:
             return 0
         more = min(round(self._ended_lately * BRIEF_S) - limit, MOST_BEYOND * limit)
         return 0 if more <= 0 or any(self._c.task_buckets.values()) else more
@@ -149,8 +153,17 @@ class Appetite:
                 self._waiting[request] = monotonic()
         else:
             self._plain_at = monotonic()
+            if self._is_too_much(request):
+                self._too_many.append(request)
+                return
         self._fetcher.before(request)
         self.holding.hand_over(process, request)
+
+    def _is_too_much(self, request: Any) -> bool:
+        """Tell whether a message is beyond Celery's limit, and goes back: not one that nobody acknowledges."""
+        if not self._fetches_beyond or len(state.reserved_requests) <= (self._c.qos.value or inf):
+            return False
+        return request.message.delivery_tag in request.message.channel.qos._delivered
 
     def run_once(self) -> None:
         """Give back what has waited for too long; in the thread that fetches, or a greenlet beside it."""
@@ -207,6 +220,7 @@ class Appetite:
         self._fetcher = fetcher
         self._waiting.clear()
         Delivered.over_here = self.over
+        Delivered.places = lambda: self.concurrency
         semaphore = self._c.controller.semaphore
         if semaphore is not None:  # Celery has reset it, and runs go on
             semaphore.value = max(0, semaphore.initial_value - len(state.active_requests))
@@ -216,15 +230,27 @@ class Appetite:
         self._bell.register(hub, self._adjust)
         self.holding.register(hub)
         hub.on_tick.add(self._adjust)
+        self._fetches_beyond = True
         hub.call_repeatedly(LOOK_S, self._look)
 
     def _adjust(self) -> None:
+        if self._too_many:
+            self._return_too_many()
         if self._fetcher.is_shut:
             self._fetcher.adjust()
 
     def _look(self) -> None:
         self.run_once()
         self._fetcher.adjust()
+
+    def _return_too_many(self) -> None:
+        """Return what could not be given back if it waited here, as it was never delivered."""
+        for request in self._fetcher.in_order(self._too_many):
+            state.task_ready(request)
+            return_to_head(request.message, request.connection_errors)
+            request.acknowledged = True
+            request.send_event("task-rejected", requeue=True)
+        self._too_many = []
 
     def stop(self) -> None:
         """Give back all that has not begun: a warm stop waits for what runs, which may be hours."""

@@ -47,6 +47,8 @@ class Delivered(Request):
     """What the worker notes of it, for each store in which its row may be."""
     over_here: Callable[[], object] = staticmethod(lambda: None)
     """Called when a delivery is over: its place in the pool may be free."""
+    places: Callable[[], int] = staticmethod(lambda: len(active_requests))
+    """How many runs the pool takes at a time."""
     acks_at_end = False
     """Whether this worker acknowledges messages after their run, also where it might do so before."""
     held: Any = None
@@ -265,8 +267,8 @@ def _one_at_a_time(self: Delivered, execute: Callable[..., Any], pool: Any, **op
 
 
 def is_busy() -> bool:
-    """Tell whether as many messages wait in this worker as run: then it goes on for a while without further ones."""
-    return len(reserved_requests) >= 2 * max(1, len(active_requests))
+    """Tell whether as many messages wait in this worker as run in a full pool: it needs no others for a while."""
+    return len(reserved_requests) >= 2 * max(1, Delivered.places())
 
 
 def _then_over(self: Delivered, on_success: Callable[..., Any], outcome: Sequence[Any], **options: Any) -> Any:

@@ -13,7 +13,7 @@ from celery.worker import state
 
 from ..patches import connections
 from .appetite import LOOK_S, Appetite, Fetcher
-from .delivered import Delivered
+from .delivered import Delivered, is_busy
 
 UNLIMITED = 65535
 """The largest prefetch that RabbitMQ accepts."""
@@ -23,7 +23,6 @@ class FromChannel(Fetcher):
     """From a channel that asks its QoS before it fetches, so nothing need be stopped."""
 
     def __init__(self, c: Any, appetite: Appetite) -> None:
-        self._appetite = appetite
         self._channel = c.task_consumer.channel
         self._errors = c.connection_errors
 
@@ -58,6 +57,7 @@ class FromPostgres(FromChannel):
 
     def __init__(self, c: Any, appetite: Appetite) -> None:
         super().__init__(c, appetite)
+        self._appetite = appetite
         self._wake = c.connection.transport.wake
         appetite.tell = self._wake
 
@@ -76,8 +76,7 @@ class FromRedis(FromChannel):
 
     @property
     def _has_enough(self) -> bool:
-        is_ours = hasattr(self._channel, "give_back")  # kombu's fetches one message at a time
-        return is_ours and len(state.reserved_requests) >= 2 * self._appetite.concurrency  # as many wait as run
+        return hasattr(self._channel, "give_back") and is_busy()  # kombu's fetches one message at a time
 
     def in_order(self, waiting: list[Delivered]) -> list[Delivered]:
         """Each goes to the head of its list, so the first one goes last."""

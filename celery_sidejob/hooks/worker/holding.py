@@ -94,8 +94,8 @@ class Holding:
 
     @property
     def _has_enough(self) -> bool:
-        """Whether more of what is held waits for the pool than runs in it."""
-        return len(state.reserved_requests) - self._under_way > 2 * len(state.active_requests)
+        """Whether more of what is held waits for the pool than runs in it, and it is full."""
+        return len(state.reserved_requests) - self._under_way > 2 * Delivered.places()
 
     def disconnected(self) -> None:
         """Drop what the worker has dropped with its connection; what is being held just now is given up later."""

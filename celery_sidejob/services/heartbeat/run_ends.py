@@ -2,9 +2,9 @@
 
 A quiet end leaves nothing else to be done but to keep a result. The process of such a run only tells its worker that
 the body has ended well. The row of a durable task stays locked until the worker has removed it a few milliseconds
-later: with its next fetch, where the store is the broker. A job is in its run until the worker has ended that, with the
-next runs that it claims. If the worker dies before, the run is repeated, or lost; a result is kept with its end or not
-at all.
+later, at most `UNFETCHED_S`: with its next fetch, where the store is the broker. A job is in its run until the worker
+has ended that, with the next runs that it claims. If the worker dies before, the run is repeated, or lost; a result is
+kept with its end or not at all.
 
 The worker ends a run from outside if it was stopped by a time limit, or its asking was revoked.
 """

@@ -7,13 +7,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from celery.worker import state
 from kombu import Connection, Consumer, Queue
 from kombu.transport import virtual
 from kombu.transport.redis import QoS
 
 from celery_sidejob import embedded
 from celery_sidejob.hooks.patches import connections
+from celery_sidejob.hooks.worker import delivered
+from celery_sidejob.hooks.worker.delivered import Delivered
 from celery_sidejob.hooks.worker.fetching import FromRedis
 
 
@@ -54,7 +55,8 @@ def test_nothing_is_fetched_without_room_and_each_end_is_told(own_valkey: embedd
 
 def test_our_redis_channel_fetches_several_again_when_fewer_wait_than_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """kombu's fetches one message at a time: there nothing is gained, and the pool would run out of messages."""
-    appetite: Any = SimpleNamespace(room=4, beyond=0, concurrency=2)
+    monkeypatch.setattr(Delivered, "places", lambda: 2)
+    appetite: Any = SimpleNamespace(room=4, beyond=0)
     for is_ours in (True, False):
         qos = virtual.QoS(SimpleNamespace(do_restore=False), prefetch_count=8)
         channel = SimpleNamespace(qos=qos, _in_poll=None, **({"give_back": None} if is_ours else {}))
@@ -63,7 +65,7 @@ def test_our_redis_channel_fetches_several_again_when_fewer_wait_than_run(monkey
         )
         FromRedis(c, appetite)
         for reserved, may_fetch in ((0, True), (3, True), (4, not is_ours)):
-            monkeypatch.setattr(state, "reserved_requests", range(reserved))
+            monkeypatch.setattr(delivered, "reserved_requests", range(reserved))
             assert qos.can_consume() == may_fetch
         channel._in_poll = "an answer is on its way"
         assert qos.can_consume()

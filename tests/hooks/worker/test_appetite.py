@@ -55,6 +55,33 @@ def worker_of(concurrency: int) -> Any:
     )  # fmt: skip
 
 
+class Plain(Run):
+    """The request of a task that is neither durable nor a job, from a channel of ours."""
+
+    connection_errors = ()
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        channel = SimpleNamespace(give_back=self.give_back, qos=SimpleNamespace(_delivered=[]))
+        self.message = SimpleNamespace(channel=channel, delivery_tag=number)
+
+    def give_back(self, delivery_tag: int) -> None:
+        """Take the message back."""
+        assert delivery_tag == self.message.delivery_tag
+        self.went_back = True
+
+    def send_event(self, *_: Any, **__: Any) -> None:
+        """Nobody listens."""
+
+
+def fetching_beyond(worker: Any) -> Appetite:
+    """The appetite of a worker with an event loop."""
+    worker.qos = SimpleNamespace(value=worker.initial_prefetch_count)
+    appetite = Appetite(worker)
+    appetite._fetches_beyond = True
+    return appetite
+
+
 def end(runs: int) -> None:
     """Have so many runs begin and end."""
     state.all_total_count[0] += runs
@@ -135,18 +162,26 @@ def test_of_very_short_runs_it_fetches_more_than_celery_allows(
 ) -> None:
     worker = worker_of(3)
     worker.initial_prefetch_count = limit
-    appetite = Appetite(worker)
+    appetite = fetching_beyond(worker)
     end(ended)
     assert appetite.beyond == beyond
 
 
 def test_beyond_celerys_limit_it_fetches_only_what_can_be_given_back(clock: list[float]) -> None:
-    appetite = Appetite(worker_of(3))
+    appetite = fetching_beyond(worker_of(3))
     end(100_000)
-
-    appetite._handle(lambda request: None, Run())
+    runs = [Plain(number) for number in range(14)]
+    handed_over: list[Any] = []
+    for place, run in enumerate(runs):
+        run.message.channel.qos._delivered = [] if place == 12 else [place]
+        state.reserved_requests.add(run)
+        appetite._handle(handed_over.append, run)
 
     assert appetite.beyond == 0
+    assert handed_over == runs[:13], "12 are Celery's limit, and nobody would acknowledge the one after"
+    appetite._adjust()
+    assert [run.went_back for run in runs] == [False] * 13 + [True]
+    assert runs[13] not in state.reserved_requests
     clock[0] += 1.0
     assert appetite.beyond == 36
 
@@ -155,7 +190,7 @@ def test_beyond_celerys_limit_it_fetches_nothing_that_may_wait_here_for_a_rate_l
     """Such a message is handed over when it is its turn, and nobody can give it back before."""
     worker = worker_of(3)
     worker.task_buckets["limited"] = TokenBucket(1 / 3600)
-    appetite = Appetite(worker)
+    appetite = fetching_beyond(worker)
     end(100_000)
     assert appetite.beyond == 0
 
@@ -184,7 +219,8 @@ def test_what_runs_on_after_its_connection_broke_still_has_its_place(
     clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Celery takes the whole pool for free then, and would hand the pool what nobody could give back any more."""
-    monkeypatch.setattr(Delivered, "over_here", Delivered.over_here)  # which `start` replaces
+    for name in ("over_here", "places"):  # which `start` replaces
+        monkeypatch.setattr(Delivered, name, getattr(Delivered, name))
     worker = worker_of(3)
     running = [Run(), Run()]
     state.active_requests.update(running)

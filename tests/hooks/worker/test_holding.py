@@ -9,6 +9,7 @@ import pytest
 from celery.worker import state
 
 from celery_sidejob.hooks.worker import holding as pages
+from celery_sidejob.hooks.worker.delivered import Delivered
 from celery_sidejob.hooks.worker.holding import SOON_S, Holding
 
 
@@ -38,6 +39,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> tuple[Holding, Hub, list[float], 
     now, rings, hub = [100.0], list[str](), Hub()
     monkeypatch.setattr(pages, "monotonic", lambda: now[0])
     monkeypatch.setattr(pages.Loop, "start", lambda loop: None)
+    monkeypatch.setattr(Delivered, "places", lambda: 2)
     holding = Holding(None)  # type: ignore[arg-type]
     monkeypatch.setattr(holding._wakes, "ring", lambda: rings.append("ring"))
     holding.register(hub)
