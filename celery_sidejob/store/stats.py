@@ -25,7 +25,8 @@ _UNFINISHED = Statement(f"""
 SELECT j.status, count(*) AS jobs FROM (
   SELECT job_id FROM {{askings}} WHERE closed_at IS NULL
   UNION SELECT job_id FROM {{messages}} WHERE job_id IS NOT NULL) u
-JOIN {{jobs}} j ON j.id = u.job_id WHERE j.status IN {STATUSES} GROUP BY j.status""")
+CROSS JOIN LATERAL (SELECT x.status FROM {{jobs}} x WHERE x.id = u.job_id OFFSET 0) j
+WHERE j.status IN {STATUSES} GROUP BY j.status""")
 _UNFINISHED_SAMPLE = Statement(f"""
 SELECT j.status, count(*) AS jobs FROM {{jobs}} j {SAMPLE}
 WHERE j.status IN {STATUSES} GROUP BY j.status""")

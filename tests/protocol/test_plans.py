@@ -35,6 +35,7 @@ from celery_sidejob.store import (
     registry,
     results,
     room,
+    run_ends,
     state,
     stats,
     steps,
@@ -48,6 +49,7 @@ from celery_sidejob.store.connection.connections import Connections
 from celery_sidejob.store.connection.own_executor import PREPARE_AFTER, OwnExecutor
 from celery_sidejob.store.outbox import arming, burials, checks, doorbells, holds, publishing, tasks
 from celery_sidejob.store.outbox.kinds import JOBS, TASKS
+from celery_sidejob.store.results import Ended
 from celery_sidejob.store.statement import Statement
 from tests.tools.databases import SCHEMA, Databases
 from tests.tools.waiting import wait_until
@@ -362,6 +364,45 @@ def test_a_page_takes_no_more_steps_where_a_full_table_is_taken_for_empty(
 
     # Each key met with each row is a hundred thousand; this statement alone reads the table once or twice.
     assert rows_read(found[0]["Plan"]) < 20 * (ROWS + KEYS), json.dumps(found[0]["Plan"], indent=1)
+
+
+AT_REST = f"""
+ALTER TABLE askings SET (autovacuum_enabled = off);
+INSERT INTO workers (ident, revision) VALUES ('one', '0001');
+INSERT INTO jobs (task, queue, status, ended_at)
+  SELECT 'task', 'q', 'completed', now() FROM generate_series(1, {20 * ROWS});
+INSERT INTO askings (task_id, job_id, closed_at, outcome, result, stored_at)
+  SELECT 'job' || id, id, now(), 'completed', '1', now() FROM jobs;
+ANALYZE;
+INSERT INTO jobs (task, queue, status, run_no, unit_no, worker_id, run_kind)
+  SELECT 'task', 'q', 'running', 1, 0, (SELECT id FROM workers), 'run' FROM generate_series(1, {ROWS});
+INSERT INTO askings (task_id, job_id) SELECT 'job' || id, id FROM jobs WHERE status = 'running'"""
+
+
+class Noting:
+    """Takes a statement instead of running it."""
+
+    def run(self, statement: Statement, /, **parameters: Any) -> list[Any]:
+        self.taken = statement, parameters
+        return []
+
+
+def test_a_page_of_ends_reads_no_other_open_askings_where_all_were_closed_at_the_last_analyze(
+    databases: Databases, database_template: str
+) -> None:
+    with filled(databases, database_template, AT_REST) as connection:
+        ids = connection.execute("SELECT id FROM jobs WHERE status = 'running' ORDER BY id LIMIT 8").fetchall()
+        executor = Noting()
+        ended = [Ended((job_id, 1, "null"), None) for (job_id,) in ids]
+        run_ends.end_page(executor, ended, worker_id=1, history=0)  # type: ignore[arg-type]
+        statement, parameters = executor.taken
+
+        (found,) = connection.execute(
+            "EXPLAIN (ANALYZE, FORMAT JSON) " + statement.render(SCHEMA), parameters
+        ).fetchone()  # type: ignore[misc]
+
+        assert connection.execute("SELECT count(*) FROM jobs WHERE unit_no IS NULL AND run_no = 1").fetchone() == (8,)
+    assert rows_read(found[0]["Plan"]) < ROWS, json.dumps(found[0]["Plan"], indent=1)
 
 
 FILL_PORTS = (
