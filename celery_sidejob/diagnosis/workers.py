@@ -19,7 +19,7 @@ from .looks import look
 
 SWEEP_LAG_S = (10.0, 60.0)
 UNSWEPT_S = 5.0
-"""Seconds for which the sweeper's lease may have ended: another worker takes it over within two seconds."""
+"""Seconds for which the sweeper's lease may have ended: another worker takes it over within that."""
 STOOD_WITHIN_S = 3600.0
 """For how long it is told that an event loop stood still."""
 LATE = "Timers, retries and messages that the broker did not accept are late; lost runs are not rescued."

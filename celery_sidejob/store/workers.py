@@ -88,9 +88,6 @@ def announce_lock(executor: Transaction, worker_id: int, locked: bool) -> None:
     executor.run(_ANNOUNCE_LOCK, id=worker_id, locked=locked)
 
 
-DEPUTIES = 3
-"""The number of workers, the newest, that watch the sweeper; others find at a beat that it is gone."""
-
 _BEAT = Statement(f"""
 UPDATE {{workers}} w SET beat_at = now(), suspect_at = NULL, suspect_by = NULL
 FROM (SELECT set_config('synchronous_commit', 'off', true)) AS soon
@@ -99,7 +96,7 @@ RETURNING (
   SELECT l.holder IS NULL OR l.holder = w.id OR l.expires_at < now() OR h.dead_at IS NOT NULL
     OR h.locked AND pg_try_advisory_xact_lock({_lock_of("h.id")})
     OR w.id IN (SELECT d.id FROM {{workers}} d WHERE d.dead_at IS NULL AND d.id <> l.holder
-      ORDER BY d.id DESC LIMIT {DEPUTIES})
+      ORDER BY d.id DESC LIMIT 1)
   FROM {{leases}} l LEFT JOIN {{workers}} h ON h.id = l.holder
   WHERE l.name = 'sweeper') AS watches, ARRAY(SELECT q.name FROM {{queues}} q) AS managed""")
 
@@ -107,8 +104,9 @@ RETURNING (
 def beat(executor: Transaction, worker_id: int, *, schema: str) -> Any | None:
     """Renew the worker's life, and read (watches, managed queues); None if it was declared dead, for good.
 
-    `watches`: this worker should try to sweep now, and again and again until its next beat: nobody sweeps, or it is one
-    of the deputies. The sweeper too: it may not know that it is the sweeper, if the answer to its try was lost.
+    `watches`: this worker should try to sweep now, and again and again until its next beat: nobody sweeps, or it is the
+    newest, the sweeper's deputy. The sweeper too: it may not know that it is the sweeper, if the answer to its try was
+    lost.
 
     Commits without waiting for the disk. If a crash of Postgres loses a beat, another beat follows before any worker is
     declared dead.

@@ -182,7 +182,7 @@ def test_a_page_waits_for_anything_else_no_longer_than_a_turn_through_a_proxy_to
         user.execute(f"SELECT FROM {SCHEMA}.messages FOR UPDATE")
         service = Thread(target=claim_in_turn, daemon=True)
         service.start()
-        service.join(LONGEST_TURN_S + 5)
+        service.join(LONGEST_TURN_S + 60)
         assert len(refused) == 1
     pooled.close()
 

@@ -158,7 +158,9 @@ class DurableRequest(Delivered):
         """Remove the row of a run that has left only that to this worker."""
         for over in outcome[3:]:
             end = QuietEnd(over, lambda: self._content)
-            self._app.sidejob.heartbeat.tasks.ends.add(end, waits=over.result is None or is_busy())
+            # Where the store is the broker, a fetch follows soon that can write it.
+            waits = is_busy() or (over.result is None and self._app.sidejob.runtime.connections.is_broker)
+            self._app.sidejob.heartbeat.tasks.ends.add(end, waits=waits)
         return outcome[:3]
 
     def maybe_expire(self) -> bool:

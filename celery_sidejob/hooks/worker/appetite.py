@@ -28,14 +28,16 @@ from celery.worker import state
 from ...model.logger import logger
 from ..patches import celery_worker
 from . import pool_kind
-from .delivered import Delivered, return_to_head
+from .delivered import Delivered, undeliver
 from .holding import Bell, Holding
 
 LOOK_S = 0.25
 BRIEF_S = 0.125
-"""How long the runs last, together, that are fetched beyond Celery's limit."""
+"""So many seconds of runs may be here, if these are more messages than Celery's limit."""
 MOST_BEYOND = 3
-"""They are at most so many times that limit."""
+"""The most messages beyond Celery's limit, as a multiple of it."""
+UNRETURNABLE_S = 1.0
+"""After a message that cannot be given back, nothing is fetched beyond Celery's limit for so long."""
 LONG_S = 1.0
 """How long a message waits here, at most, while the pool begins nothing."""
 LOOKS_AT_IDLE = 20
@@ -47,6 +49,10 @@ class Fetcher:
 
     is_shut = False
     """Whether it fetches nothing for now, because there was no room."""
+
+    def is_beyond_limit(self, request: Any) -> bool:
+        """Tell whether this message came beyond Celery's limit, and can go back."""
+        return False
 
     def before(self, request: Any) -> None:
         """Stop fetching if this message, which is about to be handed over, fills the pool."""
@@ -80,10 +86,12 @@ class Appetite:
         celery_worker.hand_over_by(c, self._handle)
         self._waiting: dict[Delivered, float] = {}
         self._ended: deque[tuple[float, int]] = deque([(monotonic(), _ended())])
-        self._plain_at = 0.0
-        self._fetches_beyond = False
+        self._unreturnable_at = -inf
+        """When the last message came that cannot be given back: of a task that is neither durable nor a job."""
+        self._may_go_beyond = False
+        """Whether an event loop runs, which returns at once what came beyond the limit and cannot wait here."""
         self._too_many: list[Any] = []
-        """What is no `Delivered` and came in a page beyond Celery's limit."""
+        """Such messages."""
         self._looks_at_idle = 0
         self._bell = Bell()
         self.holding = Holding(c.app)
@@ -116,7 +124,9 @@ class Appetite:
         turn, and this worker keeps it.
         """
         limit: int = self._c.initial_prefetch_count
-        if not self._fetches_beyond or limit <= self.concurrency or monotonic() - self._plain_at < LONG_S:
+        if not self._may_go_beyond or limit <= self.concurrency:
+            return 0
+        if monotonic() - self._unreturnable_at < UNRETURNABLE_S:
             return 0
         more = min(round(self._ended_lately * BRIEF_S) - limit, MOST_BEYOND * limit)
         return 0 if more <= 0 or any(self._c.task_buckets.values()) else more
@@ -152,18 +162,12 @@ class Appetite:
             if self._fetcher.may_return(request):
                 self._waiting[request] = monotonic()
         else:
-            self._plain_at = monotonic()
-            if self._is_too_much(request):
+            self._unreturnable_at = monotonic()
+            if self._may_go_beyond and self._fetcher.is_beyond_limit(request):
                 self._too_many.append(request)
                 return
         self._fetcher.before(request)
         self.holding.hand_over(process, request)
-
-    def _is_too_much(self, request: Any) -> bool:
-        """Tell whether a message is beyond Celery's limit, and goes back: not one that nobody acknowledges."""
-        if not self._fetches_beyond or len(state.reserved_requests) <= (self._c.qos.value or inf):
-            return False
-        return request.message.delivery_tag in request.message.channel.qos._delivered
 
     def run_once(self) -> None:
         """Give back what has waited for too long; in the thread that fetches, or a greenlet beside it."""
@@ -219,8 +223,9 @@ class Appetite:
         """Fetch over a new connection: what had waited is gone with the old one, what runs runs on."""
         self._fetcher = fetcher
         self._waiting.clear()
+        self._too_many.clear()
         Delivered.over_here = self.over
-        Delivered.places = lambda: self.concurrency
+        Delivered.concurrency = lambda: self.concurrency
         semaphore = self._c.controller.semaphore
         if semaphore is not None:  # Celery has reset it, and runs go on
             semaphore.value = max(0, semaphore.initial_value - len(state.active_requests))
@@ -230,12 +235,11 @@ class Appetite:
         self._bell.register(hub, self._adjust)
         self.holding.register(hub)
         hub.on_tick.add(self._adjust)
-        self._fetches_beyond = True
+        self._may_go_beyond = True
         hub.call_repeatedly(LOOK_S, self._look)
 
     def _adjust(self) -> None:
-        if self._too_many:
-            self._return_too_many()
+        self._return_too_many()
         if self._fetcher.is_shut:
             self._fetcher.adjust()
 
@@ -244,18 +248,16 @@ class Appetite:
         self._fetcher.adjust()
 
     def _return_too_many(self) -> None:
-        """Return what could not be given back if it waited here, as it was never delivered."""
-        for request in self._fetcher.in_order(self._too_many):
-            state.task_ready(request)
-            return_to_head(request.message, request.connection_errors)
-            request.acknowledged = True
-            request.send_event("task-rejected", requeue=True)
-        self._too_many = []
+        """Return the messages that came beyond Celery's limit and could not go back later; it is no delivery."""
+        too_many, self._too_many = self._too_many, []
+        for request in self._fetcher.in_order(too_many):
+            undeliver(request)
 
     def stop(self) -> None:
         """Give back all that has not begun: a warm stop waits for what runs, which may be hours."""
         self._stops = True
         self._fetcher.shut()
+        self._return_too_many()
         self._give_back(list(self._waiting))
         self._waiting.clear()
 

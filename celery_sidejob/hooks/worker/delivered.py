@@ -47,8 +47,8 @@ class Delivered(Request):
     """What the worker notes of it, for each store in which its row may be."""
     over_here: Callable[[], object] = staticmethod(lambda: None)
     """Called when a delivery is over: its place in the pool may be free."""
-    places: Callable[[], int] = staticmethod(lambda: len(active_requests))
-    """How many runs the pool takes at a time."""
+    concurrency: Callable[[], int] = staticmethod(lambda: len(active_requests))
+    """Returns how many runs the pool takes at a time; without an `Appetite`, how many it has."""
     acks_at_end = False
     """Whether this worker acknowledges messages after their run, also where it might do so before."""
     held: Any = None
@@ -123,10 +123,7 @@ class Delivered(Request):
             if not self.waits:
                 return False
             self._was_given_back = True
-        task_ready(self)
-        return_to_head(self._message, self._connection_errors)
-        self.acknowledged = True
-        self.send_event("task-rejected", requeue=True)
+        undeliver(self)
         self.over()
         self.unhold()
         return True
@@ -227,6 +224,14 @@ def begins_held(pool: Any, request: Any) -> bool:
         return not request._was_given_back
 
 
+def undeliver(request: Any) -> None:
+    """Forget a request whose run has not begun, and return its message to the head of its queue."""
+    task_ready(request)
+    return_to_head(request.message, request.connection_errors)
+    request.acknowledged = True
+    request.send_event("task-rejected", requeue=True)
+
+
 def return_to_head(message: Any, connection_errors: tuple[type[BaseException], ...]) -> None:
     """Give a message that has not begun back to the broker, to be served next.
 
@@ -267,8 +272,8 @@ def _one_at_a_time(self: Delivered, execute: Callable[..., Any], pool: Any, **op
 
 
 def is_busy() -> bool:
-    """Tell whether as many messages wait in this worker as run in a full pool: it needs no others for a while."""
-    return len(reserved_requests) >= 2 * max(1, Delivered.places())
+    """Tell whether at least as many messages wait here as a full pool runs: the worker needs no others for a while."""
+    return len(reserved_requests) >= 2 * max(1, Delivered.concurrency())
 
 
 def _then_over(self: Delivered, on_success: Callable[..., Any], outcome: Sequence[Any], **options: Any) -> Any:

@@ -30,7 +30,8 @@ class FromChannel(Fetcher):
             self.is_shut = not appetite.room
             return self._has_asked or not (self.is_shut or self._has_enough)
 
-        only_idle = bool(c.app.conf.get("worker_disable_prefetch"))  # Celery sees to that one message at a time
+        # Celery's own check knows only whether one more message may be fetched, and our transports fetch several.
+        only_idle = bool(c.app.conf.get("worker_disable_prefetch"))
 
         def room() -> int:
             return appetite.idle if only_idle else appetite.room
@@ -46,6 +47,13 @@ class FromChannel(Fetcher):
     def _has_enough(self) -> bool:
         """Whether the next fetch waits until there is more to be fetched at once."""
         return False
+
+    def is_beyond_limit(self, request: Any) -> bool:
+        """Counts as Celery does: what was acknowledged early, or needs no acknowledgement, does not count."""
+        qos = self._channel.qos
+        if request.message.delivery_tag not in qos._delivered:
+            return False
+        return bool(0 < qos.prefetch_count < len(qos._delivered) - len(qos._dirty))
 
     def may_return(self, request: Any) -> bool:
         """It is fetched again only when there is room."""

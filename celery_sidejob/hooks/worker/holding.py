@@ -1,9 +1,10 @@
 """Claims the runs of jobs, and holds the rows of durable tasks, before their messages wait for the pool.
 
-What has arrived since the last statement is one page of the next, which runs beside the worker's event loop: a slow
-store keeps no other task from running. It also writes the ends of runs (`services/heartbeat/run_ends.py`). A message
-whose row is not held goes on all the same, and its process locks the row, or finds that it is a copy. Where the store
-is the broker, durable tasks are held with their fetch (`outbox.py`).
+What has arrived in one round of the event loop is one page, or in more rounds while the pool has enough to do. The
+statement that holds it runs beside the event loop: a slow store keeps no other task from running. It also writes the
+ends of runs (`services/heartbeat/run_ends.py`). A message whose row is not held goes on all the same, and its process
+locks the row, or finds that it is a copy. Where the store is the broker, durable tasks are held with their fetch
+(`outbox.py`).
 
 A bell wakes the event loop for what is held, from any thread.
 """
@@ -94,8 +95,8 @@ class Holding:
 
     @property
     def _has_enough(self) -> bool:
-        """Whether more of what is held waits for the pool than runs in it, and it is full."""
-        return len(state.reserved_requests) - self._under_way > 2 * Delivered.places()
+        """Whether the pool is full, and more messages wait for it, ready to begin, than run in it."""
+        return len(state.reserved_requests) - self._under_way > 2 * Delivered.concurrency()
 
     def disconnected(self) -> None:
         """Drop what the worker has dropped with its connection; what is being held just now is given up later."""
@@ -115,7 +116,7 @@ class Holding:
 
     def run_once(self) -> int:
         """Hold the rows of what has arrived; returns how many messages that were."""
-        self._is_rung = False
+        self._is_rung = False  # before the page is taken: a message that arrives after that rings again
         page = [self._asked.popleft() for _ in range(min(PAGE, len(self._asked)))]
         if page:
             try:

@@ -28,7 +28,7 @@ from .pool_processes import MemoryKills, PoolProcesses
 from .worker import Worker, WorkerDuty
 
 TRY_S = 0.5
-"""How often a worker that watches the sweeper tries to take its place."""
+"""How often the worker that watches the sweeper tries to take its place."""
 WATCH_S = 0.25
 """Seconds between two looks at the processes of the pool."""
 

@@ -2,7 +2,7 @@
 
 A quiet end leaves nothing else to be done but to keep a result. The process of such a run only tells its worker that
 the body has ended well. The row of a durable task stays locked until the worker has removed it a few milliseconds
-later, at most `UNFETCHED_S`: with its next fetch, where the store is the broker. A job is in its run until the worker
+later, at most `WITH_OTHERS_S`: with its next fetch, where the store is the broker. A job is in its run until the worker
 has ended that, with the next runs that it claims. If the worker dies before, the run is repeated, or lost; a result is
 kept with its end or not at all.
 
@@ -34,9 +34,9 @@ from ...store.results import Ended
 T = TypeVar("T")
 
 SOON_S = 0.005
-"""How long ends wait after those that were just written."""
-UNFETCHED_S = 0.05
-"""How long it waits for a statement with which it can go, if one is likely to come."""
+"""How long after a statement that took ends the next one may follow."""
+WITH_OTHERS_S = 0.05
+"""How long an end waits at most for a statement that does other work and can write it too."""
 REST_S = 1.0
 
 
@@ -98,7 +98,7 @@ class QuietEnds:
     def add(self, end: QuietEnd, *, waits: bool = True) -> None:
         """Have an end written: at once unless others were written just now, or it `waits` for another statement."""
         with self._lock:
-            due_at = monotonic() + UNFETCHED_S if waits else self._written_at + SOON_S
+            due_at = monotonic() + WITH_OTHERS_S if waits else self._written_at + SOON_S
             self._ends.add(end)
             self._waiting.append(end)
             self._due_at = min(due_at, self._due_at)

@@ -68,7 +68,7 @@ TOTALS = {count.total: count for count in COUNTS.values() if count.total is not 
 TICK_S = 0.25
 """Seconds between two checks for dead workers; the other duties follow every `TURN_S`."""
 WATCH_S = 0.1
-"""Seconds between two checks of a worker that does not sweep: its beat may have found that it should."""
+"""Seconds between two checks of a worker that does not sweep: it may be due to try."""
 LEASE_S = 2.0
 """Seconds for which a silent sweeper keeps the others from sweeping, unless its liveness lock is free."""
 RENEW_S = 0.75

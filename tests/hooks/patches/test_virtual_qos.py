@@ -14,6 +14,7 @@ from kombu.transport.redis import QoS
 from celery_sidejob import embedded
 from celery_sidejob.hooks.patches import connections
 from celery_sidejob.hooks.worker import delivered
+from celery_sidejob.hooks.worker.appetite import Fetcher
 from celery_sidejob.hooks.worker.delivered import Delivered
 from celery_sidejob.hooks.worker.fetching import FromRedis
 
@@ -55,7 +56,7 @@ def test_nothing_is_fetched_without_room_and_each_end_is_told(own_valkey: embedd
 
 def test_our_redis_channel_fetches_several_again_when_fewer_wait_than_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """kombu's fetches one message at a time: there nothing is gained, and the pool would run out of messages."""
-    monkeypatch.setattr(Delivered, "places", lambda: 2)
+    monkeypatch.setattr(Delivered, "concurrency", lambda: 2)
     appetite: Any = SimpleNamespace(room=4, beyond=0)
     for is_ours in (True, False):
         qos = virtual.QoS(SimpleNamespace(do_restore=False), prefetch_count=8)
@@ -69,3 +70,22 @@ def test_our_redis_channel_fetches_several_again_when_fewer_wait_than_run(monkey
             assert qos.can_consume() == may_fetch
         channel._in_poll = "an answer is on its way"
         assert qos.can_consume()
+
+
+def test_beyond_celerys_limit_is_what_celery_counts() -> None:
+    """What was acknowledged early runs on, and counts no more; what nobody acknowledges never did."""
+    qos = virtual.QoS(SimpleNamespace(do_restore=False), prefetch_count=2)
+    c = SimpleNamespace(
+        app=SimpleNamespace(conf={}), task_consumer=SimpleNamespace(channel=SimpleNamespace(qos=qos)),
+        connection_errors=(),
+    )  # fmt: skip
+    appetite: Any = SimpleNamespace(room=4, beyond=4)
+    fetcher = FromRedis(c, appetite)
+    requests = {tag: SimpleNamespace(message=SimpleNamespace(delivery_tag=tag)) for tag in range(5)}
+    for tag in range(3):
+        qos._delivered[tag] = requests[tag].message
+    qos._dirty.add(0)
+    assert [fetcher.is_beyond_limit(requests[tag]) for tag in (1, 2, 4)] == [False, False, False]
+    qos._delivered[3] = requests[3].message
+    assert [fetcher.is_beyond_limit(requests[tag]) for tag in (3, 4)] == [True, False]
+    assert not Fetcher().is_beyond_limit(SimpleNamespace(message=SimpleNamespace(channel=None)))

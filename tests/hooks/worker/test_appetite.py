@@ -55,19 +55,27 @@ def worker_of(concurrency: int) -> Any:
     )  # fmt: skip
 
 
+class OfTransport(Fetcher):
+    """Fetches by a transport of ours."""
+
+    has_too_many = False
+
+    def is_beyond_limit(self, request: Any) -> bool:
+        """Tell what the test says."""
+        return self.has_too_many
+
+
 class Plain(Run):
     """The request of a task that is neither durable nor a job, from a channel of ours."""
 
     connection_errors = ()
 
-    def __init__(self, number: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        channel = SimpleNamespace(give_back=self.give_back, qos=SimpleNamespace(_delivered=[]))
-        self.message = SimpleNamespace(channel=channel, delivery_tag=number)
+        self.message = SimpleNamespace(channel=self, delivery_tag=1)
 
     def give_back(self, delivery_tag: int) -> None:
         """Take the message back."""
-        assert delivery_tag == self.message.delivery_tag
         self.went_back = True
 
     def send_event(self, *_: Any, **__: Any) -> None:
@@ -76,9 +84,8 @@ class Plain(Run):
 
 def fetching_beyond(worker: Any) -> Appetite:
     """The appetite of a worker with an event loop."""
-    worker.qos = SimpleNamespace(value=worker.initial_prefetch_count)
     appetite = Appetite(worker)
-    appetite._fetches_beyond = True
+    appetite._may_go_beyond = True
     return appetite
 
 
@@ -169,19 +176,22 @@ def test_of_very_short_runs_it_fetches_more_than_celery_allows(
 
 def test_beyond_celerys_limit_it_fetches_only_what_can_be_given_back(clock: list[float]) -> None:
     appetite = fetching_beyond(worker_of(3))
+    appetite._fetcher = OfTransport()
     end(100_000)
-    runs = [Plain(number) for number in range(14)]
+    runs = [Plain(), Plain(), Plain()]
     handed_over: list[Any] = []
-    for place, run in enumerate(runs):
-        run.message.channel.qos._delivered = [] if place == 12 else [place]
+    for run in runs:
         state.reserved_requests.add(run)
-        appetite._handle(handed_over.append, run)
+    appetite._handle(handed_over.append, runs[0])
+    appetite._fetcher.has_too_many = True
+    appetite._handle(handed_over.append, runs[1])
+    appetite._handle(handed_over.append, runs[2])
 
     assert appetite.beyond == 0
-    assert handed_over == runs[:13], "12 are Celery's limit, and nobody would acknowledge the one after"
     appetite._adjust()
-    assert [run.went_back for run in runs] == [False] * 13 + [True]
-    assert runs[13] not in state.reserved_requests
+    assert handed_over == runs[:1]
+    assert [run.went_back for run in runs] == [False, True, True]
+    assert set(state.reserved_requests) == {runs[0]}
     clock[0] += 1.0
     assert appetite.beyond == 36
 
@@ -219,7 +229,7 @@ def test_what_runs_on_after_its_connection_broke_still_has_its_place(
     clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Celery takes the whole pool for free then, and would hand the pool what nobody could give back any more."""
-    for name in ("over_here", "places"):  # which `start` replaces
+    for name in ("over_here", "concurrency"):  # which `start` replaces
         monkeypatch.setattr(Delivered, name, getattr(Delivered, name))
     worker = worker_of(3)
     running = [Run(), Run()]

@@ -39,7 +39,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> tuple[Holding, Hub, list[float], 
     now, rings, hub = [100.0], list[str](), Hub()
     monkeypatch.setattr(pages, "monotonic", lambda: now[0])
     monkeypatch.setattr(pages.Loop, "start", lambda loop: None)
-    monkeypatch.setattr(Delivered, "places", lambda: 2)
+    monkeypatch.setattr(Delivered, "concurrency", lambda: 2)
     holding = Holding(None)  # type: ignore[arg-type]
     monkeypatch.setattr(holding._wakes, "ring", lambda: rings.append("ring"))
     holding.register(hub)

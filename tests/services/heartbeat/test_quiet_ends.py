@@ -16,7 +16,7 @@ def end(name: str, *, has_result: bool) -> QuietEnd:
 
 def test_a_result_waits_for_no_other_end_unless_some_were_written_just_now(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_ends, "SOON_S", 3600.0)
-    monkeypatch.setattr(run_ends, "UNFETCHED_S", 3600.0)
+    monkeypatch.setattr(run_ends, "WITH_OTHERS_S", 3600.0)
     written: list[list[str]] = []
 
     def write(page: Page) -> None:
