@@ -53,8 +53,6 @@ class TaskPool(thread.TaskPool):
         self._watch = Watch(self._loop, self._thread)
         self._numbers = itertools.count(FIRST_NUMBER)
         self._waiting: deque[tuple[Delivery, Callable[[], None]]] = deque()
-        self._will_admit = False
-        """Whether a call of `_admit_applied` is on its way to the loop."""
         self._running: dict[int, Delivery] = {}
         self._futures: set[Future[Any]] = set()
 
@@ -86,10 +84,7 @@ class TaskPool(thread.TaskPool):
         future: Future[Any] = Future()
         self._futures.add(future)
         future.add_done_callback(self._futures.discard)
-        self._waiting.append((delivery, partial(self._begin, delivery, future, options)))
-        if not self._will_admit:  # one call for all requests that arrive before the loop makes it: each would wake it
-            self._will_admit = True
-            self._loop.call_soon_threadsafe(self._admit_applied)
+        self._loop.call_soon_threadsafe(self._admit, delivery, partial(self._begin, delivery, future, options))
         return _Result(future)
 
     def grow(self, n: int = 1) -> None:
@@ -126,8 +121,8 @@ class TaskPool(thread.TaskPool):
 
     # -- in the loop's thread --------------------------------------------------------------------------------------
 
-    def _admit_applied(self) -> None:
-        self._will_admit = False  # before the look: a request that is applied after it calls again
+    def _admit(self, delivery: Delivery, begin: Callable[[], None]) -> None:
+        self._waiting.append((delivery, begin))
         self._admit_waiting()
 
     def _admit_waiting(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import celery
@@ -12,7 +11,6 @@ import pytest
 from celery.exceptions import SoftTimeLimitExceeded, TaskRevokedError, TimeLimitExceeded
 from celery.result import AsyncResult
 
-from celery_sidejob.pools.asyncio import TaskPool
 from tests.tools.recorder import Record
 from tests.tools.waiting import wait_until
 from tests.tools.workers import Processes, WorkerProcess
@@ -265,25 +263,3 @@ def test_the_pool_grows_and_shrinks(start: Start, send: Send, record: Record, cl
     stats = client.control.inspect([worker.nodename]).stats()[worker.nodename]["pool"]
     assert (stats["max-concurrency"], stats["running"]) == (1, 2)
     record.note("open")
-
-
-def test_the_loop_is_woken_once_for_all_requests_that_arrive_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    app = celery.Celery(set_as_current=False)
-
-    @app.task(name="body", shared=False)
-    async def body() -> None:
-        pass
-
-    pool = TaskPool(2, app=app)
-    calls: list[Callable[[], None]] = []
-    pool._loop.close()
-    monkeypatch.setattr(pool, "_loop", SimpleNamespace(call_soon_threadsafe=calls.append))
-    begun: list[object] = []
-    monkeypatch.setattr(pool, "_begin", lambda delivery, *_: begun.append(delivery))
-    for _ in range(3):
-        pool.on_apply(lambda *_: None, ["body"])
-    assert (len(calls), begun) == (1, [])
-    calls[0]()
-    assert len(begun) == 2, "as many as may run at once"
-    pool.on_apply(lambda *_: None, ["body"])
-    assert len(calls) == 2
