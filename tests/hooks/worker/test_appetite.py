@@ -72,6 +72,7 @@ class Plain(Run):
 
     def __init__(self) -> None:
         super().__init__()
+        self.acknowledged = False
         self.message = SimpleNamespace(channel=self, delivery_tag=1)
 
     def give_back(self, delivery_tag: int) -> None:
@@ -190,10 +191,31 @@ def test_beyond_celerys_limit_it_fetches_only_what_can_be_given_back(clock: list
     assert appetite.beyond == 0
     appetite._adjust()
     assert handed_over == runs[:1]
-    assert [run.went_back for run in runs] == [False, True, True]
+    assert [(run.went_back, run.acknowledged) for run in runs] == [(False, False), (True, True), (True, True)]
     assert set(state.reserved_requests) == {runs[0]}
     clock[0] += 1.0
     assert appetite.beyond == 36
+
+
+@pytest.mark.parametrize("goes_back", [True, False], ids=["a warm stop", "a new connection"])
+def test_what_came_beyond_celerys_limit_waits_for_no_stop_and_outlives_no_connection(
+    clock: list[float], monkeypatch: pytest.MonkeyPatch, goes_back: bool
+) -> None:
+    for name in ("over_here", "concurrency"):  # which `start` replaces
+        monkeypatch.setattr(Delivered, name, getattr(Delivered, name))
+    appetite = fetching_beyond(worker_of(3))
+    appetite._fetcher = OfTransport()
+    appetite._fetcher.has_too_many = True
+    run = Plain()
+    appetite._handle(lambda request: None, run)
+
+    if goes_back:
+        appetite.stop()
+    else:
+        appetite.start(Fetcher())
+        appetite._adjust()
+
+    assert run.went_back == goes_back
 
 
 def test_beyond_celerys_limit_it_fetches_nothing_that_may_wait_here_for_a_rate_limit(clock: list[float]) -> None:

@@ -54,3 +54,5 @@ def test_the_loop_is_rung_only_for_an_end_that_is_due_before_it_looks(monkeypatc
     monkeypatch.setattr(ends._bell, "wait", lambda timeout: add("at once", waits=False))
     ends.wait_s()
     assert rings == ["ring"]
+    add("while it works again", waits=False)
+    assert rings == ["ring"]
