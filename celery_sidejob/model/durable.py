@@ -250,7 +250,7 @@ def key_of(task_id: str, header: Any) -> Key | None:
 
     None if its publisher had no or a newer version of this package, or if this package never writes such a header.
     """
-    if header is None or why_no_header(header) is not None or header.get("v", HEADER_FORMAT) > HEADER_FORMAT:
+    if header is None or why_no_header(header) is not None or is_newer(header):
         return None
     return task_id, int(header["n"])
 

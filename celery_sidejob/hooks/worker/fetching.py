@@ -23,6 +23,7 @@ class FromChannel(Fetcher):
     """From a channel that asks its QoS before it fetches, so nothing need be stopped."""
 
     def __init__(self, c: Any, appetite: Appetite) -> None:
+        self._appetite = appetite
         self._channel = c.task_consumer.channel
         self._errors = c.connection_errors
 
@@ -30,13 +31,14 @@ class FromChannel(Fetcher):
             self.is_shut = not appetite.room
             return self._has_asked or not (self.is_shut or self._has_enough)
 
-        # Celery's own check knows only whether one more message may be fetched, and our transports fetch several.
-        only_idle = bool(c.app.conf.get("worker_disable_prefetch"))
+        connections.limit_fetching(
+            self._channel.qos, may=may_consume, room=lambda: self._room, beyond=lambda: appetite.beyond
+        )
 
-        def room() -> int:
-            return appetite.idle if only_idle else appetite.room
-
-        connections.limit_fetching(self._channel.qos, may=may_consume, room=room, beyond=lambda: appetite.beyond)
+    @property
+    def _room(self) -> int:
+        """How many more messages may be fetched."""
+        return self._appetite.room
 
     @property
     def _has_asked(self) -> bool:
@@ -65,7 +67,6 @@ class FromPostgres(FromChannel):
 
     def __init__(self, c: Any, appetite: Appetite) -> None:
         super().__init__(c, appetite)
-        self._appetite = appetite
         self._wake = c.connection.transport.wake
         appetite.tell = self._wake
 
@@ -77,6 +78,15 @@ class FromPostgres(FromChannel):
 
 class FromRedis(FromChannel):
     """From Redis, by kombu's transport or by ours."""
+
+    def __init__(self, c: Any, appetite: Appetite) -> None:
+        super().__init__(c, appetite)
+        self._prefetches = not c.app.conf.get("worker_disable_prefetch")
+
+    @property
+    def _room(self) -> int:
+        # Celery's own check knows only whether one more message may be fetched, and our transport fetches several.
+        return self._appetite.room if self._prefetches else self._appetite.idle
 
     @property
     def _has_asked(self) -> bool:

@@ -19,7 +19,7 @@ from celery_sidejob.hooks.steps import DisconnectionStep
 from celery_sidejob.hooks.worker import appetite as appetites
 from celery_sidejob.hooks.worker.appetite import Appetite, Fetcher
 from celery_sidejob.hooks.worker.delivered import Delivered
-from celery_sidejob.hooks.worker.fetching import FromChannel
+from celery_sidejob.hooks.worker.fetching import FromRedis
 
 
 class Run:
@@ -242,7 +242,7 @@ def test_without_prefetch_it_fetches_what_its_pool_begins_at_once(
     runs = [Run()]
     state.reserved_requests.update(runs)
 
-    FromChannel(worker, appetite)
+    FromRedis(worker, appetite)
 
     assert channel.qos.can_consume_max_estimate() == room
 
