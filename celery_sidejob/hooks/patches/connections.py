@@ -7,8 +7,8 @@ in another way, none of them has an effect: each function says what is then miss
 
 Others replace `can_consume`, `can_consume_max_estimate`, `ack` and `reject` of the QoS of one channel. Read in kombu
 5.5.2 and 5.7.0. The channel asks the first two before it fetches, kombu's own on Redis and those of our transports
-(`transport/*/acknowledgements.py`), and both read `prefetch_count`; the last two are called when a message is over. Ours
-fetches as many messages as a worker has room for, and notifies a worker with gevent when there is room again. If a
+(`transport/*/acknowledgements.py`), and both read `prefetch_count`; the last two are called when a message is over.
+Ours fetches as many messages as a worker has room for, and notifies a worker with gevent when there is room again. If a
 later kombu does not ask before it fetches, a worker keeps messages that it cannot begin, until they have waited for a
 second and are given back.
 """
