@@ -73,7 +73,7 @@ def _create(runtime: Runtime, drafts: Sequence[NewJob], transaction: Any) -> Seq
 
 
 def _numbered(drafts: Sequence[NewJob], ids: Iterable[int]) -> list[NewJob]:
-    return [replace(new, id=job_id) for new, job_id in zip(drafts, ids, strict=True)]
+    return [new.but(id=job_id) for new, job_id in zip(drafts, ids, strict=True)]
 
 
 def _is_plain(new: NewJob) -> bool:
@@ -116,7 +116,7 @@ def _create_admitted(runtime: Runtime, drafts: Sequence[NewJob]) -> list[NewJob]
 
 def _followed(runtime: Runtime, drafts: Sequence[NewJob], rows: Sequence[Any]) -> list[NewJob]:
     """Do the work that follows the commit of new jobs; return the jobs with their ids, which grow in their order."""
-    made = _numbered(drafts, [row.job_id for row in rows])
+    made = [new.but(id=row.job_id) for new, row in zip(drafts, rows, strict=True)]
     after_commit = AfterCommit()
     for new, row in zip(made, rows, strict=True):
         after_commit.created(new, row)

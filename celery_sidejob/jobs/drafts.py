@@ -246,8 +246,7 @@ class Drafts:
         return new
 
     def _after(self, new: NewJob, task_id: str, args: Any, kwargs: Any) -> NewJob:
-        return replace(
-            new,
+        return new.but(
             task_id=task_id,
             args=values.encode(list(args), limit=self._limit, what="args") if args else "[]",
             kwargs=values.encode(kwargs, limit=self._limit, what="kwargs") if kwargs else "{}",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -877,7 +876,7 @@ def fork(runtime: Runtime, source: Job, before: str | None, changed: Mapping[str
         "created_by": f"fork:{source.id}",
     }
     new = draft_single(runtime, _with_parent({**like, **changed}), None)
-    new = replace(new, id=jobs.next_ids(runtime.connections, 1)[0])
+    new = new.but(id=jobs.next_ids(runtime.connections, 1)[0])
     submit(runtime, "fork", new, CopySteps(new.id, source.id, place))
     return _handle(runtime, new, None)
 

@@ -36,7 +36,7 @@ class PortRow:
     limit: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class NewJob(JobColumns):
     """A job to be created: its columns, and the values for other tables. Its id is 0 until the store gives it one.
 
@@ -62,6 +62,12 @@ class NewJob(JobColumns):
     admission: Admission | None = None
     slot: int | None = None
     """The shard of its capacity pool in which it has its slots, once it was admitted."""
+
+    def but(self, **values: Any) -> NewJob:
+        """Return it with other values; `dataclasses.replace` takes a third of the time of a call that makes many."""
+        other = object.__new__(NewJob)
+        vars(other).update(vars(self), **values)
+        return other
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ def _column(sql: str, *, shown: str | None = None, check: Callable[[str, Any], A
     return {"sql": sql, "shown": shown, "check": check}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class JobColumns:
     """The values of these columns in a new job's row."""
 

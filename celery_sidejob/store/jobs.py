@@ -36,6 +36,7 @@ def next_ids(executor: Autocommit | Transaction, count: int) -> list[int]:
     return [row.id for row in executor.run(_NEXT_IDS, count=count)]
 
 
+_COLUMN_NAMES = frozenset(column.name for column in COLUMNS)
 _NAMES = ", ".join(column.name for column in COLUMNS)
 _GIVEN = {
     "id": "bigint",
@@ -106,7 +107,7 @@ def insert(executor: Transaction, new: Sequence[NewJob], *, check_interval_s: fl
     """
     rows = [
         {
-            **{column.name: value for column in COLUMNS if (value := getattr(job, column.name)) is not None},
+            **{name: value for name, value in vars(job).items() if value is not None and name in _COLUMN_NAMES},
             "id": job.id or None,
             "task_id": job.task_id,
             "options": job.options,

@@ -55,7 +55,7 @@ def model_of(app: Celery, name: str, options: Mapping[str, Any], args: Any, kwar
         return None
     asked = _asked(options)
     for model in models:
-        if model.fits(asked):
+        if model.is_valid and model.fits(asked):
             return model
     return None
 
@@ -166,7 +166,7 @@ class Composed:
 
     def fits(self, options: Mapping[str, Any]) -> bool:
         """Tell whether the message of a call differs only in its id and arguments."""
-        return self.is_valid and alike(options, self._options)
+        return alike(options, self._options)
 
     def message(self, task_id: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Message:
         """Return the message of a call that fits."""
