@@ -6,7 +6,7 @@ Measured from just before the kill to the first line of the body's next run. Wha
 
 process of the pool    its parent looks every 0.25 s, takes the run back and rings; a free process begins it
 worker                 the sweeper looks every 0.25 s whether a liveness lock is free, and gives its owner 1.5 s to beat
-worker that sweeps     the same, after another has found within 0.5 s that nobody sweeps
+worker that sweeps     the same, after another has found within 0.35 s that nobody sweeps
 worker that stands     the lock is still held, so its silence must tell: half a lease until it is suspected, half until
 still                  it is declared dead (a lease of 6 s here, to save time)
 """

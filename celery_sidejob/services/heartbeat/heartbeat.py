@@ -27,7 +27,7 @@ from .liveness import HeartbeatFile, LivenessLock
 from .pool_processes import MemoryKills, PoolProcesses
 from .worker import Worker, WorkerDuty
 
-TRY_S = 0.5
+TRY_S = 0.25
 """How often the worker that watches the sweeper tries to take its place."""
 WATCH_S = 0.25
 """Seconds between two looks at the processes of the pool."""
