@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -16,18 +15,18 @@ from ..operations.runs.terminations import terminate_without_shutdown
 from ..operations.waiting import is_parked
 from .command import Failed, answering, job_named, load_modules, unknown_name, with_app
 from .looks import wait_for_none
-from .options import JsonValue, Moment, Seconds, job_argument, job_filters, jobs_or_filters, yes_option
+from .options import JSON_LIST, JSON_OBJECT, MOMENT, SECONDS, job_argument, job_filters, jobs_or_filters, yes_option
 from .output import Output, at_least, line, status
 from .selection import act_on_each, check_choice, confirm
 
 
 @click.command()
 @click.argument("task")
-@click.option("--args", metavar="JSON", type=JsonValue(list), default="[]", help="Positional arguments: a JSON list.")
-@click.option("--kwargs", metavar="JSON", type=JsonValue(dict), default="{}", help="Keyword arguments: a JSON object.")
+@click.option("--args", metavar="JSON", type=JSON_LIST, default="[]", help="Positional arguments: a JSON list.")
+@click.option("--kwargs", metavar="JSON", type=JSON_OBJECT, default="{}", help="Keyword arguments: a JSON object.")
 @click.option("--queue", metavar="NAME", help="The queue of its runs; by default the task's.")
-@click.option("--eta", metavar="TIME", type=Moment(), help="When its first run is due, such as 2026-11-28T10:30.")
-@click.option("--countdown", metavar="DURATION", type=Seconds(), help="How long until its first run is due: 90, 5min.")
+@click.option("--eta", metavar="TIME", type=MOMENT, help="When its first run is due, such as 2026-11-28T10:30.")
+@click.option("--countdown", metavar="DURATION", type=SECONDS, help="How long until its first run is due: 90, 5min.")
 @click.option("--priority", type=click.IntRange(0, 9), help="From 0 to 9; higher is sooner.")
 @click.option("--tag", "tags", metavar="TAG", multiple=True, help="A tag; may be repeated.")
 @click.option("--alias", "aliases", metavar="NAME", multiple=True, help="A further name; may be repeated.")
@@ -39,20 +38,17 @@ from .selection import act_on_each, check_choice, confirm
 )
 @click.option("--created-by", metavar="WHO", help="A text by which the job is found.")
 @answering
-def enqueue(
-    sidejob: Any, output: Output, /, task: str, eta: datetime | None, countdown: float | None, **given: Any
-) -> None:
+def enqueue(sidejob: Any, output: Output, /, task: str, **given: Any) -> None:
     """Make a job of a sidejob task, as `sidejob.enqueue` does."""
-    if eta is not None and countdown is not None:
+    if given["eta"] is not None and given["countdown"] is not None:
         raise click.UsageError("--eta and --countdown are two ways to say when; choose one.")
     load_modules(sidejob)
     queue = given["queue"]
     unknown = unknown_name(sidejob, output, "queue", queue) if queue is not None else None  # its job makes it known
-    options = {"eta": eta, "countdown": countdown, **given}
     if given["unique"] is not None:
-        options["on_duplicate"] = "refuse"  # so that the command can report the open job
+        given["on_duplicate"] = "refuse"  # so that the command can report the open job
     try:
-        job: Job = sidejob.enqueue(task, **options)
+        job: Job = sidejob.enqueue(task, **given)
     except DuplicateError as error:
         _tell_of_open(output, error)
         return
@@ -83,7 +79,7 @@ PARKED = (
 @job_filters
 @click.option("--force", is_flag=True, help="Also ask a failed, terminating or terminated job; end a backoff.")
 @click.option("--parent", "of_parent", is_flag=True, help="Ask the job's parent instead.")
-@click.option("--countdown", metavar="DURATION", type=Seconds(), help="Run it after this time: 90, 5min, 2h.")
+@click.option("--countdown", metavar="DURATION", type=SECONDS, help="Run it after this time: 90, 5min, 2h.")
 @yes_option
 @answering
 def run(

@@ -15,40 +15,37 @@ from ..deadset import MOST_DIGITS, DeadEntry
 from ..model.errors import SideJobError
 from ..model.printable import counted
 from .command import Failed, answering, hint_unknown, load_modules, nothing_matches
-from .options import AtLeast, Seconds, check_one_way, limit_option, queue_option, task_option, together, yes_option
+from .options import SECONDS, AtLeast, Read, check_one_way, limit_option, queue_option, together, yes_option
 from .output import Output, facts, in_short, table
 from .selection import Summary, confirm, end_if, until_stopped
 
 
-class EntryId(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
-    """The id of an entry: a number; in a failover store ``name:number``."""
-
-    name = "id"
-
-    def convert(self, value: Any, param: Any, context: Any) -> int | str:
-        """Check it, and return it as the dead set knows it."""
-        name, _, number = str(value).rpartition(":")
-        if not number.isdecimal() or len(number) > MOST_DIGITS or (":" in str(value) and not name):
-            self.fail(f"{value!r} is no entry's id: a number, or a store's name:number.", param, context)
-        return f"{name}:{int(number)}" if name else int(number)
+def entry_id_from(text: str) -> int | str:
+    """Return the id of an entry as the dead set knows it: a number; in a failover store ``name:number``."""
+    name, colon, number = text.rpartition(":")
+    if not number.isdecimal() or len(number) > MOST_DIGITS or (colon and not name):
+        raise ValueError(f"{text!r} is no entry's id: a number, or a store's name:number.")
+    return f"{name}:{int(number)}" if name else int(number)
 
 
-class EntryOrTask(EntryId):
-    """The id of an entry, or a task id, which is searched in the dead set."""
-
-    def convert(self, value: Any, param: Any, context: Any) -> int | str:
-        """Return an entry's id as the dead set knows it; a task id stays a text."""
-        return super().convert(value, param, context) if _is_entry_id(str(value)) else str(value)
+def _is_entry_id(given: str) -> bool:
+    return given.rpartition(":")[2].isdecimal()
 
 
+ENTRY_ID = Read("id", entry_id_from)
+ENTRY_OR_TASK = Read("id", lambda text: entry_id_from(text) if _is_entry_id(text) else text)
+"""The id of an entry; or a task id, which is searched in the dead set."""
 STAYS = "something below its job is not finished, or it was locked, or it went meanwhile"
-entry_argument = click.argument("entry_id", metavar="ID_OR_TASK_ID", type=EntryOrTask())
+entry_argument = click.argument("entry_id", metavar="ID_OR_TASK_ID", type=ENTRY_OR_TASK)
 COLUMNS = ("Entry", "Died", "Task", "Job", "Error")
 ALL_COLUMNS = ("Entry", "Died", "Reason", "Queue", "Task", "Job", "Task id", "Error")
-group_option = click.option("--group", metavar="GROUP", help="Only entries of this group, as `dead groups` shows it.")
-reason_option = click.option("--reason", metavar="REASON", help="Only entries with this reason, such as lost, revoked.")
-entry_filters = together(group_option, task_option, queue_option, reason_option)
-given_entries = click.argument("given", metavar="[ID_OR_TASK_ID]...", type=EntryOrTask(), nargs=-1)
+entry_filters = together(
+    click.option("--group", metavar="GROUP", help="Only entries of this group, as `dead groups` shows it."),
+    click.option("--task", metavar="NAME", help="Only entries of this task."),
+    queue_option,
+    click.option("--reason", metavar="REASON", help="Only entries with this reason, such as lost, revoked."),
+)
+given_entries = click.argument("given", metavar="[ID_OR_TASK_ID]...", type=ENTRY_OR_TASK, nargs=-1)
 all_entries = click.option("--all", "everything", is_flag=True, help="All entries.")
 
 
@@ -70,7 +67,7 @@ def dead() -> None:
 @dead.command("list")
 @entry_filters
 @limit_option
-@click.option("--after", metavar="ID", type=EntryId(), default=0, help="Only entries after this id.")
+@click.option("--after", metavar="ID", type=ENTRY_ID, default=0, help="Only entries after this id.")
 @click.option("--wide", is_flag=True, help="Show task ids, reasons and queues too, and whole errors.")
 @answering
 def list_entries(sidejob: Any, output: Output, /, limit: int, wide: bool, **chosen: Any) -> None:
@@ -183,7 +180,7 @@ def delete(
 
 
 @dead.command()
-@click.option("--older-than", metavar="DURATION", type=Seconds(), help="Entries that are older: 86400, 1d.")
+@click.option("--older-than", metavar="DURATION", type=SECONDS, help="Entries that are older: 86400, 1d.")
 @click.option("--keep", metavar="N", type=AtLeast(0), help="All entries but the newest N.")
 @entry_filters
 @yes_option
@@ -279,10 +276,6 @@ def _entry_of(sidejob: Any, given: int | str) -> int | str:
     if found is None:
         raise Failed(f"The dead set has no entry of the task id {given!r}: it was retried or deleted, or never was.")
     return found.id
-
-
-def _is_entry_id(given: str) -> bool:
-    return given.rpartition(":")[2].isdecimal()
 
 
 def _row(entry: DeadEntry) -> tuple[Any, ...]:

@@ -21,7 +21,7 @@ from ..jobs.job import Job
 from ..model.status import FINISHED, Status
 from .command import INTERRUPTED, Failed, answering, hint_unknown, job_named, load_modules
 from .looks import looks
-from .options import AtLeast, JsonValue, job_argument, job_filters, limit_option
+from .options import JSON_LIST, JSON_OBJECT, AtLeast, job_argument, job_filters, limit_option
 from .output import Output, at_least, in_short, lasting, line, status
 
 PARENT = "Parent"
@@ -37,16 +37,7 @@ JOB_ID = AtLeast(0)
 @click.option("--before", metavar="ID", type=JOB_ID, help="Only jobs before this id.")
 @click.option("--after", metavar="ID", type=JOB_ID, help="Only jobs after this id, the oldest first.")
 @answering
-def jobs(
-    sidejob: Any,
-    output: Output,
-    /,
-    limit: int,
-    oldest_first: bool,
-    before: int | None,
-    after: int | None,
-    **chosen: Any,
-) -> None:
+def jobs(sidejob: Any, output: Output, /, limit: int, oldest_first: bool, **chosen: Any) -> None:
     """List jobs by their ids, newest first.
 
     Beside the status the list shows why a job waits (`waiting_for`), or the error of a failed job. "Took" is how long
@@ -56,10 +47,10 @@ def jobs(
     a key, and up to 1,000 jobs made --since a time. Failed jobs, and queued jobs of one queue, are read one by one.
     With any other filter the command reads all jobs until enough match: a million takes a second.
     """
-    newest_first = not oldest_first and after is None
+    newest_first = not oldest_first and chosen["after"] is None
     filters = {**chosen, "status": chosen["status"] or None}
     with output.progress("Looking through the jobs"):
-        found: list[Job] = sidejob.jobs(limit=limit, before=before, after=after, newest_first=newest_first, **filters)
+        found: list[Job] = sidejob.jobs(limit=limit, newest_first=newest_first, **filters)
         views = JobViews(sidejob.runtime)
         waiting_for, lasted = views.waiting_for(found), views.lasted(found)
     more = (
@@ -212,8 +203,8 @@ def forget(sidejob: Any, output: Output, job_id: str, names: tuple[str, ...]) ->
 @click.command()
 @job_argument
 @click.option("--before", metavar="STEP", help="The new job does this step, and all that began after it, again.")
-@click.option("--args", metavar="JSON", type=JsonValue(list), help="Other positional arguments: a JSON list.")
-@click.option("--kwargs", metavar="JSON", type=JsonValue(dict), help="Other keyword arguments: a JSON object.")
+@click.option("--args", metavar="JSON", type=JSON_LIST, help="Other positional arguments: a JSON list.")
+@click.option("--kwargs", metavar="JSON", type=JSON_OBJECT, help="Other keyword arguments: a JSON object.")
 @click.option("--task", metavar="NAME", help="Another task.")
 @click.option("--queue", metavar="NAME", help="Another queue.")
 @answering

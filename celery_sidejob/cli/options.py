@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 import click
@@ -20,11 +21,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class _Time(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
-    """A text that `_read` understands."""
+class Read(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
+    """A text that `read` understands; for any other text it raises ValueError, which says what is wrong."""
 
-    _read: Callable[[str], Any]
-    """Raises ValueError, which says what is wrong."""
+    def __init__(self, name: str, read: Callable[[str], Any]) -> None:
+        self.name = name
+        self._read = read
 
     def convert(self, value: Any, param: Any, context: Any) -> Any:
         """Check it, and return what it stands for."""
@@ -34,25 +36,12 @@ class _Time(click.ParamType):  # type: ignore[type-arg]  # generic in newer vers
             self.fail(str(error), param, context)
 
 
-class Seconds(_Time):
-    """A number of seconds, or a duration such as 90s, 5min, 2h, 3d or 1w."""
-
-    name = "duration"
-    _read = staticmethod(seconds_from)
-
-
-class Moment(_Time):
-    """A moment such as 2026-11-28 or 2026-11-28T10:30, in this machine's time zone unless it names another."""
-
-    name = "time"
-    _read = staticmethod(moment_from)
-
-
-class Since(_Time):
-    """A moment, or how long ago it was: 2026-11-28T10:30, 2h."""
-
-    name = "time or duration"
-    _read = staticmethod(since_from)
+SECONDS = Read("duration", seconds_from)
+"""A number of seconds, or a duration such as 90s, 5min, 2h, 3d or 1w."""
+MOMENT = Read("time", moment_from)
+"""A moment such as 2026-11-28 or 2026-11-28T10:30, in this machine's time zone unless it names another."""
+SINCE = Read("time or duration", since_from)
+"""A moment, or how long ago it was: 2026-11-28T10:30, 2h."""
 
 
 class AtLeast(click.IntRange):
@@ -68,7 +57,6 @@ class AtLeast(click.IntRange):
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead, for programs.")
 job_argument = click.argument("job_id", metavar="ID_OR_ALIAS")
 jobs_or_filters = click.argument("job_ids", metavar="[ID_OR_ALIAS]...", nargs=-1)
-task_option = click.option("--task", metavar="NAME", help="Only entries of this task.")
 queue_option = click.option("--queue", metavar="NAME", help="Only entries of this queue.")
 yes_option = click.option("--yes", is_flag=True, help="Do not ask first.")
 limit_option = click.option("--limit", type=AtLeast(1), default=100, show_default=True, help="Show at most this many.")
@@ -106,13 +94,13 @@ job_filters = together(
     click.option(
         "--since",
         metavar="TIME",
-        type=Since(),
+        type=SINCE,
         help="Only jobs made since this time (2026-11-28T10:30, in local time), or no longer ago than this (2h).",
     ),
     click.option(
         "--older-than",
         metavar="DURATION",
-        type=Seconds(),
+        type=SECONDS,
         help="Only jobs that are older than this: seconds, or 5min, 2h, 3d.",
     ),
     click.option("--waiting-for", type=click.Choice(REASONS), help="Only jobs that do not run now for this reason."),
@@ -146,31 +134,10 @@ MOST_SHOWN = 100
 """The most characters of a text that an error shows."""
 
 
-class JsonValue(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
-    """A JSON value; with `kind` a list or a dict."""
-
-    name = "json"
-
-    def __init__(self, kind: type[list[Any]] | type[dict[str, Any]] | None = None) -> None:
-        self._kind = kind
-
-    def convert(self, value: Any, param: Any, context: Any) -> Any:
-        """Return the value that a JSON text stands for."""
-        if not isinstance(value, str):
-            return value  # a default
-        try:
-            found = parsed(value)
-        except ValueError as error:
-            self.fail(str(error), param, context)
-        if self._kind is not None and not isinstance(found, self._kind):
-            self.fail(f"{value!r} is not {FORMS[self._kind]}.", param, context)
-        return found
-
-
-def parsed(text: str) -> Any:
-    """Return the value that a JSON text stands for; ValueError says what is wrong."""
+def parsed(text: str, kind: type[list[Any]] | type[dict[str, Any]] | None = None) -> Any:
+    """Return the value that a JSON text stands for, with `kind` a list or a dict; ValueError says what is wrong."""
     try:
-        return json.loads(text)
+        found = json.loads(text)
     except (ValueError, RecursionError) as error:
         given = repr(text) if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]!r}…"
         quoted, hint = json.dumps(text), ""
@@ -178,3 +145,10 @@ def parsed(text: str) -> Any:
             # The shell has removed the outer quotes: "a" on the command line arrives as a.
             hint = f" A text has double quotes: {quoted}. In a shell, type '{quoted}'."
         raise ValueError(f"{given} is no JSON value: {error}.{hint}") from error
+    if kind is not None and not isinstance(found, kind):
+        raise ValueError(f"{text!r} is not {FORMS[kind]}.")
+    return found
+
+
+JSON_LIST = Read("json", partial(parsed, kind=list))
+JSON_OBJECT = Read("json", partial(parsed, kind=dict))

@@ -22,7 +22,7 @@ from ..model.printable import counted
 from ..services.sweep.sweeper import COUNTS
 from .command import Failed, answering, load_modules, unknown_name, with_app
 from .looks import looks
-from .options import Seconds
+from .options import SECONDS
 from .output import Output, moment, printable, table, table_if_any
 
 
@@ -90,10 +90,10 @@ RESTING = {
 @click.option(
     "--horizon",
     metavar="DURATION",
-    type=Seconds(),
+    type=SECONDS,
     help="Wait for runs that are due within this time; by default sidejob_timer_horizon. Later runs are only counted.",
 )
-@click.option("--timeout", metavar="DURATION", type=Seconds(), help="Wait no longer than this.")
+@click.option("--timeout", metavar="DURATION", type=SECONDS, help="Wait no longer than this.")
 @answering
 def drain(sidejob: Any, output: Output, queue: str | None, timeout: float | None, horizon: float | None) -> None:
     """Wait until no run is due or in progress. Leave workers running, and have clients make no new calls.
