@@ -16,7 +16,7 @@ import click
 from ..inspection.queues import QueueViews
 from ..inspection.tasks import TaskViews
 from ..jobs.job import Job
-from ..model.checks import did_you_mean
+from ..model.checks import did_you_mean, is_keepable
 from ..model.errors import SideJobError
 from .options import as_json
 from .output import Output, one_line, printable
@@ -118,12 +118,8 @@ def _check_texts(given: Mapping[str, object]) -> None:
     """Refuse bytes that are not text in the terminal's encoding: Python passes them on, and the store refuses them."""
     for value in given.values():
         for text in value if isinstance(value, tuple) else (value,):
-            if isinstance(text, str) and not text.isascii() and any(map(_is_no_text, text)):
+            if isinstance(text, str) and not is_keepable(text):
                 raise click.UsageError(f"'{printable(text)}' is not encoded as your terminal says: it is no text.")
-
-
-def _is_no_text(character: str) -> bool:
-    return "\ud800" <= character <= "\udfff"
 
 
 def _sidejob_of(app: Any) -> Any:

@@ -129,12 +129,9 @@ def reassign(sidejob: Any, output: Output, beside: bool) -> None:
 
 
 def _code(error: SideJobError) -> int:
-    match error:
-        case StoreUnavailableError():
-            return AWAY
-        case schema_check.NotUpgraded():
-            return BEHIND
-    return 1
+    if isinstance(error, StoreUnavailableError):
+        return AWAY
+    return BEHIND if isinstance(error, schema_check.NotUpgraded) else 1
 
 
 def _stores(sidejob: Any) -> list[Any]:

@@ -41,7 +41,8 @@ def write(sidejob: Any, output: Output, job_id: str, name: str, given: Sequence[
     port.write_many(values)
     number = counted(len(values), "value", "values")
     said = f"Wrote {number} to {port.direction}put port {port.name} of job {port.job.id}."
-    output.answer({**_about(port), "written": len(values)}, said)
+    document = {"job": port.job.id, "port": port.name, "direction": port.direction, "written": len(values)}
+    output.answer(document, said)
 
 
 @click.command()
@@ -87,10 +88,6 @@ def _port(job: Job, name: str, is_output: bool) -> Port:
 
 def _names(ports: Iterable[Port]) -> set[str]:
     return {port.name for port in ports}
-
-
-def _about(port: Port) -> dict[str, Any]:
-    return {"job": port.job.id, "port": port.name, "direction": port.direction}
 
 
 def _standard_input() -> Iterator[str]:

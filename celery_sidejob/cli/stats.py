@@ -12,12 +12,15 @@ from rich.text import Text
 from ..inspection.statistics import COUNTED, GAUGES, StatisticsViews, life_of
 from ..model.errors import InvalidValueError, SideJobError
 from ..model.measures import TIMED
-from ..model.statistics import Durations, day_of
+from ..model.statistics import Durations, Statistics, day_of
 from ..model.status import Status
 from .command import answering
 from .output import Output, duration, lasting, printable, status, table_if_any
 
-WAITING = ("scheduled", "delayed", "parked", "unpublished")
+WAITING = {"scheduled": "Scheduled", "delayed": "Backoff", "parked": "Parked", "unpublished": "Not published"}
+"""The counts of waiting runs that the table of queues has, by their keys in the document: the headings."""
+TASKS = ("Queue", "Task", "Runs", "Mean", "±", "Waited", "±", "Failed", "Retried", "Lost", "Dead now")
+STEPS = ("Queue", "Task", "Step", "Times", "Mean", "±", "Failed", "Retried")
 ALARM = "bold red"
 DEVIATION = (
     "± is the standard deviation: how far single runs usually are from the mean before it. If it is larger than the "
@@ -70,37 +73,8 @@ def _show_day(sidejob: Any, output: Output, given: str) -> None:
             f"--day takes a date such as 2026-11-26, today, yesterday or all, not '{printable(given)}'."
         ) from None
     found, steps = StatisticsViews(sidejob.runtime).statistics_of_tasks(day)
-    rows = [
-        (
-            one.queue,
-            one.task,
-            one.runs.count,
-            *_spread(one.runs),
-            *_spread(one.waits),
-            one.failures,
-            one.retries,
-            one.losses,
-            one.failed_now,
-        )
-        for one in found
-    ]
-    shown = table_if_any(
-        "Queue", "Task", "Runs", "Mean", "±", "Waited", "±", "Failed", "Retried", "Lost", "Dead now", rows=rows
-    )
-    of_steps = table_if_any(
-        "Queue",
-        "Task",
-        "Step",
-        "Times",
-        "Mean",
-        "±",
-        "Failed",
-        "Retried",
-        rows=[
-            (one.queue, one.task, one.step, one.runs.count, *_spread(one.runs), one.failures, one.retries)
-            for one in steps
-        ],
-    )
+    shown = table_if_any(*TASKS, rows=list(map(_task_row, found)))
+    of_steps = table_if_any(*STEPS, rows=list(map(_step_row, steps)))
     document = {
         "day": None if day is None else day.isoformat(),
         "tasks": [one.as_document() for one in found],
@@ -108,6 +82,15 @@ def _show_day(sidejob: Any, output: Output, given: str) -> None:
     }
     hint = Text(DEVIATION, "bright_black") if shown else None
     output.answer(document, shown or "Nothing is known of runs then.", of_steps, hint)
+
+
+def _task_row(of: Statistics) -> tuple[Any, ...]:
+    ran, waited = _spread(of.runs), _spread(of.waits)
+    return of.queue, of.task, of.runs.count, *ran, *waited, of.failures, of.retries, of.losses, of.failed_now
+
+
+def _step_row(of: Statistics) -> tuple[Any, ...]:
+    return of.queue, of.task, of.step, of.runs.count, *_spread(of.runs), of.failures, of.retries
 
 
 def _spread(durations: Durations) -> tuple[str, str]:
@@ -150,19 +133,8 @@ def _tables(found: dict[str, Any], everything: bool) -> Iterator[RenderableType 
         )
         for name, queue in found["queues"].items()
     ]
-    yield table_if_any(
-        "Queue",
-        "Due",
-        "Running",
-        "Scheduled",
-        "Backoff",
-        "Parked",
-        "Not published",
-        "Oldest waits for",
-        "Workers",
-        "",
-        rows=queues,
-    )
+    columns = ("Queue", "Due", "Running", *WAITING.values(), "Oldest waits for", "Workers", "")
+    yield table_if_any(*columns, rows=queues)
     workers = [(worker["ident"], worker["broker"] or "", _life(worker)) for worker in found["workers"]]
     yield table_if_any("Worker", "Broker", "", rows=workers) or Text("No worker is known.")
     stores = [(one["place"], one["name"] or "", one["error"] or "answers") for one in found["stores"]]

@@ -78,14 +78,7 @@ NOT_ENDED = (
 @yes_option
 @answering
 def revoke(
-    sidejob: Any,
-    output: Output,
-    task_ids: tuple[str, ...],
-    task: str | None,
-    queue: str | None,
-    statuses: tuple[str, ...],
-    terminate: bool,
-    yes: bool,
+    sidejob: Any, output: Output, /, task_ids: tuple[str, ...], terminate: bool, yes: bool, **chosen: Any
 ) -> None:
     """Revoke durable tasks: a waiting task does not run; a running task goes on, and does not begin again.
 
@@ -98,7 +91,7 @@ def revoke(
     The store keeps the revocation, and the command tells the workers, as Celery's own revoke does. The exit code is 1
     if a named task neither waits nor runs.
     """
-    which = {"task": task, "queue": queue, "statuses": list(statuses) or None}
+    which = {**chosen, "statuses": list(chosen["statuses"]) or None}
     by_filters = any(value is not None for value in which.values())
     say = "Name tasks by their ids, or choose them by --task, --queue and --status."
     check_one_way(bool(task_ids), by_filters, say=say)

@@ -16,7 +16,7 @@ from ..model.printable import counted
 from ..transport.dead_list import DeadList, DeadMessage
 from ..transport.postgres.overview import overview_of
 from .command import Failed, nothing_matches, with_app, with_output
-from .options import as_json, check_one_way, limit_option, queue_option, yes_option
+from .options import as_json, check_one_way, limit_option, queue_option, together, yes_option
 from .output import Output, printable, table_if_any
 from .selection import confirm
 
@@ -27,8 +27,11 @@ COLUMNS = {"Id": "id", "Died": "died_at", "Queue": "queue", "Task": "task", "Tas
 """The columns of the list: the heading, and the attribute of a message."""
 SCHEMES = {"redis": "sidejob://", "postgres": "sidejobpg://"}
 """Our transports, by the family of their brokers."""
-names = click.argument("names", metavar="[ID_OR_TASK_ID]...", nargs=-1)
-everything = click.option("--all", "everything", is_flag=True, help="All messages.")
+chosen_messages = together(
+    click.argument("names", metavar="[ID_OR_TASK_ID]...", nargs=-1),
+    click.option("--all", "everything", is_flag=True, help="All messages."),
+    queue_option,
+)
 
 
 @click.group()
@@ -99,52 +102,47 @@ def list_dead(app: Any, output: Output, queue: str | None, limit: int) -> None:
 
 
 @dead_list.command("retry")
-@names
-@everything
-@queue_option
+@chosen_messages
 @as_json
 @with_output
-def retry_dead(app: Any, output: Output, names: tuple[str, ...], everything: bool, queue: str | None) -> None:
+def retry_dead(app: Any, output: Output, /, **chosen: Any) -> None:
     """Put messages back at the end of their queues: by id, by queue, or all."""
 
     def retry(dead: DeadList[Any], one: DeadMessage) -> bool:
         try:
             return dead.deliver_again(one)
         except ValueError as error:
-            if names:
+            if chosen["names"]:
                 raise Failed(f"{error}. It can only be deleted.") from error
             return False
 
-    _decide(app, output, names, everything, queue, "retried", retry)
+    _decide(app, output, "retried", retry, **chosen)
 
 
 @dead_list.command("delete")
-@names
-@everything
-@queue_option
+@chosen_messages
 @yes_option
 @as_json
 @with_output
-def delete_dead(
-    app: Any, output: Output, names: tuple[str, ...], everything: bool, queue: str | None, yes: bool
-) -> None:
+def delete_dead(app: Any, output: Output, /, yes: bool, **chosen: Any) -> None:
     """Remove messages for good, after a question: by id, by queue, or all."""
 
     def ask(number: int) -> None:
         confirm(f"Delete {counted(number, 'message', 'messages')} of the dead list for good?", yes=yes)
 
-    _decide(app, output, names, everything, queue, "deleted", lambda dead, one: dead.delete(one.text), ask)
+    _decide(app, output, "deleted", lambda dead, one: dead.delete(one.text), ask, **chosen)
 
 
 def _decide(
     app: Any,
     output: Output,
-    names: tuple[str, ...],
-    everything: bool,
-    queue: str | None,
     what: str,
     do: Callable[[DeadList[Any], DeadMessage], bool],
     ask: Callable[[int], None] = lambda number: None,
+    *,
+    names: tuple[str, ...],
+    everything: bool,
+    queue: str | None,
 ) -> None:
     """Act on each chosen message, and report their number; `ask` is called first, with the number."""
     check_one_way(
