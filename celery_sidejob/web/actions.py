@@ -100,13 +100,13 @@ def revoke(visit: Visit) -> Response:
 
 def pause_queue(visit: Visit) -> Response:
     """Let no further run of a queue begin."""
-    verbs.pause_queue(visit, visit.form.get("name", ""), visit.form.get("reason"))
+    verbs.pause(visit, visit.sidejob.queue(visit.form.get("name", "")), visit.form.get("reason"))
     return visit.go("/queues?said=paused")
 
 
 def resume_queue(visit: Visit) -> Response:
     """Let runs of a queue begin again."""
-    verbs.resume_queue(visit, visit.form.get("name", ""))
+    verbs.resume(visit, visit.sidejob.queue(visit.form.get("name", "")))
     return visit.go("/queues?said=resumed")
 
 
@@ -129,16 +129,17 @@ def resize_pool(visit: Visit) -> Response:
 
 def act_on_schedule(visit: Visit) -> Response:
     """Pause a schedule, resume it, or make one more of it now."""
-    name, verb = visit.form.get("name", ""), visit.form.get("verb", "")
+    verb = visit.form.get("verb", "")
+    if verb not in ("pause", "resume", "run"):
+        raise Refused(400, "Refused", f"There is no action {verb[:80]!r}.")
+    schedule = visit.sidejob.get_schedule(visit.form.get("name", ""))
     if verb == "pause":
-        verbs.pause_schedule(visit, name, visit.form.get("reason"))
+        verbs.pause(visit, schedule, visit.form.get("reason"))
         return visit.go("/schedules?said=paused")
     if verb == "resume":
-        verbs.resume_schedule(visit, name)
+        verbs.resume(visit, schedule)
         return visit.go("/schedules?said=resumed")
-    if verb != "run":
-        raise Refused(400, "Refused", f"There is no action {verb[:80]!r}.")
-    made = verbs.run_schedule(visit, name)
+    made = verbs.run_schedule(visit, schedule)
     return _back(visit, made, "made") if isinstance(made, Job) else visit.go("/schedules?said=made")
 
 

@@ -18,7 +18,7 @@ from ..model.errors import DuplicateError, Overloaded, SideJobError, StoreUnavai
 from ..model.logger import logger
 from ..model.printable import plain
 from . import repeats, tokens
-from .site import AGAIN_S, PATIENCE_S, Refused, Site, Visit, as_route, read_body
+from .site import AGAIN_S, PATIENCE_S, Refused, Site, Visit, as_route, read_body, status_of
 from .users import Role, User
 
 PREFIX = "/api/v1"
@@ -48,11 +48,6 @@ class Operation:
     def takes_key(self) -> bool:
         """Whether the header Idempotency-Key makes a repeated call do nothing more."""
         return self.method in ("POST", "PATCH")
-
-    @property
-    def name(self) -> str:
-        """The name of the operation in the OpenAPI document."""
-        return self.do.__name__
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +173,7 @@ def _problem_of(error: Exception) -> Response:
     if isinstance(error, DuplicateError):
         return problem(409, name, told, job=error.job_id, task_id=error.task_id)
     if isinstance(error, SideJobError):
-        status = 404 if isinstance(error, LookupError) else 400 if isinstance(error, ValueError) else 409
-        return problem(status, name, told)
+        return problem(status_of(error), name, told)
     if isinstance(error, TypeError) and "(the running job is given by the worker)" in told:
         return problem(400, name, told)  # arguments that the task does not take
     logger.error("An operation of the HTTP API has failed", exc_info=error)
@@ -240,7 +234,7 @@ def _described(operation: Operation, components: dict[str, Any], answer: dict[st
     if operation.takes_key:
         parameters.append({"name": "Idempotency-Key", "in": "header", "required": False, "schema": {"type": "string"}})
     found: dict[str, Any] = {
-        "operationId": operation.name,
+        "operationId": operation.do.__name__,
         "summary": (operation.do.__doc__ or "").strip().split("\n")[0],
         "x-scope": operation.scope,
         "parameters": parameters,

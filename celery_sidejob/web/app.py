@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, MutableMapping
 from typing import Any, cast
 
-from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from ..model.errors import MissingLibraryError, SettingsError
@@ -73,7 +72,7 @@ def django_urls(sidejob: Any, may_operate: Callable[[Any], bool] | None = None) 
     from django.urls import re_path
     from django.views.decorators.csrf import csrf_exempt
 
-    app = asgi_app(sidejob, _django_user, secret=settings.SECRET_KEY, is_live=False)
+    app = asgi_app(sidejob, lambda request: request.scope.get(USER), secret=settings.SECRET_KEY, is_live=False)
 
     def page(request: Any, rest: str) -> Any:
         user = request.user
@@ -87,11 +86,6 @@ def django_urls(sidejob: Any, may_operate: Callable[[Any], bool] | None = None) 
 
     # Its forms have tokens of their own, which are checked.
     return [re_path(r"^(?P<rest>(?s:.*))\Z", csrf_exempt(staff_member_required(page)))]
-
-
-def _django_user(request: Request) -> tuple[str, str] | None:
-    user: tuple[str, str] | None = request.scope.get(USER)
-    return user
 
 
 def _scope(request: Any, rest: str, user: tuple[str, str]) -> dict[str, Any]:

@@ -58,10 +58,8 @@ def ask(kind: Kind, visit: Visit) -> Shown:
     """Show how many match, and ask whether to act on them."""
     verb, chosen = _verb(kind, visit.asked.get("verb", "")), _chosen(kind, visit.asked)
     total, is_more, before = _count(kind, visit, chosen)
-    how_far = {"total": total, "is_more": is_more, "done": 0, "skipped": 0, "before": before, "why": None}
-    return visit.show(
-        "bulk.html", kind=kind, name=visit.asked["verb"], verb=verb, chosen=chosen, state="ask", **how_far
-    )
+    shown = {"kind": kind, "name": visit.asked["verb"], "verb": verb, "chosen": chosen, "state": "ask"}
+    return visit.show("bulk.html", **shown, total=total, is_more=is_more, done=0, skipped=0, before=before, why=None)
 
 
 def _count(kind: Kind, visit: Visit, chosen: Mapping[str, str]) -> tuple[int, bool, str]:

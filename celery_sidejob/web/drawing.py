@@ -51,17 +51,15 @@ class Drawing:
 
 def runs_of(history: Iterable[Mapping[str, Any]]) -> list[Span]:
     """Return the runs of a job's history, the oldest first; a run in progress lasts until now."""
-    began: dict[int, Mapping[str, Any]] = {}
     spans: dict[int, Span] = {}
     for entry in history:
         run_no, at = entry["run_no"], entry["at"]
         if run_no is None or at is None:
             continue
         if entry["what"] == "claimed":
-            began[run_no] = entry
             spans[run_no] = _run(run_no, at, datetime.now(UTC), "running", entry["worker"])
-        elif run_no in began:
-            spans[run_no] = _run(run_no, began[run_no]["at"], at, entry["what"], entry["worker"])
+        elif run_no in spans:
+            spans[run_no] = _run(run_no, spans[run_no].began_at, at, entry["what"], entry["worker"])
     return list(spans.values())
 
 

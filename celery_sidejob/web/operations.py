@@ -261,13 +261,13 @@ def list_queues(call: Call) -> Any:
 
 def pause_queue(call: Call) -> Any:
     """Let no further run of a queue begin."""
-    verbs.pause_queue(call.visit, call.path["name"], call.body.reason)
+    verbs.pause(call.visit, call.sidejob.queue(call.path["name"]), call.body.reason)
     return {"name": call.path["name"], "paused": True}
 
 
 def resume_queue(call: Call) -> Any:
     """Let runs of a queue begin again."""
-    verbs.resume_queue(call.visit, call.path["name"])
+    verbs.resume(call.visit, call.sidejob.queue(call.path["name"]))
     return {"name": call.path["name"], "paused": False}
 
 
@@ -298,17 +298,17 @@ def list_schedules(call: Call) -> Any:
 
 def pause_schedule(call: Call) -> Any:
     """Pause a schedule."""
-    return verbs.pause_schedule(call.visit, call.path["name"], call.body.reason).info
+    return verbs.pause(call.visit, call.sidejob.get_schedule(call.path["name"]), call.body.reason).info
 
 
 def resume_schedule(call: Call) -> Any:
     """Resume a schedule."""
-    return verbs.resume_schedule(call.visit, call.path["name"]).info
+    return verbs.resume(call.visit, call.sidejob.get_schedule(call.path["name"])).info
 
 
 def run_schedule(call: Call) -> Any:
     """Make one more job, or message, of a schedule now."""
-    made = verbs.run_schedule(call.visit, call.path["name"])
+    made = verbs.run_schedule(call.visit, call.sidejob.get_schedule(call.path["name"]))
     return {
         "job": made.id if isinstance(made, Job) else None,
         "task_id": made.task_id if isinstance(made, Job) else made.id,

@@ -94,7 +94,6 @@ def jobs(visit: Visit) -> Shown:
         "jobs.html",
         jobs=JobViews(visit.sidejob.runtime).brief(shown),
         chosen=chosen,
-        filters=FILTERS,
         statuses_to_choose=[*Status],
         reasons_to_choose=REASONS,
         newer=newer,
@@ -236,13 +235,9 @@ def tasks(visit: Visit) -> Shown:
     status = chosen.get("status")
     if status is not None and status not in TASK_STATUSES:
         raise Refused(400, "Refused", f"{status!r} is no status of a durable task: {', '.join(TASK_STATUSES)}.")
+    others = {name: value for name, value in chosen.items() if name != "status"}
     found, further = TaskViews(visit.sidejob.runtime).page(
-        task=chosen.get("task"),
-        queue=chosen.get("queue"),
-        text=chosen.get("text"),
-        statuses=None if status is None else [status],
-        limit=PAGE,
-        after=visit.asked.get("after", ""),
+        **others, statuses=None if status is None else [status], limit=PAGE, after=visit.asked.get("after", "")
     )
     return visit.show("tasks.html", tasks=found, chosen=chosen, task_statuses=TASK_STATUSES, further=further)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import sha256
 from math import ceil
 from pathlib import Path
@@ -269,12 +269,9 @@ class Site:
                 told = f"This page asks again every {AGAIN_S} seconds. If the store is well, narrow the filters."
             headers = {} if is_form else {"retry-after": str(AGAIN_S)}
             raise Refused(503, "The store does not answer", f"{error} {told}", headers=headers) from error
-        except LookupError as error:
-            if not isinstance(error, SideJobError):
-                raise
-            raise Refused(404, "Not found", str(error)) from error
         except SideJobError as error:
-            raise Refused(409 if not isinstance(error, ValueError) else 400, "Refused", str(error)) from error
+            status = status_of(error)
+            raise Refused(status, "Not found" if status == 404 else "Refused", str(error)) from error
 
     # -- login ---------------------------------------------------------------------------------------------------
 
@@ -282,30 +279,22 @@ class Site:
         if self._auth is not None:
             raise HTTPException(404)
         target = _within(request.query_params.get("next", "/"))
+        show = partial(self.show, request, "login.html", user=None, target=target)
         if request.method != "POST":
-            return self.show(request, "login.html", user=None, target=target, told=None)
+            return show(told=None)
         form = await _form_of(request)
         if not is_from_here(request):
             raise Refused(403, "Not sent from this page", "Open the login page of this site, and log in there.")
         name, address = form.get("name", ""), request.client.host if request.client else ""
         waits_s = ceil(self.users.admit(name, address))
         if waits_s:
-            shown = self.show(
-                request,
-                "login.html",
-                user=None,
-                status=429,
-                target=target,
-                told=f"Too many logins have failed. Try again in {waits_s} seconds.",
-            )
+            shown = show(status=429, told=f"Too many logins have failed. Try again in {waits_s} seconds.")
             shown.headers["retry-after"] = str(waits_s)
             return shown
         user = await run_in_threadpool(self.users.log_in, name, form.get("password", ""), address)
         if user is None:
             logger.warning("A login on the web page has failed: name %r from %s", name[:80], address)
-            return self.show(
-                request, "login.html", user=None, status=403, target=target, told="This name and password do not match."
-            )
+            return show(status=403, told="This name and password do not match.")
         response = RedirectResponse(request.scope.get("root_path", "") + target, status_code=303)
         self.sessions.begin(request, response, user)
         return response
@@ -375,6 +364,11 @@ class _Headers:
             await send(message)
 
         await self._app(scope, receive, send_with_headers if scope["type"] == "http" else send)
+
+
+def status_of(error: SideJobError) -> int:
+    """Return the status of the answer to a request that the package refuses."""
+    return 404 if isinstance(error, LookupError) else 400 if isinstance(error, ValueError) else 409
 
 
 async def _healthz(request: Request) -> Response:

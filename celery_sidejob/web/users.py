@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 from itsdangerous import BadData, URLSafeTimedSerializer
 from starlette.requests import Request
@@ -137,26 +138,17 @@ class Sessions:
     def begin(self, request: Request, response: Response, user: User) -> None:
         """Set the cookie of a new session. `Secure` always: browsers accept that from loopback without TLS too."""
         kept = {"name": user.name, "mark": self._users.mark_of(user.name), "key": secrets.token_hex(8)}
-        response.set_cookie(
-            COOKIE,
-            self._signer.dumps(kept),
-            max_age=LASTS_S,
-            path=_path(request),
-            secure=True,
-            httponly=True,
-            samesite="lax",
-        )
+        response.set_cookie(value=self._signer.dumps(kept), max_age=LASTS_S, **_cookie(request))
 
     def end(self, request: Request, response: Response) -> None:
         """Remove the cookie."""
-        response.delete_cookie(COOKIE, path=_path(request), secure=True, httponly=True, samesite="lax")
+        response.delete_cookie(**_cookie(request))
 
     def token_of(self, request: Request, user: User) -> str:
         """Return the token that the forms of this session have."""
         kept = self._read(request) or {}
-        return hmac.new(
-            self._secret.encode(), f"form {user.name} {kept.get('key')}".encode(), hashlib.sha256
-        ).hexdigest()
+        signed = f"form {user.name} {kept.get('key')}"
+        return hmac.digest(self._secret.encode(), signed.encode(), "sha256").hex()
 
     def is_from_our_form(self, request: Request, user: User, token: str) -> bool:
         """Tell whether a request comes from a form of this session."""
@@ -178,5 +170,6 @@ def is_from_here(request: Request) -> bool:
     return origin is None or origin.partition("://")[2] == request.headers.get("host")
 
 
-def _path(request: Request) -> str:
-    return request.scope.get("root_path") or "/"
+def _cookie(request: Request) -> dict[str, Any]:
+    path = request.scope.get("root_path") or "/"
+    return {"key": COOKIE, "path": path, "secure": True, "httponly": True, "samesite": "lax"}

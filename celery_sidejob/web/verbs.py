@@ -139,18 +139,20 @@ def delete_entry(visit: Visit, entry: Any) -> bool:
     return bool(visit.sidejob.dead.delete(entry.id))
 
 
-def pause_queue(visit: Visit, name: str, reason: str | None) -> None:
-    """Let no further run of a queue begin."""
-    queue = visit.sidejob.queue(name)
-    tell(visit, f"pauses queue {name}")
-    queue.pause(_reason(visit, reason))
+def pause(visit: Visit, which: Any, reason: str | None) -> Any:
+    """Let no further run of a queue begin, or pause a schedule."""
+    tell(visit, f"pauses {_named(which)}")
+    return which.pause(f"{reason or 'paused'} ({visit.user.name})")
 
 
-def resume_queue(visit: Visit, name: str) -> None:
-    """Let runs of a queue begin again."""
-    queue = visit.sidejob.queue(name)
-    tell(visit, f"resumes queue {name}")
-    queue.resume()
+def resume(visit: Visit, which: Any) -> Any:
+    """Let runs of a queue begin again, or resume a schedule."""
+    tell(visit, f"resumes {_named(which)}")
+    return which.resume()
+
+
+def _named(which: Any) -> str:
+    return f"{type(which).__name__.lower()} {which.name}"
 
 
 def resize_pool(visit: Visit, name: str, limit: int) -> None:
@@ -160,29 +162,10 @@ def resize_pool(visit: Visit, name: str, limit: int) -> None:
     capacity.resize(visit.sidejob.runtime, PoolSpec(name, None), limit)
 
 
-def pause_schedule(visit: Visit, name: str, reason: str | None) -> Any:
-    """Pause a schedule."""
-    schedule = visit.sidejob.get_schedule(name)
-    tell(visit, f"pauses schedule {name}")
-    return schedule.pause(_reason(visit, reason))
-
-
-def resume_schedule(visit: Visit, name: str) -> Any:
-    """Resume a schedule."""
-    schedule = visit.sidejob.get_schedule(name)
-    tell(visit, f"resumes schedule {name}")
-    return schedule.resume()
-
-
-def run_schedule(visit: Visit, name: str) -> Any:
+def run_schedule(visit: Visit, schedule: Any) -> Any:
     """Make one more job, or message, of a schedule now."""
-    schedule = visit.sidejob.get_schedule(name)
-    tell(visit, f"runs schedule {name} now")
+    tell(visit, f"runs {_named(schedule)} now")
     made = schedule.run_now()
     if isinstance(made, Job):
         note(visit, made, "made now")
     return made
-
-
-def _reason(visit: Visit, reason: str | None) -> str:
-    return f"{reason or 'paused'} ({visit.user.name})"
