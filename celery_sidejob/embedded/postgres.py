@@ -64,13 +64,6 @@ class Postgres(Server):
         """A ``postgresql://`` URL for libpq, psycopg and SQLAlchemy."""
         return f"postgresql://{NAME}:{self._password}@{HOST}:{self.port}/{NAME}"
 
-    @property
-    def socket_directory(self) -> Path:
-        """The directory of the Unix socket, to be given as libpq's ``host``."""
-        self._running()
-        assert self._sockets is not None
-        return self._sockets
-
     def _prepare(self, home: Path) -> None:
         self._binaries = self._reachable_binaries()
         self._sockets = self._temporary_directory(longest=LONGEST_SOCKET_DIRECTORY)

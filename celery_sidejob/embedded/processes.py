@@ -8,7 +8,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from .account import Account
@@ -99,11 +100,7 @@ def kill_with_children(process: subprocess.Popen[bytes]) -> None:
         return
     process.send_signal(signal.SIGSTOP)  # so that it starts no child between the listing and the kill
     family = [process.pid, *children(process.pid)]
-    for pid in family:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
+    send_all(family, signal.SIGKILL)
     process.wait()
     wait_until(
         lambda: not any(is_alive(pid) for pid in family),
@@ -133,6 +130,13 @@ def end_group(process: subprocess.Popen[bytes], polite: signal.Signals, *, deadl
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         wait_until(lambda: not others(), deadline_s=10, failure=lambda: f"Processes {others()} survive kill -9.")
+
+
+def send_all(pids: Iterable[int], number: signal.Signals) -> None:
+    """Send a signal to each of these processes that still exists."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def children(pid: int) -> list[int]:

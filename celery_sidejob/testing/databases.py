@@ -129,14 +129,19 @@ def refuse_tables_elsewhere() -> None:
             event.listen(kind, moment, check)
 
 
-def check_can_be_reached(url: str, what: str, *, remedy: str) -> None:
-    """Raise SettingsError if no connection can be made; `what` names the server, `remedy` suggests a way out."""
+@contextmanager
+def reaching(what: str, *errors: type[Exception], remedy: str) -> Iterator[None]:
+    """Raise SettingsError for one of these errors; `what` names the server, `remedy` suggests a way out."""
     try:
+        yield
+    except errors as error:
+        raise SettingsError(f"The tests cannot reach {what}: {first_line(error)}. Start it, {remedy}.") from error
+
+
+def check_can_be_reached(url: str, what: str, *, remedy: str) -> None:
+    """Raise SettingsError if no connection to this Postgres can be made."""
+    with reaching(what, psycopg.Error, remedy=f"correct the URL, or {remedy}"):
         psycopg.connect(url, connect_timeout=5).close()
-    except psycopg.Error as error:
-        raise SettingsError(
-            f"The tests cannot reach {what}: {first_line(error)}. Start it, correct the URL, or {remedy}."
-        ) from error
 
 
 def own_schema(schema: str, url: str) -> str:
@@ -155,17 +160,6 @@ def drop_schema(url: str, schema: str) -> None:
         connection.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(schema)))
 
 
-def empty(url: str, schema: str) -> None:
-    """Delete all jobs, messages and workers; no process may be using the store."""
-    with psycopg.connect(url, autocommit=True) as connection, connection.transaction():
-        rows = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = %s", [schema]).fetchall()
-        for name in sorted({name for (name,) in rows} - KEPT, key=lambda name: name != "jobs"):  # most go with them
-            connection.execute(sql.SQL("DELETE FROM {}").format(sql.Identifier(schema, name)))
-        connection.execute(
-            sql.SQL("UPDATE {} SET holder = NULL, expires_at = now()").format(sql.Identifier(schema, "leases"))
-        )
-
-
 def declare_dead(url: str, schema: str, worker_id: int) -> None:
     """Declare a worker dead whose process only seems to have died: its runs are lost, and will be rescued."""
     statement = """
@@ -179,25 +173,11 @@ def declare_dead(url: str, schema: str, worker_id: int) -> None:
 STILL = frozenset({"meta", "alembic_version", "workers", "served", "leases", "broker_consumers"})
 """Tables whose times do not move: otherwise a live worker would seem to be dead."""
 MOVES = 10
-"""How often a move of the clock is tried: it fails at a deadlock with workers that write the same rows."""
-
-
-def move_back(url: str, schema: str, seconds: float) -> None:
-    """Move all times of jobs, messages, results and schedules into the past.
-
-    It locks every row, in another order than workers do: if Postgres ends it because of a deadlock, it begins again.
-    """
-    with psycopg.connect(url, autocommit=True) as connection:
-        for left in reversed(range(MOVES)):
-            try:
-                with connection.transaction():
-                    return _move_back(connection, schema, seconds)
-            except psycopg.errors.DeadlockDetected:
-                if not left:
-                    raise
+"""How often a move of the clock is tried: it fails at a deadlock with workers, which lock rows in another order."""
 
 
 def _move_back(connection: psycopg.Connection[Any], schema: str, seconds: float) -> None:
+    """Move all times of jobs, messages, results and schedules into the past."""
     columns = """
         SELECT c.table_name::text, array_agg(c.column_name::text) FROM information_schema.columns c
         JOIN information_schema.tables t USING (table_schema, table_name)
@@ -224,12 +204,19 @@ def _move_plans(connection: psycopg.Connection[Any], schedules: sql.Identifier, 
 def empty_store(sidejob: Any = None) -> None:
     """Delete all jobs, messages, dead entries and workers; the broker keeps its messages, without effect.
 
+    No process may be using the store.
     Raises SettingsError, and deletes nothing, unless the database's name says that it is for tests.
     """
     settings = sidejob_of(sidejob).settings
-    url = settings.require_database_url()
+    url, schema = settings.require_database_url(), settings.schema
     check_is_for_tests(url)
-    empty(url, settings.schema)
+    with psycopg.connect(url, autocommit=True) as connection, connection.transaction():
+        rows = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = %s", [schema]).fetchall()
+        for name in sorted({name for (name,) in rows} - KEPT, key=lambda name: name != "jobs"):  # most go with them
+            connection.execute(sql.SQL("DELETE FROM {}").format(sql.Identifier(schema, name)))
+        connection.execute(
+            sql.SQL("UPDATE {} SET holder = NULL, expires_at = now()").format(sql.Identifier(schema, "leases"))
+        )
 
 
 def move_clock(by: timedelta | float, *, sidejob: Any = None) -> None:
@@ -244,5 +231,13 @@ def move_clock(by: timedelta | float, *, sidejob: Any = None) -> None:
     if not is_seconds(seconds):
         raise InvalidValueError(f"move_clock() takes {SECONDS}, or a timedelta, not {shown(by)}.")
     settings = sidejob_of(sidejob).settings
-    check_is_for_tests(settings.require_database_url())
-    move_back(settings.require_database_url(), settings.schema, float(seconds))
+    url = settings.require_database_url()
+    check_is_for_tests(url)
+    with psycopg.connect(url, autocommit=True) as connection:
+        for left in reversed(range(MOVES)):
+            try:
+                with connection.transaction():
+                    return _move_back(connection, settings.schema, float(seconds))
+            except psycopg.errors.DeadlockDetected:
+                if not left:
+                    raise

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ..embedded.processes import is_alive
 from ..hooks.bodies import Outcome
 from ..hooks.broker.publishing import INLINE
 from ..hooks.jobs.eager import DIED, run_kept, run_owed, worker_here
@@ -28,7 +29,6 @@ from ..services.sweep.sweep import Sweep
 from ..store import publications, workers
 from ..store.outbox.doorbells import doomed, due
 from .databases import declare_dead
-from .processes import family
 from .subject import shown, sidejob_of
 from .waiting import wait_until
 
@@ -124,7 +124,7 @@ def _rescue_lost(runtime: Runtime) -> None:
 def _is_gone(ident: str) -> bool:
     """Tell whether a worker has run on this machine, and is gone, or "died" in this process."""
     host, _, pid = ident.rpartition(":")[0].rpartition(":")
-    return ident in DIED or (host == socket.gethostname() and not family(int(pid)))
+    return ident in DIED or (host == socket.gethostname() and not is_alive(int(pid)))
 
 
 def _due(runtime: Runtime) -> Any:

@@ -73,11 +73,11 @@ def sidejob_database_url(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def sidejob_broker_url(request: pytest.FixtureRequest, sidejob_database_url: str) -> str:
+def sidejob_broker_url(request: pytest.FixtureRequest) -> str:
     """The URL of the broker, of the same type as the app's. Override it to use another broker."""
     from .servers import broker_url
 
-    return broker_url(_app(request), sidejob_database_url, _part(request))
+    return broker_url(_app(request), _part(request))
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -10,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..embedded.processes import children, process_table
+from ..embedded.processes import children, process_table, send_all
 from .waiting import patient, wait_until
 
 LOG_TAIL_LINES = 60
@@ -53,7 +52,6 @@ class Process:
         start: Start = start_process,
     ) -> None:
         self.name = name
-        self.argv = list(argv)
         self.log_path = log_path
         self._started = start(argv, env=env, cwd=cwd, log_path=log_path)
         self.pid = self._started.pid
@@ -103,13 +101,9 @@ class Process:
         except subprocess.TimeoutExpired:
             raise TimeoutError(f"{self!r} not ended within {timeout:g} s:\n{self.log_tail()}") from None
 
-    def send_signal(self, number: signal.Signals) -> None:
-        """Send any signal to the main process; without effect once it has ended."""
-        self._started.send_signal(number)
-
     def terminate(self) -> None:
         """Send SIGTERM to the main process: a worker's warm shutdown. Does not wait."""
-        self.send_signal(signal.SIGTERM)
+        self._started.send_signal(signal.SIGTERM)
 
     def kill_group(self) -> None:
         """Send SIGKILL to everything in its session; on return all of it is gone."""
@@ -161,26 +155,10 @@ def thaw(find: Callable[[], Iterable[int]]) -> None:
     send_all(find(), signal.SIGCONT)
 
 
-def family(pid: int) -> list[int]:
-    """Return the process and its descendants that are alive; none if the process is gone."""
-    table = {number: entry for number, entry in process_table().items() if entry[0] not in DEAD}
-    found = [pid] if pid in table else []
-    for member in found:
-        found += [child for child, (_, parent, _) in table.items() if parent == member]
-    return found
-
-
 def session(leader: int) -> list[int]:
     """Return the live processes of the session that a process has begun, even if that process is gone."""
     table = process_table()
     return [pid for pid, (state, _, _) in table.items() if state not in DEAD and _session_of(pid) == leader]
-
-
-def send_all(pids: Iterable[int], number: signal.Signals) -> None:
-    """Send a signal to each of these processes that still exists."""
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
 
 
 def _session_of(pid: int) -> int | None:

@@ -19,8 +19,7 @@ from kombu import Connection
 
 from .. import embedded
 from ..model.errors import SettingsError
-from ..store.errors import first_line
-from .databases import XDIST, check_can_be_reached, check_is_for_tests, drop_schema, empty, own_schema
+from .databases import XDIST, check_can_be_reached, check_is_for_tests, drop_schema, empty_store, own_schema, reaching
 
 POSTGRES = "SIDEJOB_TEST_DATABASE_URL"
 REDIS = "SIDEJOB_TEST_REDIS_URL"
@@ -47,14 +46,12 @@ class RedisPart:
         """Raise SettingsError if it does not answer."""
         import redis
 
-        try:
-            with redis.Redis.from_url(self.url, socket_connect_timeout=CONNECT_S, socket_timeout=CONNECT_S) as client:
-                client.ping()
-        except (redis.RedisError, ValueError) as error:
-            raise SettingsError(
-                f"The tests cannot reach the Redis that {REDIS} names: {first_line(error)}. Start it, correct the "
-                "variable, or unset it to have one started."
-            ) from error
+        remedy = "correct the variable, or unset it to have one started"
+        with (
+            reaching(f"the Redis that {REDIS} names", redis.RedisError, ValueError, remedy=remedy),
+            redis.Redis.from_url(self.url, socket_connect_timeout=CONNECT_S, socket_timeout=CONNECT_S) as client,
+        ):
+            client.ping()
 
     def empty(self, *, bindings: bool = False) -> None:
         """Delete the tests' keys; the bindings of queues only on request: the app's open connections rely on them."""
@@ -150,7 +147,7 @@ def kind_of(url: Any) -> str:
     return "amqp" if scheme.startswith(("amqp", "pyamqp")) else "other"
 
 
-def broker_url(app: Celery, database_url: str, part: RedisPart | None) -> str:
+def broker_url(app: Celery, part: RedisPart | None) -> str:
     """Return the URL of the test's broker: of the same kind as the app's."""
     own = app.conf.broker_url
     match kind_of(own):
@@ -160,7 +157,9 @@ def broker_url(app: Celery, database_url: str, part: RedisPart | None) -> str:
             return "sidejobpg://"  # alone: the store's database and schema
         case "amqp" if os.environ.get(AMQP):
             url = _vhost(os.environ[AMQP])
-            _check_amqp(url)
+            reached = reaching(f"the RabbitMQ that {AMQP} names", Exception, remedy="or correct the variable")
+            with reached, Connection(url, connect_timeout=CONNECT_S) as connection:  # its library may raise anything
+                connection.connect()
             return url
     raise SettingsError(
         f"The app's broker is of a kind that cannot be started for a test ({str(own).partition(':')[0]}://). Name one "
@@ -178,17 +177,6 @@ def _vhost(url: str) -> str:
             "amqp://…/test_{worker} for test_gw0, test_gw1 …"
         )
     return url.replace("{worker}", process or "main")
-
-
-def _check_amqp(url: str) -> None:
-    try:
-        with Connection(url, connect_timeout=CONNECT_S) as connection:
-            connection.connect()
-    except Exception as error:  # the broker's library may raise anything
-        raise SettingsError(
-            f"The tests cannot reach the RabbitMQ that {AMQP} names: {first_line(error)}. Start it, or correct the "
-            "variable."
-        ) from error
 
 
 def configuration(app: Celery, database_url: str, broker: str, part: RedisPart | None) -> dict[str, Any]:
@@ -242,6 +230,6 @@ def configured(app: Celery, changes: Mapping[str, Any]) -> Iterator[None]:
 def empty_all(app: Celery, part: RedisPart | None) -> None:
     """Delete everything that a test has left behind in the store and in the broker."""
     app.sidejob.close()
-    empty(app.sidejob.settings.require_database_url(), app.sidejob.settings.schema)
+    empty_store(app.sidejob)
     if part is not None:
         part.empty()

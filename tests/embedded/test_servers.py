@@ -66,7 +66,8 @@ def query(url: str, sql: str, **address: str) -> object:
 
 
 def test_postgres_answers_on_tcp_and_on_its_socket(running_postgres: Postgres) -> None:
-    sockets = running_postgres.socket_directory
+    sockets = running_postgres._sockets
+    assert sockets is not None
     where = "SELECT current_user || '@' || current_database() || ' ' || (inet_server_addr() IS NOT NULL)"
     assert query(running_postgres.url, where) == "sidejob@sidejob true"
     assert query(running_postgres.url, where, host=str(sockets), hostaddr="") == "sidejob@sidejob false"
@@ -76,7 +77,7 @@ def test_postgres_answers_on_tcp_and_on_its_socket(running_postgres: Postgres) -
 
 
 def test_postgres_trusts_nobody_without_the_password(running_postgres: Postgres) -> None:
-    for host in ("127.0.0.1", str(running_postgres.socket_directory)):
+    for host in ("127.0.0.1", str(running_postgres._sockets)):
         for password in ("wrong", ""):
             with pytest.raises(psycopg.OperationalError, match=r"password authentication failed|no password supplied"):
                 query("", "SELECT 1", host=host, port=str(running_postgres.port), user="sidejob", password=password)
@@ -349,7 +350,7 @@ def test_a_temporary_directory_too_long_for_a_socket_holds_the_rest(
     with Postgres(durable=False) as running:
         assert query(running.url, "SELECT 1") == 1
         assert query(running.url, "SHOW data_directory").startswith(str(long))  # type: ignore[attr-defined]
-        assert query(running.url, "SELECT 1", host=str(running.socket_directory)) == 1
+        assert query(running.url, "SELECT 1", host=str(running._sockets)) == 1
     assert list(long.iterdir()) == []
     assert not running._temporary
 

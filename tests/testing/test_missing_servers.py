@@ -67,11 +67,11 @@ def test_a_rabbitmq_that_is_not_named_or_cannot_be_reached(monkeypatch: pytest.M
     app = Celery("shop", broker="amqp://", set_as_current=False)
     monkeypatch.delenv("SIDEJOB_TEST_AMQP_URL", raising=False)
     with pytest.raises(SettingsError, match=r"cannot be started for a test \(amqp://\).*SIDEJOB_TEST_AMQP_URL"):
-        servers.broker_url(app, "postgresql://", None)
+        servers.broker_url(app, None)
     monkeypatch.setenv("SIDEJOB_TEST_AMQP_URL", f"amqp://{NOWHERE}//")
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     with pytest.raises(SettingsError, match=r"cannot reach the RabbitMQ that SIDEJOB_TEST_AMQP_URL names: .*refused"):
-        servers.broker_url(app, "postgresql://", None)
+        servers.broker_url(app, None)
 
 
 def test_a_database_of_the_user_s_that_cannot_be_reached() -> None:

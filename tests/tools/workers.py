@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -44,6 +45,10 @@ class Process(AnyProcess):
     def __init__(self, argv: Sequence[str], *, fork_server: ForkServers | None = None, **given: Any) -> None:
         forks = fork_server is not None and can_fork(argv, given["env"], given["cwd"])
         super().__init__(argv, start=fork_server.start if forks else start_process, **given)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send any signal to the main process; without effect once it has ended."""
+        self._started.send_signal(number)
 
     def kill(self) -> None:
         """Send SIGKILL to the main process alone; when this returns it is gone, but its children may remain.
