@@ -50,23 +50,17 @@ class Operation:
         return self.method in ("POST", "PATCH")
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call(Visit):
     """One call of an operation."""
 
-    visit: Visit
     body: Any
     query: Any
 
     @property
-    def sidejob(self) -> Any:
-        """The app's SideJob."""
-        return self.visit.sidejob
-
-    @property
     def path(self) -> dict[str, str]:
         """The parameters in the path."""
-        return self.visit.request.path_params
+        return self.request.path_params
 
 
 def routes(site: Site, operations: tuple[Operation, ...]) -> list[Route]:
@@ -105,7 +99,7 @@ def _answer(site: Site, operation: Operation, request: Request, body: bytes) -> 
             if operation.scope not in token.scopes:
                 return problem(403, "Not allowed", f"The token {token.name!r} lacks the scope {operation.scope!r}.")
             user = User(f"token {token.name}", Role.READ)  # what it may do, its scopes say
-            call = Call(Visit(site, request, user), _body(operation, request, body), _query(operation, request))
+            call = Call(site, request, user, body=_body(operation, request, body), query=_query(operation, request))
             if not all(map(is_keepable, (*request.path_params.values(), *request.query_params.values()))):
                 raise Refused(400, "Refused", "The store keeps no text with a NUL or a lone surrogate.")
 

@@ -31,7 +31,7 @@ from .verbs import noted, tell
 
 def version(call: Call) -> Any:
     """Return the version of this package, and the name of the app."""
-    return {"version": version_of("celery-sidejob"), "app": call.visit.site.name}
+    return {"version": version_of("celery-sidejob"), "app": call.site.name}
 
 
 def list_jobs(call: Call) -> Any:
@@ -59,7 +59,7 @@ def make_job(call: Call) -> Any:
         options["on_failure"] = body.on_failure
     _refuse_without_task(call, body.task)
     with _context(call, body.context):
-        made = call.sidejob.enqueue(body.task, body.args, body.kwargs, created_by=call.visit.user.name, **options)
+        made = call.sidejob.enqueue(body.task, body.args, body.kwargs, created_by=call.user.name, **options)
     return made.info
 
 
@@ -71,7 +71,7 @@ def get_job(call: Call) -> Any:
 def delete_job(call: Call) -> Any:
     """Delete a job and everything below it, if all of it is terminated."""
     job = _job_of(call)
-    verbs.delete(call.visit, job)
+    verbs.delete(call, job)
     return {"id": job.id, "deleted": True}
 
 
@@ -79,12 +79,12 @@ def run_job(call: Call) -> Any:
     """Ask a job to run at least once after this call."""
     body = call.body
     how = {"force": body.force, "fresh": body.fresh, "parent": body.parent, "countdown": body.countdown}
-    return verbs.run(call.visit, _job_of(call), **how).info
+    return verbs.run(call, _job_of(call), **how).info
 
 
 def terminate_job(call: Call) -> Any:
     """Ask for a job's shutdown."""
-    return verbs.terminate(call.visit, _job_of(call), recursive=call.body.recursive).info
+    return verbs.terminate(call, _job_of(call), recursive=call.body.recursive).info
 
 
 def change_job(call: Call) -> Any:
@@ -93,24 +93,24 @@ def change_job(call: Call) -> Any:
     for tags in (body.tag, body.untag):
         check_tags(tags, where="PATCH")  # before the first of several commits
     if body.queue is not None:
-        verbs.move(call.visit, job, body.queue)
+        verbs.move(call, job, body.queue)
     if body.priority is not None:
-        verbs.set_priority(call.visit, job, body.priority)
+        verbs.set_priority(call, job, body.priority)
     if body.tag or body.untag:
-        verbs.change_tags(call.visit, job, tag=body.tag, untag=body.untag)
+        verbs.change_tags(call, job, tag=body.tag, untag=body.untag)
     return job.refresh().info
 
 
 def fork_job(call: Call) -> Any:
     """Make a job with the arguments, state and finished steps of another one."""
-    return verbs.fork(call.visit, _job_of(call), call.body.before).info
+    return verbs.fork(call, _job_of(call), call.body.before).info
 
 
 def adopt_job(call: Call) -> Any:
     """Make a job a named child of this one."""
     job = _job_of(call)
     child = call.sidejob.get(call.body.job)
-    with noted(call.visit, job, "asked to adopt", child=child.id):
+    with noted(call, job, "asked to adopt", child=child.id):
         job.adopt(child, call.body.name)
     return child.refresh().info
 
@@ -118,7 +118,7 @@ def adopt_job(call: Call) -> Any:
 def disown_job(call: Call) -> Any:
     """Make a child of this job a job without a parent."""
     job = _job_of(call)
-    with noted(call.visit, job, "asked to disown", name=call.body.name):
+    with noted(call, job, "asked to disown", name=call.body.name):
         job.disown(call.body.name)
     return job.refresh().info
 
@@ -128,7 +128,7 @@ def change_state(call: Call) -> Any:
     job, body = _job_of(call), call.body
     for key in at_most(body.unset, "keys of the state"):
         check_key(key)  # before the first of two commits
-    with noted(call.visit, job, "state changed", set=[*body.set], unset=body.unset):
+    with noted(call, job, "state changed", set=[*body.set], unset=body.unset):
         if body.set:
             job.set(body.set)
         if body.unset:
@@ -152,30 +152,30 @@ def get_tree(call: Call) -> Any:
 
 def peek_packets(call: Call) -> Any:
     """List the next packets of a port, without reading them."""
-    return {"items": JobViews(call.sidejob.runtime).packets(port_of(call.visit, _job_of(call)), call.query.limit)}
+    return {"items": JobViews(call.sidejob.runtime).packets(port_of(call, _job_of(call)), call.query.limit)}
 
 
 def write_packets(call: Call) -> Any:
     """Write values to a port."""
-    port, body = port_of(call.visit, _job_of(call)), call.body
+    port, body = port_of(call, _job_of(call)), call.body
     if (body.value is msgspec.UNSET) == (body.values is None):
         raise Refused(400, "Not understood", "Give either `value` or `values`.")
     written = body.values if body.values is not None else [body.value]
     with _context(call, body.context):
-        verbs.write(call.visit, port, written)
+        verbs.write(call, port, written)
     return {"written": len(written)}
 
 
 def take_packets(call: Call) -> Any:
     """Read values from a port: they are consumed, even if the answer does not arrive."""
-    port = port_of(call.visit, _job_of(call))
-    with noted(call.visit, port.job, "packets read", port=f"{port.direction} {port.name}"):
+    port = port_of(call, _job_of(call))
+    with noted(call, port.job, "packets read", port=f"{port.direction} {port.name}"):
         return {"values": port.read_many(call.body.limit)}
 
 
 def publish(call: Call) -> Any:
     """Write a message to every input port that subscribes to a channel."""
-    tell(call.visit, f"publishes on {call.body.channel}")
+    tell(call, f"publishes on {call.body.channel}")
     with _context(call, call.body.context):
         return {"written": call.sidejob.publish(call.body.channel, call.body.message)}
 
@@ -209,7 +209,7 @@ def get_task(call: Call) -> Any:
 
 def revoke_task(call: Call) -> Any:
     """Revoke a durable task: it does not begin, or not again."""
-    return verbs.revoke(call.visit, call.path["id"], terminate=call.body.terminate)
+    return verbs.revoke(call, call.path["id"], terminate=call.body.terminate)
 
 
 def list_dead(call: Call) -> Any:
@@ -233,20 +233,20 @@ def get_dead(call: Call) -> Any:
 def retry_dead(call: Call) -> Any:
     """Try one entry of the dead set again."""
     entry: DeadEntry = call.sidejob.dead.get(call.path["id"])
-    verbs.retry(call.visit, entry)
+    verbs.retry(call, entry)
     return {"retried": 1, "job": entry.job_id, "task_id": entry.task_id}
 
 
 def retry_many_dead(call: Call) -> Any:
     """Try the first entries that match again; repeat it until `retried` is 0."""
-    tell(call.visit, f"retries {_dead(call.body)} of the dead set")
+    tell(call, f"retries {_dead(call.body)} of the dead set")
     return {"retried": call.sidejob.dead.retry_all(**_dead(call.body), limit=call.body.limit)}
 
 
 def delete_dead(call: Call) -> Any:
     """Remove an entry of the dead set, with its job."""
     entry: DeadEntry = call.sidejob.dead.get(call.path["id"])
-    return {"deleted": verbs.delete_entry(call.visit, entry)}
+    return {"deleted": verbs.delete_entry(call, entry)}
 
 
 # -- what runs them --------------------------------------------------------------------------------------------------
@@ -261,13 +261,13 @@ def list_queues(call: Call) -> Any:
 
 def pause_queue(call: Call) -> Any:
     """Let no further run of a queue begin."""
-    verbs.pause(call.visit, call.sidejob.queue(call.path["name"]), call.body.reason)
+    verbs.pause(call, call.sidejob.queue(call.path["name"]), call.body.reason)
     return {"name": call.path["name"], "paused": True}
 
 
 def resume_queue(call: Call) -> Any:
     """Let runs of a queue begin again."""
-    verbs.resume(call.visit, call.sidejob.queue(call.path["name"]))
+    verbs.resume(call, call.sidejob.queue(call.path["name"]))
     return {"name": call.path["name"], "paused": False}
 
 
@@ -275,7 +275,7 @@ def configure_queue(call: Call) -> Any:
     """Change the limits of a queue at once."""
     queue = call.sidejob.queue(call.path["name"])
     given = {name: value for name, value in msgspec.structs.asdict(call.body).items() if value is not msgspec.UNSET}
-    tell(call.visit, f"configures queue {queue.name}: {given}")
+    tell(call, f"configures queue {queue.name}: {given}")
     queue.configure(**given)
     return {"name": queue.name, **given}
 
@@ -287,7 +287,7 @@ def list_pools(call: Call) -> Any:
 
 def resize_pool(call: Call) -> Any:
     """Give a capacity pool another number of slots."""
-    verbs.resize_pool(call.visit, call.path["name"], call.body.limit)
+    verbs.resize_pool(call, call.path["name"], call.body.limit)
     return {"name": call.path["name"], "limit": call.body.limit}
 
 
@@ -298,17 +298,17 @@ def list_schedules(call: Call) -> Any:
 
 def pause_schedule(call: Call) -> Any:
     """Pause a schedule."""
-    return verbs.pause(call.visit, call.sidejob.get_schedule(call.path["name"]), call.body.reason).info
+    return verbs.pause(call, call.sidejob.get_schedule(call.path["name"]), call.body.reason).info
 
 
 def resume_schedule(call: Call) -> Any:
     """Resume a schedule."""
-    return verbs.resume(call.visit, call.sidejob.get_schedule(call.path["name"])).info
+    return verbs.resume(call, call.sidejob.get_schedule(call.path["name"])).info
 
 
 def run_schedule(call: Call) -> Any:
     """Make one more job, or message, of a schedule now."""
-    made = verbs.run_schedule(call.visit, call.sidejob.get_schedule(call.path["name"]))
+    made = verbs.run_schedule(call, call.sidejob.get_schedule(call.path["name"]))
     return {
         "job": made.id if isinstance(made, Job) else None,
         "task_id": made.task_id if isinstance(made, Job) else made.id,
@@ -333,7 +333,7 @@ def get_findings(call: Call) -> Any:
 def get_openapi(call: Call) -> Any:
     """Return this document."""
     found = openapi(OPERATIONS, version_of("celery-sidejob"))
-    return {**found, "servers": [{"url": call.visit.root + found["servers"][0]["url"]}]}
+    return {**found, "servers": [{"url": call.root + found["servers"][0]["url"]}]}
 
 
 # --------------------------------------------------------------------------------------------------------------------
