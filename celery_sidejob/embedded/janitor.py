@@ -160,15 +160,30 @@ def _has_ended(group: int) -> bool:
         return True
     except PermissionError:
         return False
-    found = False
-    for stat in Path("/proc").glob("[0-9]*/stat"):  # nothing on a system without /proc
-        with suppress(OSError):
-            state, _, its_group = stat.read_text(errors="replace").rpartition(")")[2].split()[:3]
-            if int(its_group) == group:
-                found = True
-                if state != "Z":
-                    return False
-    return found
+    with suppress(OSError, subprocess.SubprocessError):  # on a system that does not show its processes
+        return {state for state, _, its_group in process_table().values() if its_group == group} == {"Z"}
+    return False
+
+
+def process_table() -> dict[int, tuple[str, int, int]]:
+    """Return the state (a letter, as of `ps`), the parent and the group of each process."""
+    table = {}
+    if sys.platform == "linux":  # where a slim image often has no `ps`
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                found = Path("/proc", pid, "stat").read_text(errors="replace")
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # it ended during the read
+            # The name before these is in parentheses, and may itself contain spaces and parentheses.
+            state, parent, group = found.rpartition(")")[2].split()[:3]
+            table[int(pid)] = (state, int(parent), int(group))
+    else:
+        words = ["ps", "-A", "-o", "pid=,ppid=,pgid=,state="]
+        listing = subprocess.run(words, capture_output=True, text=True, check=True)
+        for row in listing.stdout.splitlines():
+            pid, parent, group, state = row.split()[:4]
+            table[int(pid)] = (state[0], int(parent), int(group))
+    return table
 
 
 def _remove(directory: str) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from .account import Account
 from .errors import ServerError
-from .janitor import Janitor, uninterrupted
+from .janitor import Janitor, process_table, uninterrupted
 
 TRAMPOLINE = Path(__file__).with_name("trampoline.py")
 LOG_TAIL = 4000
@@ -170,25 +170,3 @@ def environment() -> Mapping[str, str]:
     """Return only the variables that a server needs: others could read more, and PG* would change its settings."""
     kept = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TMPDIR")
     return {name: os.environ[name] for name in kept if name in os.environ} | {"LC_ALL": "C"}
-
-
-def process_table() -> dict[int, tuple[str, int, int]]:
-    """Return the state (a letter, as of `ps`), the parent and the group of each process."""
-    table = {}
-    if sys.platform == "linux":  # where a slim image often has no `ps`
-        for pid in filter(str.isdigit, os.listdir("/proc")):
-            try:
-                # The name before it is in parentheses, and may itself contain spaces and parentheses.
-                state, parent, group = (
-                    Path("/proc", pid, "stat").read_text(errors="replace").rpartition(")")[2].split()[:3]
-                )
-            except (FileNotFoundError, ProcessLookupError):
-                continue  # it ended during the read
-            table[int(pid)] = (state, int(parent), int(group))
-    else:
-        words = ["ps", "-A", "-o", "pid=,ppid=,pgid=,state="]
-        listing = subprocess.run(words, capture_output=True, text=True, check=True)
-        for row in listing.stdout.splitlines():
-            pid, parent, group, state = row.split()[:4]
-            table[int(pid)] = (state[0], int(parent), int(group))
-    return table

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..embedded.processes import children, process_table, send_all
+from ..embedded.janitor import process_table
+from ..embedded.processes import children, send_all
 from .waiting import patient, wait_until
 
 LOG_TAIL_LINES = 60

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from celery_sidejob.embedded.processes import is_alive, process_table, send_all
+from celery_sidejob.embedded.janitor import process_table
+from celery_sidejob.embedded.processes import is_alive, send_all
 from celery_sidejob.testing.processes import DEAD, freeze, thaw
 
 __all__ = ["family", "freeze", "frozen", "is_alive", "send_all", "thaw"]
