@@ -102,6 +102,7 @@ def over_time(spans: Sequence[Span]) -> Drawing | None:
 # -- runs and failures of the last hour, day and month ---------------------------------------------------------------
 
 DAYS = 30
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 CHART_WIDTH, CHART_HEIGHT = 480.0, 110.0
 LEAST = 2.0
 """The least height of what is not nothing."""
@@ -134,14 +135,21 @@ class Chart:
     failures: int
 
 
-def hour_chart(samples: Iterable[tuple[datetime, int, int]], now: datetime | None = None) -> Chart:
-    """Return the chart of the last hour, by minutes, of (time, runs, failures) since the time before."""
-    return _of_samples("hour", "minute", samples, timedelta(minutes=1), 60, now)
+SPANS = {"hour": ("minute", timedelta(minutes=1), 60), "day": ("half hour", timedelta(minutes=30), 48)}
+"""The times of charts of samples: what a column shows, how long that is, and the number of columns."""
 
 
-def day_chart(samples: Iterable[tuple[datetime, int, int]], now: datetime | None = None) -> Chart:
-    """Return the chart of the last day, by half hours."""
-    return _of_samples("day", "half hour", samples, timedelta(minutes=30), 48, now)
+def chart_of(span: str, samples: Iterable[tuple[datetime, int, int]], now: datetime | None = None) -> Chart:
+    """Return the chart of the last hour, or of the last day, of (time, runs, failures) since the time before."""
+    each, step, number = SPANS[span]
+    last = EPOCH + ((now or datetime.now(UTC)) - EPOCH) // step * step
+    begins = [last - age * step for age in reversed(range(number))]
+    counted = [(0, 0)] * number
+    for at, runs, failures in samples:
+        place = (at - begins[0]) // step
+        if 0 <= place < number:
+            counted[place] = counted[place][0] + runs, counted[place][1] + failures
+    return _chart(span, each, begins, counted)
 
 
 def month_chart(days: Mapping[date, tuple[int, int]], today: date | None = None) -> Chart:
@@ -150,25 +158,6 @@ def month_chart(days: Mapping[date, tuple[int, int]], today: date | None = None)
     shown = [today - timedelta(days=age) for age in reversed(range(DAYS))]
     begins = [datetime(day.year, day.month, day.day, tzinfo=UTC) for day in shown]
     return _chart(f"{DAYS} days", "day", begins, [days.get(day, (0, 0)) for day in shown])
-
-
-def _of_samples(
-    span: str,
-    each: str,
-    samples: Iterable[tuple[datetime, int, int]],
-    step: timedelta,
-    number: int,
-    now: datetime | None,
-) -> Chart:
-    epoch = datetime(1970, 1, 1, tzinfo=UTC)
-    last = epoch + ((now or datetime.now(UTC)) - epoch) // step * step
-    begins = [last - age * step for age in reversed(range(number))]
-    counted = [(0, 0)] * number
-    for at, runs, failures in samples:
-        place = (at - begins[0]) // step
-        if 0 <= place < number:
-            counted[place] = counted[place][0] + runs, counted[place][1] + failures
-    return _chart(span, each, begins, counted)
 
 
 def _chart(span: str, each: str, begins: Sequence[datetime], counted: Sequence[tuple[int, int]]) -> Chart:

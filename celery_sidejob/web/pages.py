@@ -26,7 +26,7 @@ from ..model.printable import seconds_from, since_from
 from ..model.status import ASKABLE, Status
 from ..operations.waiting import REASONS
 from ..store.kept import STATUSES as TASK_STATUSES
-from .drawing import day_chart, hour_chart, month_chart, over_time, runs_of, steps_of
+from .drawing import chart_of, month_chart, over_time, runs_of, steps_of
 from .graph_drawing import drawn
 from .rendering import path
 from .requests import JobsQuery
@@ -64,7 +64,7 @@ def overview(visit: Visit) -> Shown:
         running=sum(queue["running"] for queue in queues),
         oldest_s=max(due, default=None),
         workers=[worker for worker in stats["workers"] if life_of(worker) == "alive"],
-        charts=(hour_chart(lately), day_chart(lately), month_chart(views.days())),
+        charts=(chart_of("hour", lately), chart_of("day", lately), month_chart(views.days())),
     )
 
 

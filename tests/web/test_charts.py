@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, date, datetime, timedelta
 
-from celery_sidejob.web.drawing import CHART_HEIGHT, CHART_WIDTH, LEAST, day_chart, hour_chart, month_chart
+from celery_sidejob.web.drawing import CHART_HEIGHT, CHART_WIDTH, LEAST, chart_of, month_chart
 from tests.tools.browsers import Browser
 from tests.tools.in_process import Stage
 
@@ -14,7 +14,7 @@ NOW = datetime(2026, 11, 29, 12, 34, 56, tzinfo=UTC)
 def test_a_sample_is_in_the_column_of_its_minute() -> None:
     ages = {0: (4, 1), 30: (2, 0), 57: (1, 1), 59 * 60: (8, 0), 61 * 60: (99, 99)}
     samples = [(NOW - timedelta(seconds=age), *counted) for age, counted in ages.items()]
-    chart = hour_chart(samples, NOW)
+    chart = chart_of("hour", samples, NOW)
     assert len(chart.columns) == 60
     assert chart.columns[0].began_at == datetime(2026, 11, 29, 11, 35, tzinfo=UTC)
     assert {place: (one.runs, one.failures) for place, one in enumerate(chart.columns) if one.runs} == {
@@ -24,7 +24,8 @@ def test_a_sample_is_in_the_column_of_its_minute() -> None:
 
 
 def test_the_columns_of_a_day_are_half_hours() -> None:
-    chart = day_chart([(NOW - timedelta(minutes=minutes), 1, 0) for minutes in (0, 4, 5, 23 * 60, 25 * 60)], NOW)
+    ages = (0, 4, 5, 23 * 60, 25 * 60)
+    chart = chart_of("day", [(NOW - timedelta(minutes=minutes), 1, 0) for minutes in ages], NOW)
     assert [(place, one.runs) for place, one in enumerate(chart.columns) if one.runs] == [(1, 1), (46, 1), (47, 2)]
 
 
@@ -38,7 +39,7 @@ def test_a_column_is_as_high_as_its_share_and_never_invisible() -> None:
 
 
 def test_nothing_is_a_chart_too() -> None:
-    assert hour_chart([], NOW).most == 0
+    assert chart_of("hour", [], NOW).most == 0
 
 
 def test_the_overview_has_all_three(stage: Stage, reader: Browser) -> None:
