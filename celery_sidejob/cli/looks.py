@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ..model.errors import StoreUnavailableError
 from .output import Output
@@ -18,9 +18,7 @@ HEARD_WITHIN_S = 5.0
 """How long a command waits for workers to end what they were told to end, in seconds."""
 
 
-def looks(
-    look: Callable[[], dict[str, Any]], output: Output, *, deadline: float = math.inf
-) -> Iterator[dict[str, Any]]:
+def looks(look: Callable[[], T], output: Output, *, deadline: float = math.inf) -> Iterator[T]:
     """Yield the result of each read, without an end; one of the reads is at the deadline.
 
     An error of the store is noted, and the store is read again; after the deadline the error is raised. The deadline
@@ -40,9 +38,8 @@ def looks(
 
 def wait_for_none(look: Callable[[], list[T]], output: Output) -> list[T]:
     """Read until the list is empty, for a while; return the last list."""
-    deadline, left = time.monotonic() + HEARD_WITHIN_S, []
-    for found in looks(lambda: {"left": look()}, output, deadline=deadline):
-        left = found["left"]
+    deadline = time.monotonic() + HEARD_WITHIN_S
+    for left in looks(look, output, deadline=deadline):
         if not left or time.monotonic() >= deadline:
             break
     return left

@@ -77,8 +77,6 @@ class Output:
 
     def show(self, *parts: RenderableType) -> None:
         """Print texts, tables and trees with a blank line between them; to a file or a pipe in their full width."""
-        if not parts:
-            return
         parts = tuple(line(part) if isinstance(part, str) else part for part in parts)
         colours: Literal["auto"] | None = "auto" if self._coloured else None
         console = _Terminal(file=sys.stdout, color_system=colours, markup=False, highlight=False, emoji=False)

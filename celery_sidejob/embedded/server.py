@@ -196,12 +196,8 @@ class Server(ABC):
                 command, directory=home, log=log, account=self._account, orphan_signal=self.orphan_signal
             )
             self._janitor.watch_process(process.pid, self.orphan_signal)
-
-        def ended_or_answers() -> bool:
-            return process.poll() is not None or self._answers()
-
         wait_until(
-            ended_or_answers,
+            lambda: process.poll() is not None or self._answers(),
             deadline_s=START_DEADLINE_S,
             failure=lambda: f"{self.name} does not answer within {START_DEADLINE_S:.0f} s:\n{tail(log, start=start)}",
         )

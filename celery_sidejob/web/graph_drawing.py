@@ -21,22 +21,14 @@ SWEEPS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """The share of a status in a node, as a part of a bar."""
-
-    status: str
-    x: float
-    width: float
-
-
-@dataclass(frozen=True, slots=True)
 class Box:
     """A node at its place."""
 
     node: Node
     x: float
     y: float
-    parts: Sequence[Part]
+    parts: Sequence[tuple[str, float, float]]
+    """(status, x, width): the share of each status in a node, as a part of a bar."""
     is_focus: bool
 
 
@@ -171,10 +163,10 @@ def _height(key: str) -> float:
     return 0.0 if key.startswith(VIA) else HEIGHT
 
 
-def _parts(node: Node) -> list[Part]:
+def _parts(node: Node) -> list[tuple[str, float, float]]:
     whole, done, parts = sum(node.statuses.values()), 0, []
     for status, count in node.statuses.items():
-        parts.append(Part(status, round(done / whole * WIDTH, 2), round(count / whole * WIDTH, 2)))
+        parts.append((status, round(done / whole * WIDTH, 2), round(count / whole * WIDTH, 2)))
         done += count
     return parts
 
