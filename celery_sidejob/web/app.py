@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, MutableMapping
 from typing import Any, cast
 
@@ -55,8 +56,15 @@ def wsgi_app(sidejob: Any, auth: Authenticate | None = None, *, secret: str | No
         raise MissingLibraryError(
             "The web page as a WSGI application needs the library a2wsgi: install celery-sidejob[web].", name="a2wsgi"
         ) from error
-    app = asgi_app(sidejob, auth, secret=secret, is_live=False)
-    return ASGIMiddleware(cast(Any, app))  # it has a type of its own for the same thing
+    app = cast(Any, asgi_app(sidejob, auth, secret=secret, is_live=False))  # a2wsgi has a type of its own for it
+    made: dict[int, Any] = {}
+
+    def application(environ: Any, start_response: Any) -> Any:
+        pid = os.getpid()  # its event loop is a thread, which a fork, as by `gunicorn --preload`, leaves to the parent
+        middleware = made.get(pid) or made.setdefault(pid, ASGIMiddleware(app))
+        return middleware(environ, start_response)
+
+    return application
 
 
 def django_urls(sidejob: Any, may_operate: Callable[[Any], bool] | None = None) -> list[Any]:

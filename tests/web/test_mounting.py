@@ -130,6 +130,36 @@ def test_as_a_wsgi_application(with_users: Stage) -> None:
         assert "There are no jobs." in browser.get("/jobs").text
 
 
+FORKS = """
+import os, signal, sys
+import httpx
+from celery import Celery
+from celery_sidejob import SideJob
+from celery_sidejob.web import wsgi_app
+app = Celery(broker="memory://")
+app.conf.sidejob_database_url = sys.argv[1]
+page = wsgi_app(SideJob(app), lambda request: ("ann", "read"))
+def ask():
+    with httpx.Client(transport=httpx.WSGITransport(page), base_url="https://page.example") as browser:
+        return browser.get("/jobs").status_code
+assert ask() == 200
+if os.fork() == 0:
+    signal.alarm(60)
+    os._exit(0 if ask() == 200 else 1)
+print(os.waitstatus_to_exitcode(os.wait()[1]), ask())
+"""
+
+
+def test_a_wsgi_application_is_served_before_and_after_a_fork(stage: Stage, tmp_path: Path) -> None:
+    program = tmp_path / "forks.py"
+    program.write_text(FORKS)
+    done = subprocess.run(
+        [sys.executable, program, stage.database_url], cwd=ROOT, capture_output=True, text=True, timeout=120,
+        check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "0 200\n"), done.stderr
+
+
 def test_processes_with_one_secret_take_each_others_forms(stage: Stage) -> None:
     def process(secret: str) -> httpx.Client:
         app = wsgi_app(stage.sidejob, lambda request: ("ann", "operate"), secret=secret)
