@@ -25,6 +25,7 @@ from celery_sidejob.operations.hold import Hold
 from celery_sidejob.operations.runs import run_pages, runs
 from celery_sidejob.store import workers
 from celery_sidejob.store.claims import Owed
+from celery_sidejob.store.connection.own_executor import Idle, OwnExecutor
 from celery_sidejob.store.outbox import doorbells
 from celery_sidejob.store.outbox.arming import DUE
 from celery_sidejob.store.results import Ended
@@ -48,7 +49,7 @@ class Stage:
 
     def __init__(
         self, database_url: str, *, broker: str = "memory://", outside: str | None = None,
-        looking: psycopg.Connection[Any] | None = None, **settings: Any,
+        looking: psycopg.Connection[Any] | None = None, idle: Idle | None = None, **settings: Any,
     ) -> None:  # fmt: skip
         self.database_url = database_url
         self._outside = direct(outside or database_url)
@@ -71,6 +72,8 @@ class Stage:
         self.call = self.sidejob.task(self._call, name="stage.call", **ALL_PORTS)
         self.idle = self.sidejob.task(self._idle, name="stage.idle", **ALL_PORTS)
         self.runtime = self.sidejob.runtime
+        if idle is not None:
+            self.runtime.connections._idle = idle
         self.worker_id = self.new_worker()
 
     def close(self) -> None:
@@ -383,16 +386,36 @@ def stage_looking(stage_database_url: str) -> Iterator[Callable[[], psycopg.Conn
         connection.close()
 
 
+@pytest.fixture(scope="session")
+def stage_connections() -> Iterator[dict[str, OwnExecutor]]:
+    """An idle connection to the store of each URL that a test with a `stage` has left to the next one.
+
+    To plan our statements anew, a backend takes as long as for all else in most tests.
+    """
+    left: dict[str, OwnExecutor] = {}
+    yield left
+    for executor in left.values():
+        executor.close()
+
+
 @pytest.fixture
 def stage(
-    stage_database_url: str, store_url: Callable[[str], str], stage_looking: Callable[[], psycopg.Connection[Any]]
-) -> Iterator[Stage]:
+    stage_database_url: str, store_url: Callable[[str], str], stage_looking: Callable[[], psycopg.Connection[Any]],
+    stage_connections: dict[str, OwnExecutor],
+) -> Iterator[Stage]:  # fmt: skip
     """An app of this test's own, whose jobs run in this process when the test says so; its rows keep the rules."""
-    made = Stage(store_url(stage_database_url), looking=stage_looking())
+    url = store_url(stage_database_url)
+    idle = Idle()
+    if (left := stage_connections.pop(url, None)) is not None:
+        idle.give_back(left)
+    made = Stage(url, looking=stage_looking(), idle=idle)
     try:
         yield made
         assert made.missed == []
         assert made.broken_rules() == []
     finally:
         made.sql(EMPTY)
+        made.runtime.connections.write_behind_now()  # as the close would, on another connection
+        if (left := idle.take()) is not None:
+            stage_connections[url] = left
         made.close()
