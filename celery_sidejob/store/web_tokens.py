@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from . import advisory
 from .statement import Reader, Statement, Transaction, first
 
 _ADD = Statement("""
@@ -52,6 +53,15 @@ SELECT request, call, code, answer FROM {{web_answers}} WHERE token = %(token)s 
 def find_answer(executor: Reader, token: str, key: str) -> Any | None:
     """Read the (request, call, code, answer) of a key of a token; the answer is None while it is not known."""
     return first(executor.run(_FIND_ANSWER, token=token, key=key))
+
+
+CALLS_LOCK_CLASS = 0x53_4A_49_4B - 0x40_00_00_00
+"""The first half of the advisory locks' keys ("SJIK", made to fit as `workers.LOCK_CLASS` is)."""
+
+
+def take_turn(executor: Transaction, token: str, key: str) -> None:
+    """Wait until no other transaction serves a call with this key of the token: it would lock the same rows first."""
+    advisory.take(executor, CALLS_LOCK_CLASS, [f"{token}\n{key}"])
 
 
 _HAS_WRITTEN = Statement("SELECT pg_current_xact_id_if_assigned() IS NOT NULL AS found")

@@ -1,9 +1,9 @@
 """A call of the HTTP API that is sent again with its Idempotency-Key does nothing again, and gets the same answer.
 
 The key is written in the transaction in which the call writes first. So a call that died before its commit is done
-when it is sent again, and of two at once Postgres lets one commit. If a process dies between the commit and the answer,
-the key says that the call was done, and its answer is lost. A call that writes nothing here gets its key with its
-answer: until then a repeated one is done again.
+when it is sent again. Of two at once, one waits for the other's transaction before it locks anything, and then finds
+the key. If a process dies between the commit and the answer, the key says that the call was done, and its answer is
+lost. A call that writes nothing here gets its key with its answer: until then a repeated one is done again.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def once(runtime: Runtime, token: str, request: Request, body: bytes, do: Callab
             raise _taken()
 
     try:
-        with runtime.connections.beside(note):
+        with runtime.connections.beside(partial(web_tokens.take_turn, token=token, key=key), note):
             done = do()
         if done.status_code < 500:
             keep = partial(_keep, token=token, key=key, asked=asked, call=call, done=done)

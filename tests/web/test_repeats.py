@@ -248,15 +248,17 @@ def test_packets_are_taken_once_by_many_calls_at_once(stage: Stage, program: Pro
     job = stage.job(inports=["orders"])
     job.input("orders").write_many(range(8))
 
-    def take() -> httpx.Response:
+    def take(key: str) -> httpx.Response:
         at = f"/jobs/{job.id}/ports/in/orders/take"
-        return program.ask("POST", at, {"limit": 1}, headers={"idempotency-key": "k"})
+        return program.ask("POST", at, {"limit": 1}, headers={"idempotency-key": key})
 
-    with ThreadPoolExecutor(4) as threads:
-        answers = [called.result() for called in [threads.submit(take) for _ in range(4)]]
-    assert {found.status_code for found in answers} <= {200, 409}
-    assert {found.text for found in answers if found.status_code == 200} == {'{"values": [0]}'}
-    assert len(job.input("orders")) == 7
+    for number in range(8):
+        with ThreadPoolExecutor(4) as threads:
+            answers = [called.result() for called in [threads.submit(take, f"k{number}") for _ in range(4)]]
+        assert {found.status_code for found in answers} <= {200, 409}
+        taken = {found.text for found in answers if found.status_code == 200}
+        assert taken == {f'{{"values": [{number}]}}'}, "the oldest, which no repeated call has locked"
+    assert len(job.input("orders")) == 0
 
 
 @pytest.mark.parametrize("path", ["/dead/retry", "/dead/{id}/retry", "/tasks/{task_id}/revoke"])

@@ -79,7 +79,7 @@ class _Thread(threading.local):
     over: OwnExecutor | None = None
     within_s: float | None = None
     locked_s: float | None = None
-    beside: Callable[[OwnExecutor], object] | None = None
+    beside: tuple[Callable[[OwnExecutor], object], Callable[[OwnExecutor], object]] | None = None
 
 
 class Connections(Autocommit):
@@ -133,7 +133,7 @@ class Connections(Autocommit):
             within_s = self._thread.within_s
         deadline = None if within_s is None else time.monotonic() + within_s
         if self._thread.beside is not None and name != READ:
-            work, single = partial(_both, work, self._thread.beside), False
+            work, single = partial(_between, work, *self._thread.beside), False
         if self._thread.over is not None:
             return self._transact(name, work, deadline, single=single, in_turn=True)
         with self._turns.one():
@@ -240,9 +240,9 @@ class Connections(Autocommit):
         return self._thread.locked_s is not None
 
     @contextmanager
-    def beside(self, work: Callable[[OwnExecutor], object]) -> Iterator[None]:
-        """Within the block, do this at the end of each transaction of this thread too; single reads are left out."""
-        before, self._thread.beside = self._thread.beside, work
+    def beside(self, first: Callable[[OwnExecutor], object], last: Callable[[OwnExecutor], object]) -> Iterator[None]:
+        """Within the block, begin and end each transaction of this thread with these; single reads are left out."""
+        before, self._thread.beside = self._thread.beside, (first, last)
         try:
             yield
         finally:
@@ -319,9 +319,15 @@ class Connections(Autocommit):
             write_behind.forget()
 
 
-def _both(work: Callable[[OwnExecutor], T], beside: Callable[[OwnExecutor], object], executor: OwnExecutor) -> T:
+def _between(
+    work: Callable[[OwnExecutor], T],
+    first: Callable[[OwnExecutor], object],
+    last: Callable[[OwnExecutor], object],
+    executor: OwnExecutor,
+) -> T:
+    first(executor)
     result = work(executor)
-    beside(executor)
+    last(executor)
     return result
 
 
