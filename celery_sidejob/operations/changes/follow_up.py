@@ -149,10 +149,9 @@ def _apply(runtime: Runtime, job_ids: Iterable[int], *, leaves: tuple[type[Excep
 def mature(runtime: LocalRuntime, executor: Transaction, job_id: int) -> AfterCommit:
     """Apply a job's due timers, unless its row is locked."""
     after_commit = AfterCommit()
-    row = jobs.lock_if_free(executor, job_id)
-    if row is None:
-        return after_commit
-    Wakes(runtime, executor, LockSet.of_rows(executor, {row.id: row}), after_commit).apply_due(job_id)
+    locked = jobs.lock(executor, [job_id], waits=False)
+    if locked:
+        Wakes(runtime, executor, LockSet.of_rows(executor, locked), after_commit).apply_due(job_id)
     return after_commit
 
 

@@ -311,9 +311,9 @@ def deliver_to(
     `noting`: all asks are only noted.
     """
     if not noting:
-        lock_set.add(jobs.lock_all_free(executor, page.job_ids))
+        lock_set.add(jobs.lock(executor, page.job_ids, waits=False))
     late = {job_id for job_id in page.job_ids if noting or not lock_set.knows(job_id)}
-    if late and late != jobs.keep(executor, late):
+    if late and late != jobs.keep(executor, late, waits=False):
         return False
     delivered = publications.deliver(executor, channel, page)
     for job_id, is_woken in sorted((delivered or {}).items()):

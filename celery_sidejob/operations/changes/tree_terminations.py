@@ -68,8 +68,7 @@ def _terminate(
     if not places:
         return None
     found = tree_terminations.find(executor, places, most=PAGE)
-    lock = jobs.lock if waits else jobs.lock_all_free
-    locked = _joined(places, found, lock(executor, {row.id for row in found}))
+    locked = _joined(places, found, jobs.lock(executor, {row.id for row in found}, waits=waits))
     after_commit = AfterCommit()
     Wakes(runtime, executor, LockSet.of_rows(executor, locked), after_commit).terminate(list(locked), tree=True)
     finished = _leave(executor, places, found, locked.keys())
