@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..model.checks import MOST
+from ..model.durable import Death
 from ..model.retention import Retention
 from .statement import Reader, Statement, Transaction, first
 from .trees import SEEN_BY_PARENT
@@ -18,7 +19,7 @@ ALL: Which = {"failure_group": None, "task": None, "queue": None, "reason": None
 _BURY = Statement("""
 WITH before AS (DELETE FROM {dead} WHERE job_id = %(job_id)s)
 INSERT INTO {dead} (job_id, task_id, task, queue, reason, error, traceback, retries, given_group, payload)
-SELECT j.id, %(task_id)s, j.task, j.queue, %(reason)s, %(error)s, %(traceback)s, %(retries)s, %(given_group)s,
+SELECT j.id, %(task_id)s, j.task, j.queue, %(reason)s, %(error)s, %(traceback)s, %(retries)s, %(group)s,
   json_build_object('v', 1, 'args', j.args, 'kwargs', j.kwargs, 'wake_pending', %(wake_pending)s::boolean,
     'loss', %(loss)s::json)
 FROM {jobs} j WHERE j.id = %(job_id)s RETURNING id""")
@@ -27,34 +28,18 @@ FROM {jobs} j WHERE j.id = %(job_id)s RETURNING id""")
 def bury(
     executor: Transaction,
     job_id: int,
+    death: Death,
     *,
     task_id: str | None,
-    reason: str,
-    error: str,
-    traceback: str | None,
-    retries: int,
-    wake_pending: bool,
-    given_group: str | None = None,
+    wake_pending: bool = False,
     loss: str | None = None,
 ) -> int:
     """Enter a job in the dead set; an older entry of the same job is replaced.
 
-    Its failure group is `given_group`, or else the class that `error` begins with. `loss`: why its last run was lost,
-    as JSON text.
+    `loss`: why its last run was lost, as JSON text.
     """
-    found = executor.run(
-        _BURY,
-        job_id=job_id,
-        task_id=task_id,
-        reason=reason,
-        error=error,
-        traceback=traceback,
-        retries=retries,
-        wake_pending=wake_pending,
-        given_group=given_group,
-        loss=loss,
-    )
-    return int(found[0].id)
+    given = {"task_id": task_id, "wake_pending": wake_pending, "loss": loss, **asdict(death)}
+    return int(executor.run(_BURY, job_id=job_id, **given)[0].id)
 
 
 _COLUMNS = (

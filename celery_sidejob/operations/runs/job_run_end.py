@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...model.changes import Change, Stage
+from ...model.durable import Death
 from ...model.errors import FullPort
 from ...model.events import JobBuried, RunFailed
 from ...model.loss import Loss
@@ -218,16 +219,18 @@ def _past(runtime: LocalRuntime, hold: Hold, ending: Ending) -> run_ends.Past:
 
 def closing(runtime: LocalRuntime, hold: Hold, ending: Ending) -> Closing | None:
     """Return how the run's asking ends, in case this end closes it; None if it does not, or the run has none."""
-    job = hold.row
-    if ending.outcome in (None, Status.SUSPENDED) or job.task_id is None:
+    if ending.outcome in (None, Status.SUSPENDED) or hold.row.task_id is None:
         return None
-    options = json.loads(job.options) if job.options else None
-    ended = Outcome(
-        job.task_id, job.id, job.task, job.queue, str(ending.outcome), ending.result, options, job.args, job.kwargs
-    )
-    wanted = runtime.results.wanted(job.task, options)
+    ended = outcome_of(hold.row, str(ending.outcome), ending.result)
+    wanted = runtime.results.wanted(ended.task, ended.options)
     riders = runtime.results.riders(ended) if wanted else ()
     return Closing(ended, wanted, riders, result_of(riders) if ending.how not in TAKEN else None)
+
+
+def outcome_of(job: Any, outcome: str, result: str) -> Outcome:
+    """Return how an asking ended; `job` is the row of the job with its asking."""
+    options = json.loads(job.options) if job.options else None
+    return Outcome(job.task_id, job.id, job.task, job.queue, outcome, result, options, job.args, job.kwargs)
 
 
 def _follow_closing(
@@ -295,18 +298,11 @@ def _begin_stage(executor: Transaction, hold: Hold, ending: Ending, after_commit
 
 def _bury(executor: Transaction, hold: Hold, row: Any, ending: Ending, after_commit: AfterCommit) -> None:
     """Enter the job in the dead set, with the wake that was pending when its last run was lost."""
-    job, reason = hold.row, ending.reason
+    job = hold.row
     shown = json.loads(ending.error) if ending.error else {}
-    entry = dead.bury(
-        executor,
-        job.id,
-        task_id=row.task_id,
-        reason=reason,
-        traceback=ending.traceback,
-        error=f"{shown.get('type', '')}: {shown.get('message', '')}",
-        retries=job.retries,
-        wake_pending=ending.gives_up == Status.FAILED and job.status == Status.QUEUED,
-        given_group=shown.get("group"),
-        loss=None if ending.loss is None else ending.loss.json,
-    )
-    after_commit.events.append(JobBuried(job.id, job.task, entry, reason))
+    error = f"{shown.get('type', '')}: {shown.get('message', '')}"
+    death = Death(ending.reason, error, ending.traceback, job.retries, shown.get("group"))
+    wake_pending = ending.gives_up == Status.FAILED and job.status == Status.QUEUED
+    loss = None if ending.loss is None else ending.loss.json
+    entry = dead.bury(executor, job.id, death, task_id=row.task_id, wake_pending=wake_pending, loss=loss)
+    after_commit.events.append(JobBuried(job.id, job.task, entry, ending.reason))

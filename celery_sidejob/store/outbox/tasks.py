@@ -13,7 +13,7 @@ from typing import Any
 
 from ...model.checks import is_number
 from ...model.durable import Content, Key, Message
-from ...model.status import Gate, RunEnd
+from ...model.status import Gate
 from ..statement import Frequent, Reader, Statement, Transaction, first
 from .arming import FIRST_CHECK_S, OWED, UNCHECKED, UNLOCKED, TaskEnd
 from .references import KEPT, referred
@@ -268,7 +268,7 @@ def move(message: Message, key: Key, waits: Waits, *, worker_id: int, enters_poo
     columns of `Kept`; nothing if the run no longer holds the row.
     """
     run = {"task_id": key[0], "generation": key[1], "worker_id": worker_id, "enters_pool": enters_pool}
-    return TaskEnd(RunEnd.RETRIED, _MOVE, run | _columns(message, waits))
+    return TaskEnd(_MOVE, run | _columns(message, waits))
 
 
 _READ = Statement("""
