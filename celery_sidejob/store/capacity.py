@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..model.status import Gate
-from .statement import Autocommit, Frequent, Reader, Statement, Transaction, first
+from .statement import Autocommit, Frequent, Reader, Statement, Transaction, columns, first
 
 AT_COMMIT = -1
 """The shard of a row that takes its slots at the commit, however many are free: in the emptiest shard."""
@@ -89,13 +89,8 @@ WHERE c.pool = %(name)s AND c.shard = t.shard""")
 
 def take(executor: Transaction, name: str, taken: Mapping[int, tuple[int, int]]) -> None:
     """Take slots in locked shards: {shard: (slots, works)}."""
-    executor.run(
-        _TAKE,
-        name=name,
-        shards=list(taken),
-        slots=[slots for slots, _ in taken.values()],
-        works=[works for _, works in taken.values()],
-    )
+    slots, works = columns(list(taken.values()), 2)
+    executor.run(_TAKE, name=name, shards=list(taken), slots=slots, works=works)
 
 
 _COLUMNS = f"""

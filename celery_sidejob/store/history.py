@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..model.events import TaskFinished
-from .statement import Reader, Statement, Transaction
+from .statement import Reader, Statement, Transaction, arrays
 
 ENDED = """
 noted AS (
@@ -100,8 +100,8 @@ _ADD_TASKS = Statement("""
 WITH made AS (
   INSERT INTO {task_history} (task_id, task, queue, how, ended_at, lasted_s)
   SELECT r.task_id, r.task, r.queue, r.how, now() - make_interval(secs => r.age_s), r.lasted_s
-  FROM unnest(%(task_ids)s::text[], %(tasks)s::text[], %(queues)s::text[], %(hows)s::text[],
-      %(ages)s::double precision[], %(lasted)s::double precision[])
+  FROM unnest(%(task_id)s::text[], %(task)s::text[], %(queue)s::text[], %(how)s::text[],
+      %(age_s)s::double precision[], %(lasted_s)s::double precision[])
     AS r(task_id, task, queue, how, age_s, lasted_s))
 DELETE FROM {task_history} WHERE id = ANY(ARRAY(
   SELECT h.id FROM {task_history} h ORDER BY h.id DESC
@@ -113,12 +113,9 @@ def add_tasks(executor: Transaction, ended: Sequence[TaskFinished], *, keep: int
     now = time.monotonic()
     executor.run(
         _ADD_TASKS,
-        task_ids=[each.task_id for each in ended],
-        tasks=[each.task for each in ended],
-        queues=[each.queue for each in ended],
-        hows=[str(each.how) for each in ended],
-        ages=[now - each.at for each in ended],
-        lasted=[each.lasted_s for each in ended],
+        **arrays(ended, "task_id", "task", "queue", "lasted_s"),
+        how=[str(each.how) for each in ended],
+        age_s=[now - each.at for each in ended],
         number=len(ended),
         keep=keep,
     )

@@ -16,7 +16,7 @@ from psycopg import sql
 from .audience import UNREAD_S
 from .connection.connections import Connections
 from .connection.own_executor import OwnExecutor
-from .statement import Frequent, Reader, Statement, Transaction
+from .statement import Frequent, Reader, Statement, Transaction, columns
 
 LOCK_CLASS = 0x53_4A_52_53 - 0x40_00_00_00
 """The first half of our advisory locks' keys ("SJRS", made to fit a signed 32-bit integer)."""
@@ -131,11 +131,6 @@ def results_of(results: Sequence[Kept | None]) -> dict[str, Any]:
     """Return the parameters of the results of a page of runs, of which some may have none."""
     names = ("keys", "states", "bodies", "lifetimes")
     return {**dict(zip(names, columns([result or _NONE for result in results], 4), strict=True)), "replaces": False}
-
-
-def columns(rows: Sequence[Sequence[Any]], number: int) -> Sequence[list[Any]]:
-    """Return the columns of rows, as arrays for an `unnest`; `number` of them, if there are no rows too."""
-    return [[row[index] for row in rows] for index in range(number)]
 
 
 _KEEP = Frequent(f"WITH {kept()} SELECT {LISTENED}")

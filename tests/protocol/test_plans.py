@@ -596,7 +596,7 @@ BOUNDED: dict[str, tuple[Statement, dict[str, Any], int]] = {
     "one below that is not terminated": (trees._OTHER, {"ids": [1], "status": "terminated"}, 20),
     "a page of those who are terminated": (
         tree_terminations._FIND,
-        {"ids": [1], "roots": [1], "itself": [False], "after": ["kid2"], "most": 100},
+        {"job_id": [1], "root": [1], "itself": [False], "after": ["kid2"], "most": 100},
         1000,
     ),
     "what a page of those has left": (

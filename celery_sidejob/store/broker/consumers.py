@@ -14,7 +14,7 @@ from typing import Any
 from psycopg import sql
 
 from ..connection.own_executor import OwnExecutor
-from ..statement import Frequent, Statement, Transaction
+from ..statement import Frequent, Statement, Transaction, arrays
 from .queues import Broadcast
 
 LOCK_CLASS = 0x53_4A_42_43 - 0x40_00_00_00
@@ -97,9 +97,9 @@ def beat_and_talk(
     exchanges: Sequence[str],
 ) -> Beaten:
     """Do the same, send broadcasts, and read those of some exchanges since an id."""
-    columns = {name: [getattr(one, name) for one in said] for name in Broadcast._fields}
+    sent = arrays(said, *Broadcast._fields)
     found = executor.run(
-        _TALK, id=consumer, lock_class=LOCK_CLASS, schema=schema, since=since, exchanges=list(exchanges), **columns
+        _TALK, id=consumer, lock_class=LOCK_CLASS, schema=schema, since=since, exchanges=list(exchanges), **sent
     )
     return Beaten(found[0].is_alive, found[0].dead, found if found[0].id is not None else ())
 

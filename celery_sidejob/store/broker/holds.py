@@ -18,8 +18,8 @@ from typing import Any
 
 from ...model.durable import Held
 from ...model.status import Gate
-from ..results import TOLD, Ended, columns, kept_briefly, results_of, told
-from ..statement import Frequent, Transaction
+from ..results import TOLD, Ended, kept_briefly, results_of, told
+from ..statement import Frequent, Transaction, columns
 
 IS_FRESH = f"""m.locked_by IS NULL AND m.on_lost IS NULL AND m.doom IS NULL AND m.pool IS NULL
       AND m.gate = {Gate.OPEN} AND NOT EXISTS (SELECT FROM {{queues}} q WHERE q.name = m.queue)"""

@@ -14,7 +14,7 @@ from typing import Any
 from ...model.checks import is_number
 from ...model.durable import Content, Key, Message
 from ...model.status import Gate
-from ..statement import Frequent, Reader, Statement, Transaction, first
+from ..statement import Frequent, Reader, Statement, Transaction, arrays, first
 from .arming import FIRST_CHECK_S, OWED, UNCHECKED, UNLOCKED, TaskEnd
 from .references import KEPT, referred
 
@@ -132,10 +132,10 @@ def give_way(executor: Transaction, task_id: str, *, key: str) -> bool:
 
 _KEEP_MANY = Frequent(f"""
 WITH r AS MATERIALIZED (
-  SELECT * FROM unnest(%(task_ids)s::text[], %(tasks)s::text[], %(queues)s::text[], %(publications)s::text[],
-    %(bodies)s::bytea[], %(etas)s::timestamptz[], %(expires)s::timestamptz[], %(pools)s::text[],
-    %(weights)s::smallint[], %(ranks)s::smallint[], %(runs)s::boolean[], %(slots)s::smallint[]
-    /*!, %(priorities)s::smallint[]*/)
+  SELECT * FROM unnest(%(task_id)s::text[], %(task)s::text[], %(queue)s::text[], %(publication)s::text[],
+    %(body)s::bytea[], %(eta)s::timestamptz[], %(expires_at)s::timestamptz[], %(pool)s::text[],
+    %(pool_weight)s::smallint[], %(pool_rank)s::smallint[], %(pool_runs)s::boolean[], %(slot)s::smallint[]
+    /*!, %(priority)s::smallint[]*/)
     AS r(task_id, task, queue, publication, body, eta, expires_at, pool, pool_weight, pool_rank,
       pool_runs, slot/*!, priority*/)),
 kept AS (
@@ -166,20 +166,9 @@ def keep_many(
     pools = list(map(pool_of, messages))
     found = executor.run(
         _KEEP_MANY,
-        task_ids=[message.task_id for message in messages],
-        tasks=[message.task for message in messages],
-        queues=[message.queue for message in messages],
-        publications=[message.publication for message in messages],
-        bodies=[message.body for message in messages],
-        etas=[message.eta for message in messages],
-        expires=[message.expires_at for message in messages],
+        **arrays(messages, "task_id", "task", "queue", "publication", "body", "eta", "expires_at", "slot", "priority"),
+        **{name: [pool[name] for pool in pools] for name in _OF_POOL},
         check_interval_s=waits.check_interval_s,
-        pools=[pool["pool"] for pool in pools],
-        weights=[pool["pool_weight"] for pool in pools],
-        ranks=[pool["pool_rank"] for pool in pools],
-        runs=[pool["pool_runs"] for pool in pools],
-        slots=[message.slot for message in messages],
-        priorities=[message.priority for message in messages],
         horizon_s=waits.horizon_s,
         first_check_s=FIRST_CHECK_S + publishing_takes_s,
         early_s=EARLY_S,
