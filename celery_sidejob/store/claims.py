@@ -18,7 +18,7 @@ from .jobs import HANDLE, ROW
 from .outbox.arming import DUE, MANAGED
 from .outbox.holds import HELD, LIVES
 from .packets import CONSUME, those
-from .statement import Frequent, Reader, Statement, Transaction, first
+from .statement import Frequent, Reader, Statement, Transaction, columns, first
 
 _RUN = f"""{ROW}, a.task_id, a.unique_key, j.started, j.terminate_tree, a.options::text AS options, j.failed_by,
   EXISTS (SELECT FROM {{port_waiters}} w WHERE w.job_id = j.id) AS waited_for_room"""
@@ -147,19 +147,25 @@ class Try(IntEnum):
     """This same process has claimed the run, lost the answer, and done nothing since."""
 
 
+class Owed(NamedTuple):
+    """A run that a delivery announces."""
+
+    job_id: int
+    for_run: int
+    task: str
+
+
 def claim(
     executor: Transaction,
-    job_id: int,
+    owed: Owed,
     *,
-    task: str,
-    for_run: int,
     worker_id: int,
     most: int,
     how: Try,
     passes: bool = False,
     schema: str | None = None,
 ) -> Sequence[Any]:
-    """Begin run `for_run` of the job for this worker; returns the job, then the children of the same snapshot.
+    """Begin a run of a job for this worker; returns the job, then the children of the same snapshot.
 
     No children if there are more than `most` (`has_many_children`), and none for a shutdown. Returns nothing if the
     delivery is stale, or the job is of another `task`. `came_late`: the job never came to rest and was not terminated,
@@ -175,9 +181,9 @@ def claim(
     """
     return executor.run(
         _CLAIM_AGAIN if how == Try.AGAIN else _CLAIM,
-        id=job_id,
-        task=task,
-        for_run=for_run,
+        id=owed.job_id,
+        task=owed.task,
+        for_run=owed.for_run,
         worker_id=worker_id,
         pid=os.getpid(),
         most=most,
@@ -185,14 +191,6 @@ def claim(
         passes=passes,
         schema=schema,
     )
-
-
-class Owed(NamedTuple):
-    """A run that a delivery announces."""
-
-    job_id: int
-    for_run: int
-    task: str
 
 
 def claim_page(
@@ -205,7 +203,7 @@ def claim_page(
     jobs without one of their own), or it may have to wait for a rate, a slot or the gate of its queue. Waits for no job
     that somebody has locked.
     """
-    ids, for_runs, tasks = ([*column] for column in zip(*sorted(owed), strict=True))
+    ids, for_runs, tasks = columns(sorted(owed), 3)
     return executor.run(
         _CLAIM_PAGE,
         ids=ids,

@@ -8,6 +8,7 @@ so it continues after any death.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from ...store import jobs, tree_terminations
@@ -50,11 +51,8 @@ def terminate_page(runtime: Runtime, roots: Iterable[int] | None = None, *, wait
 
     With `waits` it waits for locked jobs; otherwise these are for a later page.
     """
-
-    def work(executor: Transaction) -> AfterCommit | None:
-        return _terminate(runtime, executor, roots, waits=waits)
-
-    after_commit = runtime.connections.transact("terminate-page", work)
+    terminate = partial(_terminate, runtime, roots=roots, waits=waits)
+    after_commit = runtime.connections.transact("terminate-page", terminate)
     if after_commit is None:
         return False
     follow(runtime, after_commit)
