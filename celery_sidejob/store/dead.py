@@ -48,32 +48,26 @@ _COLUMNS = (
 )
 _MATCHING = """(%(queue)s::text IS NULL OR queue = %(queue)s)
   AND (%(reason)s::text IS NULL OR reason = %(reason)s)"""
-_PAGE = Statement(f"""
-SELECT {_COLUMNS} FROM {{dead}} WHERE id > %(after)s AND {_MATCHING} ORDER BY id LIMIT %(limit)s""")
-# Not `task = ...`: the primary key has that order too, and a task with few entries would be searched among all.
-_PAGE_OF_TASK = Statement(f"""
-SELECT {_COLUMNS} FROM {{dead}} WHERE task BETWEEN %(task)s AND %(task)s AND id > %(after)s AND {_MATCHING}
-ORDER BY task, id LIMIT %(limit)s""")
-_PAGE_OF_GROUP = Statement(f"""
-SELECT {_COLUMNS} FROM {{dead}} WHERE failure_group BETWEEN %(failure_group)s AND %(failure_group)s
-  AND (%(task)s::text IS NULL OR task = %(task)s) AND {_MATCHING} AND id > %(after)s
-ORDER BY failure_group, id LIMIT %(limit)s""")
 LOOKED = 10_000
 """How many entries `look` goes through at once."""
+# Not `task = ...`: the primary key has that order too, and a task with few entries would be searched among all.
 _INDEXES = {
-    "all": ("true", "id DESC"),
-    "task": ("task BETWEEN %(task)s AND %(task)s", "task DESC, id DESC"),
-    "group": ("failure_group BETWEEN %(failure_group)s AND %(failure_group)s", "failure_group DESC, id DESC"),
+    "all": ("true", "id {0}"),
+    "task": ("task BETWEEN %(task)s AND %(task)s", "task {0}, id {0}"),
+    "group": ("failure_group BETWEEN %(failure_group)s AND %(failure_group)s", "failure_group {0}, id {0}"),
 }
-_NEWEST = {
-    name: Statement(f"""
+_OLDEST, _NEWEST = (
+    {
+        name: Statement(f"""
 SELECT {_COLUMNS} FROM {{dead}} WHERE {of} AND id < %(before)s AND id > %(after)s
-  AND (%(task)s::text IS NULL OR task = %(task)s) AND {_MATCHING} ORDER BY {order} LIMIT %(limit)s""")
-    for name, (of, order) in _INDEXES.items()
-}
+  AND (%(task)s::text IS NULL OR task = %(task)s) AND {_MATCHING} ORDER BY {order.format(way)} LIMIT %(limit)s""")
+        for name, (of, order) in _INDEXES.items()
+    }
+    for way in ("ASC", "DESC")
+)
 _REACH = {
     name: Statement(f"""
-SELECT id FROM {{dead}} WHERE {of} AND id < %(before)s ORDER BY {order} OFFSET {LOOKED - 1} LIMIT 1""")
+SELECT id FROM {{dead}} WHERE {of} AND id < %(before)s ORDER BY {order.format("DESC")} OFFSET {LOOKED - 1} LIMIT 1""")
     for name, (of, order) in _INDEXES.items()
 }
 _GROUPS = Statement("""
@@ -178,9 +172,7 @@ def expired(executor: Reader, job_ids: Iterable[int], *, bounds: Bounds) -> set[
 
 def page(executor: Reader, *, after: int, limit: int, which: Which = ALL) -> Sequence[Any]:
     """Read the next matching entries by id; searches those of the group, of the task, or else all."""
-    of_task = _PAGE if which["task"] is None else _PAGE_OF_TASK
-    statement = of_task if which["failure_group"] is None else _PAGE_OF_GROUP
-    return executor.run(statement, after=after, limit=limit, **which)
+    return executor.run(_OLDEST[_index(which)], before=MOST, after=after, limit=limit, **which)
 
 
 def newest(executor: Reader, *, before: int | None, limit: int, which: Which, after: int = 0) -> Sequence[Any]:
