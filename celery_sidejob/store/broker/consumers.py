@@ -7,11 +7,9 @@ proxy shares among clients, is at the end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-
-from psycopg import sql
 
 from ..connection.own_executor import OwnExecutor
 from ..statement import Frequent, Statement, Transaction, arrays
@@ -144,17 +142,3 @@ def commit_late(executor: OwnExecutor) -> None:
 def commit_lastingly(executor: OwnExecutor) -> None:
     """Have the transaction that was begun commit as without `commit_late`."""
     executor.connection.execute("SET LOCAL synchronous_commit TO DEFAULT")
-
-
-def listen(executor: OwnExecutor, channel: str, hear: Callable[[str], None]) -> None:
-    """Hear what is said on a channel of NOTIFY: at each statement of this session, and in `heard`."""
-    executor.connection.add_notify_handler(lambda notify: hear(notify.payload))
-    executor.connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
-
-
-def heard(executor: OwnExecutor) -> Iterator[str]:
-    """Yield what has arrived since; raises the connection's error if the server has hung up."""
-    pgconn = executor.connection.pgconn
-    pgconn.consume_input()
-    while (notify := pgconn.notifies()) is not None:
-        yield notify.extra.decode()
