@@ -44,26 +44,18 @@ def as_worker(connections: Connections) -> Iterator[int]:
         leave(connections, worker_id)
 
 
-_LIVE = Statement("SELECT ident FROM {workers} WHERE dead_at IS NULL ORDER BY id")
-_LIVE_ELSEWHERE = Statement("""
-SELECT ident FROM {workers} WHERE dead_at IS NULL AND broker <> %(broker)s ORDER BY id""")
-_OLDER = Statement("""
-SELECT ident FROM {workers} WHERE dead_at IS NULL AND revision < %(revision)s ORDER BY id""")
+_LIVE = Statement("""
+SELECT ident FROM {workers} WHERE dead_at IS NULL AND (%(broker)s::text IS NULL OR broker <> %(broker)s)
+  AND (%(revision)s::text IS NULL OR revision < %(revision)s) ORDER BY id""")
 
 
-def live(executor: Reader) -> list[str]:
-    """Read the workers that are registered and not declared dead."""
-    return [row.ident for row in executor.run(_LIVE)]
+def live(executor: Reader, *, not_of: str | None = None, before: str | None = None) -> list[str]:
+    """Read the workers that are registered and not declared dead.
 
-
-def live_elsewhere(executor: Reader, broker: str) -> list[str]:
-    """Read the workers that take messages from another broker."""
-    return [row.ident for row in executor.run(_LIVE_ELSEWHERE, broker=broker)]
-
-
-def older_than(executor: Reader, revision: str) -> list[str]:
-    """Read the workers whose code does not know a revision."""
-    return [row.ident for row in executor.run(_OLDER, revision=revision)]
+    Optionally only those that take messages from another broker (`not_of`), or whose code knows no revision from
+    `before` on.
+    """
+    return [row.ident for row in executor.run(_LIVE, broker=not_of, revision=before)]
 
 
 _TAKE_LOCK = Statement(f"SELECT pg_try_advisory_lock({_lock_of('%(id)s')}) AS taken")

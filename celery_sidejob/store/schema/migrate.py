@@ -105,7 +105,7 @@ def reassign(
         _, before = _recorded(executor, schema)
         moves = {key for key, value in owner.items() if before.get(key, value) != value}
         if BESIDE in before and moves <= {"broker"} and owner["broker"] in (before[BESIDE], before["broker"]):
-            running = workers.live_elsewhere(executor, owner["broker"])
+            running = workers.live(executor, not_of=owner["broker"])
         else:
             running = workers.live(executor) if moves else []
         if running:
@@ -172,7 +172,7 @@ def _check_no_older_workers(executor: Transaction, schema: str, revision: str, t
     """Refuse a migration while older workers run: `oldest_worker` names the first revision that can run after it."""
     for script in ScriptDirectory.from_config(_config(schema)).iterate_revisions(to, revision):
         oldest = getattr(script.module, "oldest_worker", None)
-        older = workers.older_than(executor, oldest) if oldest is not None else []
+        older = workers.live(executor, before=oldest) if oldest is not None else []
         if older:
             raise SchemaError(
                 f"Revision {script.revision} takes away what workers of a version before revision {oldest} need, and "
