@@ -7,8 +7,7 @@ imports.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
-from dataclasses import replace
+from contextlib import closing, contextmanager
 from functools import partial
 
 import psycopg
@@ -20,7 +19,7 @@ from ...model.errors import SchemaError, SettingsError, SideJobError, StoreUnava
 from .. import meta
 from ..connection.connections import Connections
 from ..errors import LacksRights
-from ..meta import Database, cluster, database
+from ..meta import Database, database
 from ..statement import Statement, Transaction
 from . import tables
 
@@ -266,8 +265,5 @@ def check_urls(url: str, direct_url: str) -> str | None:
 
 
 def _database_of(url: str, setting: str) -> Database:
-    with closing(Connections(url, "sidejob", prepare=False, setting=setting)) as connections:
-        found = connections.transact("identity", database)
-        with suppress(psycopg.errors.InsufficientPrivilege):
-            found = replace(found, cluster=connections.transact("identity", cluster))
-    return found
+    with connected(url, "sidejob", setting) as connections:
+        return connections.identify(database)
