@@ -100,10 +100,6 @@ NOBODY = Holder(0, {})
 
 def ended(runs: Sequence[Ended]) -> dict[str, Any]:
     """Return the parameters of `RUNS` for runs, each named by its `Held`."""
-    return _ended(runs) if runs else _NONE_ENDED
-
-
-def _ended(runs: Sequence[Ended]) -> dict[str, Any]:
     return {**those([one.run for one in runs]), **results_of([one.result for one in runs])}
 
 
@@ -111,10 +107,6 @@ def those(runs: Sequence[Held]) -> dict[str, Any]:
     """Return the parameters of `RUNS` for the holds alone."""
     names = ("ended", "generations", "workers", "held_at")
     return dict(zip(names, columns([run[:4] for run in runs], 4), strict=True))
-
-
-_NONE_ENDED = _ended(())
-"""Most fetches of a worker without such tasks end none."""
 
 
 _REMOVE = Frequent(f"WITH {OVER} SELECT over.task_id, {TOLD} FROM over")

@@ -212,7 +212,7 @@ def _columns(message: Message, waits: Waits) -> dict[str, Any]:
         "first_check_s": FIRST_CHECK_S,
         "early_s": EARLY_S,
         "priority": message.priority,
-        **(_NO_POOL if message.admission is None else pool_of(message)),
+        **pool_of(message),
     }
 
 
