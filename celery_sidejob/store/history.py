@@ -11,11 +11,11 @@ are missing.
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ..model.changes import Log
 from ..model.events import TaskFinished
 from .statement import Reader, Statement, Transaction, arrays
 
@@ -33,8 +33,9 @@ noted AS (
 
 _LOG = Statement("""
 WITH given AS MATERIALIZED (
-  SELECT * FROM json_to_recordset(%(rows)s::json) AS r(
-    job_id bigint, place int, age_s double precision, what text, run_no bigint, worker_id bigint, detail text)),
+  SELECT * FROM unnest(%(job_id)s::bigint[], %(age_s)s::double precision[], %(message)s::text[], %(run_no)s::bigint[],
+    %(worker_id)s::bigint[], %(detail)s::text[]) WITH ORDINALITY
+    AS r(job_id, age_s, what, run_no, worker_id, detail, place)),
 made AS (
   INSERT INTO {job_log} (job_id, at, what, run_no, worker, detail)
   SELECT g.job_id, least(now(), clock_timestamp() - make_interval(secs => g.age_s)), g.what, g.run_no, w.ident,
@@ -46,14 +47,11 @@ DELETE FROM {job_log} WHERE job_id = ANY(ARRAY(SELECT job_id FROM given)) AND id
     OFFSET greatest(%(keep)s::bigint - n.number, 0)) o))""")
 
 
-def log(executor: Transaction, entries: Sequence[Mapping[str, Any]], *, keep: int) -> None:
-    """Write entries of jobs, and remove each job's oldest entries beyond `keep`.
-
-    An entry has `job_id`, `what`, `age_s` (how many seconds ago it was made) and, if it was made in a run, its `run_no`
-    and `worker_id`; `detail` is JSON text.
-    """
-    rows = [{**entry, "place": place} for place, entry in enumerate(entries)]
-    executor.run(_LOG, rows=json.dumps(rows), keep=keep)
+def log(executor: Transaction, entries: Sequence[Log], *, keep: int) -> None:
+    """Write entries of jobs, and remove each job's oldest entries beyond `keep`."""
+    now = time.monotonic()
+    given = arrays(entries, "job_id", "message", "run_no", "worker_id", "detail")
+    executor.run(_LOG, **given, age_s=[now - entry.made_at for entry in entries], keep=keep)
 
 
 _READ = Statement("""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from ...model.changes import (
@@ -183,22 +184,15 @@ class Mailboxes:
         if not self._needs:
             return
         used = room.used(self._executor, self._needs)
-        full = tuple(
-            FullPort(
-                port.id,
-                port.job_id,
-                port.direction,
-                port.name,
-                port.packet_limit,
-                used[port.id] - needs * written,
-                needs,
-            )
-            for port, needs in ((self._limited[port_id], needs) for port_id, needs in self._needs.items())
-            if used[port.id] + needs * (not written) > port.packet_limit
-        )
+        full = []
+        for port_id, needs in self._needs.items():
+            port, before = self._limited[port_id], used[port_id] - needs * written
+            if before + needs > port.packet_limit:
+                named = port.id, port.job_id, port.direction, port.name, port.packet_limit
+                full.append(FullPort(*named, before, needs))
         self._needs = {}
         if full:
-            raise port_full(full)
+            raise port_full(tuple(full))
 
     def _port(self, key: PortKey) -> Any:
         """Return the row of the port; the first use of a port that the task allows by `"*"` creates it."""
@@ -290,14 +284,7 @@ def add_ports(executor: Transaction, job_id: int, new: Sequence[PortRow], after_
 
 def port_row(job_id: int, port: PortRow) -> dict[str, Any]:
     """Return a port in the form that the store expects."""
-    return {
-        "job_id": job_id,
-        "direction": port.direction,
-        "name": port.name,
-        "default_value": port.default,
-        "channels": list(port.channels),
-        "packet_limit": port.limit,
-    }
+    return {"job_id": job_id, **asdict(port)}
 
 
 def deliver_to(

@@ -143,12 +143,10 @@ def refusal(runtime: Runtime, full: PoolFullError) -> Exception:
         "refusals", lambda: WriteBehind("refusals of capacity pools", partial(_count, runtime), within_s=REFUSALS_S)
     )
     refusals.add([pool.name])
-    return runtime.tasks.overloaded(
-        pool.name,
-        limit=0 if row is None else row.capacity,
-        used=0 if row is None else row.used,
-        retry_after=LATEST_S if row is None else _retry_after(full.admission.weight, row),
-    )
+    if row is None:
+        return runtime.tasks.overloaded(pool.name, limit=0, used=0, retry_after=LATEST_S)
+    retry_after = _retry_after(full.admission.weight, row)
+    return runtime.tasks.overloaded(pool.name, limit=row.capacity, used=row.used, retry_after=retry_after)
 
 
 def ring(runtime: Runtime, pools: Iterable[str | None]) -> None:
