@@ -94,9 +94,14 @@ class Runtime:
         """The name of this store for people; None for the primary."""
         return self.stores.label_of(self.store)
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is no other store, which could have copies of rows."""
+        return not self.stores.several
+
     def may_have(self, row_of: str | None) -> bool:
         """Tell whether this store may have the row of a message; with several stores the message names one."""
-        return not self.stores.several or row_of in (None, self.name)
+        return self.is_alone or row_of in (None, self.name)
 
     @property
     def wait_s(self) -> float:
@@ -111,7 +116,7 @@ class Runtime:
     @property
     def patience_s(self) -> float | None:
         """Seconds that a run's statements wait for an answer: without another store None, while this one answers."""
-        return self.settings.lease if self.stores.several else None
+        return None if self.is_alone else self.settings.lease
 
 
 def patiently(runtime: Runtime, once: Callable[[], T]) -> T:

@@ -194,7 +194,7 @@ class CeleryResults:
         in_store = ending.ends_with_result(backend, runtime)
         state = None
         # Kept with the end, a success is of an earlier task with this id, unless another store has a copy of the row.
-        if stores and (runtime.stores.several or not in_store):
+        if stores and not (in_store and runtime.is_alone):
             with suppress(*telling.UNREADABLE):  # then it is replaced
                 state = backend.get_state(message.task_id)
         if state == states.SUCCESS:
