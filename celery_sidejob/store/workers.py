@@ -137,8 +137,7 @@ SILENT_S = "round(extract(epoch FROM coalesce(w.dead_at, now()) - w.beat_at)::nu
 """Seconds for which a worker `w` sent no heartbeat until it was declared dead, as SQL."""
 
 _LIVENESS = Statement(f"""
-SELECT w.id, w.ident, w.beat_at, w.suspect_at, w.suspect_by, w.dead_at,
-  {LOSS_KIND} AS loss_kind, {SILENT_S} AS silent_s,
+SELECT w.id, w.beat_at, w.suspect_at, w.suspect_by, w.dead_at,
   CASE WHEN w.locked AND w.dead_at IS NULL
     THEN pg_try_advisory_xact_lock({_lock_of("w.id")}) ELSE false END AS lock_free,
   w.beat_at < now() - make_interval(secs => %(silence_s)s) AS silent,

@@ -291,7 +291,7 @@ def _apply(
         check_fence(hold, applied.lock_set.rows.get(hold.job_id))  # the job of a zombie may have been deleted
         raise
     check_fence(hold, applied.lock_set.rows[hold.job_id])
-    applied.have_read(_pass_fence(executor, hold, unit))
+    applied.mailboxes.have_read(_pass_fence(executor, hold, unit))
     applied.apply()
     return applied
 
