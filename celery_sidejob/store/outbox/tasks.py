@@ -13,6 +13,7 @@ from typing import Any
 
 from ...model.checks import is_number
 from ...model.durable import Content, Key, Message
+from ...model.settings import Settings
 from ...model.status import Gate
 from ..statement import Frequent, Reader, Statement, Transaction, arrays, first
 from .arming import FIRST_CHECK_S, OWED, UNCHECKED, UNLOCKED, TaskEnd
@@ -76,14 +77,6 @@ SELECT waits FROM kept*/""")
 
 
 @dataclass(frozen=True, slots=True)
-class Waits:
-    """When a message is checked: this long after its publication; messages due beyond the horizon wait in the store."""
-
-    check_interval_s: float
-    horizon_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class Kept:
     """A message that was kept. `waits`: it waits in the store for its eta, and is not for the broker yet."""
 
@@ -91,13 +84,13 @@ class Kept:
     generation: int = 1
 
 
-def keep(executor: Transaction, message: Message, waits: Waits) -> Kept | None:
+def keep(executor: Transaction, message: Message, settings: Settings) -> Kept | None:
     """Keep a message that is about to be published; None if one of this task id, or unique key, exists already.
 
     Another transaction may keep a message of this task id or key, and be open still: this waits for its end.
     """
     own = {"task_id": message.task_id, "unique_key": message.unique_key, "slot": message.slot}
-    found = executor.run(_KEEP, **_columns(message, waits), **own)
+    found = executor.run(_KEEP, **_columns(message, settings), **own)
     return Kept(found[0].waits) if found else None
 
 
@@ -157,7 +150,7 @@ FROM kept""")
 
 
 def keep_many(
-    executor: Transaction, messages: Sequence[Message], waits: Waits, *, publishing_takes_s: float = 0.0
+    executor: Transaction, messages: Sequence[Message], settings: Settings, *, publishing_takes_s: float = 0.0
 ) -> tuple[list[str], str | None]:
     """Keep a page of messages in one statement; returns which wait in the store, and a task id that is taken.
 
@@ -168,8 +161,8 @@ def keep_many(
         _KEEP_MANY,
         **arrays(messages, "task_id", "task", "queue", "publication", "body", "eta", "expires_at", "slot", "priority"),
         **{name: [pool[name] for pool in pools] for name in _OF_POOL},
-        check_interval_s=waits.check_interval_s,
-        horizon_s=waits.horizon_s,
+        check_interval_s=settings.lost_after,
+        horizon_s=settings.timer_horizon,
         first_check_s=FIRST_CHECK_S + publishing_takes_s,
         early_s=EARLY_S,
     )
@@ -199,7 +192,7 @@ def pool_of(message: Message) -> Mapping[str, Any]:
     return {**message.admission.columns, "pool_rank": given if is_number(given, most=255) else 0}
 
 
-def _columns(message: Message, waits: Waits) -> dict[str, Any]:
+def _columns(message: Message, settings: Settings) -> dict[str, Any]:
     return {
         "task": message.task,
         "queue": message.queue,
@@ -207,12 +200,12 @@ def _columns(message: Message, waits: Waits) -> dict[str, Any]:
         "body": message.body,
         "eta": message.eta,
         "expires_at": message.expires_at,
-        "check_interval_s": waits.check_interval_s,
-        "horizon_s": waits.horizon_s,
+        "check_interval_s": settings.lost_after,
+        "horizon_s": settings.timer_horizon,
         "first_check_s": FIRST_CHECK_S,
         "early_s": EARLY_S,
         "priority": message.priority,
-        **pool_of(message),
+        **(_NO_POOL if message.admission is None else pool_of(message)),
     }
 
 
@@ -250,14 +243,14 @@ RETURNING generation, {_WAITS}/*!, {KEPT}),{referred("moved")}
 SELECT generation, waits FROM moved*/""")
 
 
-def move(message: Message, key: Key, waits: Waits, *, worker_id: int, enters_pool: bool) -> TaskEnd:
+def move(message: Message, key: Key, settings: Settings, *, worker_id: int, enters_pool: bool) -> TaskEnd:
     """Turn the row that a run holds into the row of its next message: a retry, or the task that replaces it.
 
     It stays in its pool, unless it `enters_pool`: then it is in the message's, and waits for a slot there. Returns the
     columns of `Kept`; nothing if the run no longer holds the row.
     """
     run = {"task_id": key[0], "generation": key[1], "worker_id": worker_id, "enters_pool": enters_pool}
-    return TaskEnd(_MOVE, run | _columns(message, waits))
+    return TaskEnd(_MOVE, run | _columns(message, settings))
 
 
 _READ = Statement("""
