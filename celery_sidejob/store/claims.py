@@ -97,13 +97,16 @@ SELECT c.* FROM family CROSS JOIN LATERAL (
 WHERE NOT family.is_large""")
 
 
-BEGINS = """run_no = j.run_no + 1, unit_no = 0, worker_id = %(worker_id)s, timer_in_run = false,
+TOKEN_TAKEN = """make_interval(secs => {0}.rate_interval_s) + greatest({0}.rate_opens_at,
+        now() - make_interval(secs => ({0}.rate_burst - 1)::double precision * {0}.rate_interval_s))"""
+"""When the next run may begin after this one, as SQL: the bucket of the rate has one token less."""
+
+BEGINS = f"""run_no = j.run_no + 1, unit_no = 0, worker_id = %(worker_id)s, timer_in_run = false,
     run_kind = CASE j.status WHEN 'queued' THEN 'run' ELSE 'shutdown' END,
     ran_at = CASE WHEN j.status <> 'queued' OR j.rate_terminates AND j.rate_opens_at > now() THEN j.ran_at
       ELSE now() END,
     rate_opens_at = CASE WHEN j.status <> 'queued' THEN j.rate_opens_at
-      ELSE make_interval(secs => j.rate_interval_s) + greatest(j.rate_opens_at,
-        now() - make_interval(secs => (j.rate_burst - 1)::double precision * j.rate_interval_s)) END,"""
+      ELSE {TOKEN_TAKEN.format("j")} END,"""
 """What a claim changes in its job `j`, as SQL."""
 
 _CLAIM = claiming(
