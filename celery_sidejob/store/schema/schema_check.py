@@ -84,9 +84,7 @@ def check(
 
 
 def _check_usable(executor: Transaction, *, schema: str, owner: Mapping[str, str] | None, setting: str) -> None:
-    revision = revision_of(executor, schema)
-    if revision is None:
-        raise NotUpgraded(f"Schema {schema!r} is missing, or it has no tables of ours: {REMEDY}.")
+    revision = known_revision(executor, schema)
     if _distance(revision) < SUPPORTED.start:
         raise NotUpgraded(
             f"Schema {schema!r} is at revision {revision}, older than this version of celery_sidejob runs on "
@@ -183,6 +181,14 @@ def revision_of(executor: Transaction, schema: str) -> str | None:
             f"Schema {schema!r} is of a version before the first release, and no upgrade leads on from there: let its "
             f"work end with that version, drop it (DROP SCHEMA {quoted(schema)} CASCADE), and {REMEDY}."
         )
+    return revision
+
+
+def known_revision(executor: Transaction, schema: str) -> str:
+    """Read the schema's revision as `revision_of` does; NotUpgraded if it has none."""
+    revision = revision_of(executor, schema)
+    if revision is None:
+        raise NotUpgraded(f"Schema {schema!r} is missing, or it has no tables of ours: {REMEDY}.")
     return revision
 
 
