@@ -87,7 +87,7 @@ class Mailboxes:
         """Replace a job's ports of one direction or both; the ports that stay keep their packets."""
         room.lock_all(self._executor, change.job_id)
         kept = ports.put(self._executor, [port_row(change.job_id, port) for port in change.ports])
-        _note(self._executor, room.configured(self._executor, change.job_id), self._after_commit)
+        note_asks(self._executor, room.configured(self._executor, change.job_id), self._after_commit)
         ports.keep_only(self._executor, change.job_id, [row.id for row in kept], directions=change.directions)
         self._lock_set.set_ports(change.job_id, kept, directions=change.directions)
         self._after_commit.ports_changed(kept)
@@ -263,13 +263,14 @@ def make_room(executor: Transaction, port_ids: Collection[int], after_commit: Af
     """
     if port_ids:
         room.lock(executor, port_ids)
-        _note(executor, room.freed(executor, port_ids), after_commit)
+        note_asks(executor, room.freed(executor, port_ids), after_commit)
 
 
-def _note(executor: Transaction, waiting: Collection[int], after_commit: AfterCommit) -> None:
-    if waiting:
-        asks.note(executor, waiting, "run")
-        after_commit.noted += waiting
+def note_asks(executor: Transaction, job_ids: Collection[int], after_commit: AfterCommit) -> None:
+    """Note that these jobs, which are not locked, must run."""
+    if job_ids:
+        asks.note(executor, job_ids, "run")
+        after_commit.noted += job_ids
 
 
 def add_ports(executor: Transaction, job_id: int, new: Sequence[PortRow], after_commit: AfterCommit) -> None:

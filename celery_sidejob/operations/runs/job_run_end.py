@@ -27,7 +27,7 @@ from ...store.results import Ended, Kept
 from ...store.statement import Transaction
 from ..after_commit import AfterCommit, result_of
 from ..changes.dependencies import mark_ended
-from ..changes.mailboxes import add_ports
+from ..changes.mailboxes import add_ports, note_asks
 from ..hold import Hold
 from ..runtime import LocalRuntime
 from . import measuring
@@ -109,8 +109,8 @@ def end_job_run(  # noqa: PLR0913 - a run, how it ended, and where that is writt
     row = _write(runtime, executor, hold, unit, ending, closes, by_worker=by_worker, quiet=quiet)
     if row is None:
         return None
-    if unit is None or unit.took:
-        _release_packets(executor, hold, after_commit)
+    if unit is None or unit.took:  # readers of the packets that are given back may have found nothing meanwhile
+        note_asks(executor, packets.release(executor, hold.job_id, hold.run_no), after_commit)
     if ending.gives_up and row.parent_id is not None:  # a rescue has not locked the parent
         asks.note(executor, [row.parent_id], "look")
         after_commit.noted.append(row.parent_id)
@@ -133,14 +133,6 @@ def end_job_run(  # noqa: PLR0913 - a run, how it ended, and where that is writt
 def end_page(runtime: LocalRuntime, executor: Transaction, runs: Collection[Ended], *, worker_id: int) -> Sequence[Any]:
     """End runs that leave nothing else to be written; see `run_ends.end_page`."""
     return run_ends.end_page(executor, runs, worker_id=worker_id, history=runtime.settings.history) if runs else ()
-
-
-def _release_packets(executor: Transaction, hold: Hold, after_commit: AfterCommit) -> None:
-    """Give back packets that the run has taken, and note asks of readers, which may have found nothing meanwhile."""
-    to_ask = packets.release(executor, hold.job_id, hold.run_no)
-    if to_ask:
-        asks.note(executor, to_ask, "run")
-        after_commit.noted += to_ask
 
 
 def _note_failure(hold: Hold, ending: Ending, after_commit: AfterCommit) -> None:
@@ -244,13 +236,7 @@ def _follow_closing(
     assert closing is not None
     ended, in_store = closing.ended, runtime.results.in_store
     for continuation in runtime.results.continuations(ended):
-        doorbells.keep_continuation(
-            executor,
-            key=continuation.key,
-            queue=continuation.queue,
-            publication=continuation.publication,
-            check_interval_s=runtime.settings.lost_after,
-        )
+        doorbells.keep_continuation(executor, continuation, check_interval_s=runtime.settings.lost_after)
         after_commit.continuations.append(continuation)
     for rider in closing.riders:
         if closing.keeps is None:
