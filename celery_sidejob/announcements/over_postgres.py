@@ -96,7 +96,7 @@ class PostgresEar:
     def hear(self, timeout_s: float) -> Sequence[Message]:
         """Return the messages that have come."""
         if self._poll.poll(timeout_s * 1000):
-            audience.take_in(self._executor)
+            self._executor.take_in()
             self._heard_at = monotonic()
         elif monotonic() - self._heard_at >= SILENT_S:
             audience.ask(self._executor, self._schema)

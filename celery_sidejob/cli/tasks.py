@@ -13,7 +13,7 @@ from ..hooks import control
 from ..inspection.tasks import TaskViews
 from ..model.printable import counted
 from ..operations.ledger import revocation
-from ..operations.ledger.revocation import RevokedInAll
+from ..operations.ledger.revocation import Revoked
 from .command import Failed, answering, hint_unknown
 from .looks import wait_for_none
 from .options import check_one_way, limit_option, task_filters, yes_option
@@ -187,7 +187,7 @@ def _revoke_pages(
         add(number)
 
 
-def _told(sidejob: Any, output: Output, task_ids: Sequence[str], found: RevokedInAll, terminate: bool) -> bool:
+def _told(sidejob: Any, output: Output, task_ids: Sequence[str], found: Revoked, terminate: bool) -> bool:
     """Tell the workers of a revocation; print a note if they cannot be told."""
     try:
         sidejob.app.control.tell_of_revocation(task_ids, terminate=terminate)
@@ -198,7 +198,7 @@ def _told(sidejob: Any, output: Output, task_ids: Sequence[str], found: RevokedI
     return True
 
 
-def _check_stores(found: RevokedInAll) -> None:
+def _check_stores(found: Revoked) -> None:
     """Fail if a store that may have one of the tasks has not stored its revocation."""
     if found.unavailable is not None:
         raise Failed(control.NOT_KEPT.format(error=found.unavailable))

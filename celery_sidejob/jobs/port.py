@@ -234,8 +234,8 @@ class Port:
         if unit is None or transaction is not None:
             self._refuse_to_read_in(transaction)
             applied = carry_out(self._runtime, "connect", [Connect(self._key, keys, notify=notify)], transaction)
-            self._note_packets(applied.moved, keys, transaction)
-            return [values.decode(row.value) for row in applied.moved]
+            self._note_packets(applied.mailboxes.moved, keys, transaction)
+            return [values.decode(row.value) for row in applied.mailboxes.moved]
         for port in targets:
             if not unit.seen.knows_port(port._key):
                 port._row()

@@ -102,7 +102,7 @@ class Digest(str):
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """The reason why a task is buried, for its entry in the dead set."""
+    """The reason why a job or a durable task is buried, for its entry in the dead set."""
 
     reason: str
     error: str

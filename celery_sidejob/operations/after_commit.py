@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from ..model.changes import NewJob
@@ -177,9 +178,7 @@ def dispatch(
     mark(runtime, JOBS, rung, later=marks_later)
     if continued:
         with _once_more():
-            runtime.connections.transact(
-                "mark", lambda executor: remove_continuations(executor, continued), single=True
-            )
+            runtime.connections.transact("mark", partial(remove_continuations, keys=continued), single=True)
     return in_store + len(sent)
 
 
@@ -192,12 +191,8 @@ def mark(
     """
 
     def write(keys: Sequence[tuple[Any, int]]) -> None:
-        runtime.connections.transact(
-            "mark",
-            lambda executor: mark_published(executor, kind, keys, again=again),
-            single=True,
-            within_s=runtime.wait_s,
-        )
+        marking = partial(mark_published, kind=kind, published=keys, again=again)
+        runtime.connections.transact("mark", marking, single=True, within_s=runtime.wait_s)
 
     if not published:
         return
@@ -225,9 +220,7 @@ def settle(runtime: Runtime, outcomes: Iterable[Outcome]) -> int:
 def _send(runtime: Runtime, doorbells: Sequence[Doorbell]) -> int:
     """Put the messages of jobs into the queues of the store that is the broker; return how many."""
     runs = [(bell.job_id, bell.for_run) for bell in doorbells]
-    return len(
-        runtime.connections.transact("publish", lambda executor: references.send_jobs(executor, runs), single=True)
-    )
+    return len(runtime.connections.transact("publish", partial(references.send_jobs, runs=runs), single=True))
 
 
 @contextmanager

@@ -151,10 +151,8 @@ def delete(runtime: Runtime, name: str) -> bool:
 
 def delete_declared(runtime: Runtime, *, but: Iterable[str]) -> Sequence[str]:
     """Delete the schedules that the configuration once declared, except these."""
-    names = list(but)
-    return runtime.connections.transact(
-        "delete-schedule", lambda executor: schedules.delete_declared(executor, but=names), single=True
-    )
+    delete = partial(schedules.delete_declared, but=list(but))
+    return runtime.connections.transact("delete-schedule", delete, single=True)
 
 
 def _later_than(row: Row, now: datetime) -> datetime:

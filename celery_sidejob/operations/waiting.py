@@ -43,15 +43,12 @@ def reasons(executor: Transaction, runtime: LocalRuntime, job_ids: Iterable[int]
     """Return the result of `waiting_for` for each job, as the transaction sees it; a job that is gone is missing."""
     rows = waiting.conditions(executor, job_ids)
     due = {(row.task, row.queue) for row in rows if row.is_due}
-    served = {one: _is_served(executor, runtime, *one) for one in due}
-    return {row.id: _reasons(row, is_served=served.get((row.task, row.queue), True)) for row in rows}
+    silent = workers.silent(executor, runtime.settings) if due else []
+    served = {one: registry.serves(executor, *one, silent) for one in due}
+    starting = not all(served.values()) and bool(registry.unannounced(executor, silent))
+    return {row.id: _reasons(row, is_served=starting or served.get((row.task, row.queue), True)) for row in rows}
 
 
 def _reasons(row: Any, *, is_served: bool) -> list[str]:
     found = [reason for reason in REASONS if reason != NO_WORKER and getattr(row, f"waits_for_{reason}")]
     return [*found, NO_WORKER] if row.is_parked or (row.is_due and not is_served) else found
-
-
-def _is_served(executor: Transaction, runtime: LocalRuntime, task: str, queue: str) -> bool:
-    silent = workers.silent(executor, runtime.settings)
-    return registry.serves(executor, task, queue, silent) or bool(registry.unannounced(executor, silent))

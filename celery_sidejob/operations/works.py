@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..model.changes import NewJob
@@ -18,17 +18,13 @@ from .publishing import publish_kept
 from .runtime import LocalRuntime, Runtime
 
 
-def _nothing() -> None:
-    pass
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Works:
     """New jobs, or messages of a durable task."""
 
     jobs: Sequence[NewJob] = ()
     messages: Sequence[Message] = ()
-    tell: Callable[[], None] = field(default=_nothing)
+    tell: Callable[[], None] = lambda: None
     """Reports the messages once they are kept."""
 
 

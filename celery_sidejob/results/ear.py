@@ -17,7 +17,7 @@ from math import inf
 from time import monotonic, sleep
 
 from ..model.logger import logger
-from ..store import audience, results
+from ..store import results
 from ..store.connection import fork
 from ..store.connection.opening import Opener
 from ..store.connection.own_executor import OwnExecutor
@@ -174,11 +174,11 @@ class Ear:
         poll.register(self._wakes.fileno(), select.POLLIN)
         waited_at = monotonic()
         while True:
-            audience.take_in(executor)  # the answer to the last look may have brought some, of which no file tells
+            executor.take_in()  # the answer to the last look may have brought some, of which no file tells
             if not self._rung and not self._is_all_rung:
                 poll.poll(1000 * max(0.0, min(self._look_at - monotonic(), IDLE_S)))
                 self._wakes.drain()
-                audience.take_in(executor)
+                executor.take_in()
             now = monotonic()
             if self._waits:
                 waited_at = now

@@ -92,8 +92,7 @@ class Recorder:
         found = self._stood()
         if found is None or found == self._told or self._noted is None:
             return
-        ago_s, worker_id = time.monotonic() - found[0], self._noted[0]
-        self._connections.transact(
-            "serve", lambda executor: registry.note_stand(executor, worker_id, where=found[1], ago_s=ago_s), single=True
-        )
+        at, where = found
+        note = partial(registry.note_stand, worker_id=self._noted[0], where=where, ago_s=time.monotonic() - at)
+        self._connections.transact("serve", note, single=True)
         self._told = found

@@ -64,7 +64,7 @@ def mark_stored(executor: Transaction, task_ids: Iterable[str]) -> None:
 
 
 _UNSENT = Statement("""
-SELECT a.closed_at, a.task_id, a.job_id, a.outcome, a.result::text AS result, a.options::text AS options, j.task,
+SELECT a.closed_at, a.task_id, j.id, a.outcome, a.result::text AS result, a.options::text AS options, j.task,
   j.args::text AS args, j.kwargs::text AS kwargs, j.queue
 FROM {askings} a JOIN {jobs} j ON j.id = a.job_id
 WHERE a.closed_at IS NOT NULL AND a.stored_at IS NULL AND a.closed_at <= now() - make_interval(secs => %(older_than_s)s)

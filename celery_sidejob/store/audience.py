@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from time import monotonic, sleep
 from typing import Any
 
-from psycopg import sql
-
 from ..model.names import LOG_CHANNEL, channel_ancestors
 from . import advisory
 from .connection.own_executor import OwnExecutor
@@ -44,33 +42,18 @@ _LISTEN = Statement(f"SELECT pg_try_advisory_lock_shared({_LOCK}) AS taken")
 
 # A client that stands still no longer empties its socket, and would delay the notifications of all others: the server
 # ends its session. A Unix socket has no such limit; `notify` then stops before others suffer.
-_UNREAD = "SET tcp_user_timeout = {}"
-UNREAD_S = 10
+UNREAD = "SET tcp_user_timeout = '10 s'"
 
 
 def listen(executor: OwnExecutor, schema: str, names: Sequence[str], hear: Callable[[str, str], None]) -> None:
-    """Let this session, which must not lead through a proxy, `hear(name, payload)` of notifications under these names.
-
-    `hear` is called at each statement, and in `take_in`.
-    """
-    executor.connection.add_notify_handler(lambda notify: hear(notify.channel, notify.payload))
-    executor.connection.execute(_UNREAD.format(UNREAD_S * 1000))
-    for name in names:
-        executor.connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(name)))
+    """Let this session `hear` notifications under these names, and be known to listen; see `OwnExecutor.listen`."""
+    executor.connection.execute(UNREAD)
+    executor.listen(names, hear)
     deadline = monotonic() + advisory.LONGEST_WAIT_S
     while not executor.run(_LISTEN, schema=schema)[0].taken:  # a session that asks holds it for a moment
         if monotonic() > deadline:
             raise locked_out("subscribe", advisory.holder(executor, LOCK_CLASS, [schema]))
         sleep(0.02)
-
-
-def take_in(executor: OwnExecutor) -> None:
-    """Hear the notifications since the last call; raises the connection's error if the server has hung up."""
-    pgconn = executor.connection.pgconn
-    pgconn.consume_input()
-    while (notify := pgconn.notifies()) is not None:
-        assert pgconn.notify_handler is not None
-        pgconn.notify_handler(notify)
 
 
 _NOTIFY = Statement("""

@@ -147,10 +147,11 @@ def end(executor: Transaction, batch_id: int) -> None:
     executor.run(_END, id=batch_id)
 
 
+_BY_OUTCOME = """count(*) AS total, count(*) FILTER (WHERE o.outcome = 'completed') AS completed,
+      count(*) FILTER (WHERE o.outcome = 'failed') AS failed,
+      count(*) FILTER (WHERE o.outcome = 'terminated') AS terminated"""
 _COUNTS = Statement(f"""
-SELECT count(*) AS total, count(*) FILTER (WHERE o.outcome = 'completed') AS completed,
-  count(*) FILTER (WHERE o.outcome = 'failed') AS failed,
-  count(*) FILTER (WHERE o.outcome = 'terminated') AS terminated
+SELECT {_BY_OUTCOME}
 FROM (SELECT coalesce(m.outcome, {_OUTCOME}) AS outcome FROM {{batch_members}} m WHERE m.batch_id = %(id)s) o""")
 
 
@@ -173,12 +174,10 @@ def _counting(which: str) -> Statement:
 SELECT b.id, b.name, b.calls, b.created_at, b.closed_at, b.ended_at, n.* FROM (
     SELECT {_COLUMNS} FROM {{batches}} b {which} ORDER BY b.id DESC LIMIT %(limit)s) b
   CROSS JOIN LATERAL (
-    SELECT count(*) AS total, count(*) FILTER (WHERE m.outcome = 'completed') AS completed,
-      count(*) FILTER (WHERE m.outcome = 'failed') AS failed,
-      count(*) FILTER (WHERE m.outcome = 'terminated') AS terminated
+    SELECT {_BY_OUTCOME}
     FROM (
-      SELECT o.outcome FROM {{batch_members}} o WHERE o.batch_id = b.id
-      ORDER BY o.batch_id, o.job_id LIMIT %(most)s) m) n
+      SELECT m.outcome FROM {{batch_members}} m WHERE m.batch_id = b.id
+      ORDER BY m.batch_id, m.job_id LIMIT %(most)s) o) n
 ORDER BY b.id DESC""")
 
 

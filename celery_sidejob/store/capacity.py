@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..model.status import Gate
-from .statement import Autocommit, Frequent, Reader, Statement, Transaction, first
+from .statement import Autocommit, Frequent, Reader, Statement, Transaction, columns, first
 
 AT_COMMIT = -1
 """The shard of a row that takes its slots at the commit, however many are free: in the emptiest shard."""
@@ -26,21 +26,13 @@ WITH made AS (
   ON CONFLICT (name) DO UPDATE SET name = excluded.name
   RETURNING p.name, p.xmax::text = '0' AS is_new)
 INSERT INTO {capacity_shards} (pool, shard, capacity)
-SELECT made.name, t.shard, t.slots
-FROM made, unnest(%(numbers)s::smallint[], %(parts)s::int[]) AS t(shard, slots) WHERE made.is_new""")
+SELECT made.name, (t.place - 1)::smallint, t.slots
+FROM made, unnest(%(parts)s::int[]) WITH ORDINALITY AS t(slots, place) WHERE made.is_new""")
 
 
 def declare(executor: Transaction, name: str, *, limit: int, covers: str, parts: Sequence[int]) -> None:
     """Make a pool with the slots of each shard, unless it exists; the next statement sees it, whoever has made it."""
-    executor.run(
-        _DECLARE,
-        name=name,
-        limit=limit,
-        covers=covers,
-        shards=len(parts),
-        numbers=list(range(len(parts))),
-        parts=list(parts),
-    )
+    executor.run(_DECLARE, name=name, limit=limit, covers=covers, shards=len(parts), parts=list(parts))
 
 
 _ROOM = "(NOT %(refuses)s OR c.used + %(weight)s <= c.capacity)"
@@ -89,13 +81,8 @@ WHERE c.pool = %(name)s AND c.shard = t.shard""")
 
 def take(executor: Transaction, name: str, taken: Mapping[int, tuple[int, int]]) -> None:
     """Take slots in locked shards: {shard: (slots, works)}."""
-    executor.run(
-        _TAKE,
-        name=name,
-        shards=list(taken),
-        slots=[slots for slots, _ in taken.values()],
-        works=[works for _, works in taken.values()],
-    )
+    slots, works = columns(list(taken.values()), 2)
+    executor.run(_TAKE, name=name, shards=list(taken), slots=slots, works=works)
 
 
 _COLUMNS = f"""
@@ -132,13 +119,13 @@ def page(executor: Reader, *, limit: int) -> Sequence[Any]:
 _RESIZE = Statement("""
 WITH resized AS (UPDATE {capacity_pools} SET capacity = %(limit)s::int WHERE name = %(name)s RETURNING name)
 UPDATE {capacity_shards} c SET capacity = t.slots
-FROM resized, unnest(%(numbers)s::smallint[], %(parts)s::int[]) AS t(shard, slots)
-WHERE c.pool = resized.name AND c.shard = t.shard""")
+FROM resized, unnest(%(parts)s::int[]) WITH ORDINALITY AS t(slots, place)
+WHERE c.pool = resized.name AND c.shard = t.place - 1""")
 
 
 def resize(executor: Transaction, name: str, *, limit: int, parts: Sequence[int]) -> None:
     """Give a pool another capacity, with the slots of each shard; its shards are locked."""
-    executor.run(_RESIZE, name=name, limit=limit, numbers=list(range(len(parts))), parts=list(parts))
+    executor.run(_RESIZE, name=name, limit=limit, parts=list(parts))
 
 
 _FILL = Statement("""

@@ -18,7 +18,7 @@ from .jobs import HANDLE, ROW
 from .outbox.arming import DUE, MANAGED
 from .outbox.holds import HELD, LIVES
 from .packets import CONSUME, those
-from .statement import Frequent, Reader, Statement, Transaction, first
+from .statement import Frequent, Reader, Statement, Transaction, columns, first
 
 _RUN = f"""{ROW}, a.task_id, a.unique_key, j.started, j.terminate_tree, a.options::text AS options, j.failed_by,
   EXISTS (SELECT FROM {{port_waiters}} w WHERE w.job_id = j.id) AS waited_for_room"""
@@ -97,13 +97,16 @@ SELECT c.* FROM family CROSS JOIN LATERAL (
 WHERE NOT family.is_large""")
 
 
-BEGINS = """run_no = j.run_no + 1, unit_no = 0, worker_id = %(worker_id)s, timer_in_run = false,
+TOKEN_TAKEN = """make_interval(secs => {0}.rate_interval_s) + greatest({0}.rate_opens_at,
+        now() - make_interval(secs => ({0}.rate_burst - 1)::double precision * {0}.rate_interval_s))"""
+"""When the next run may begin after this one, as SQL: the bucket of the rate has one token less."""
+
+BEGINS = f"""run_no = j.run_no + 1, unit_no = 0, worker_id = %(worker_id)s, timer_in_run = false,
     run_kind = CASE j.status WHEN 'queued' THEN 'run' ELSE 'shutdown' END,
     ran_at = CASE WHEN j.status <> 'queued' OR j.rate_terminates AND j.rate_opens_at > now() THEN j.ran_at
       ELSE now() END,
     rate_opens_at = CASE WHEN j.status <> 'queued' THEN j.rate_opens_at
-      ELSE make_interval(secs => j.rate_interval_s) + greatest(j.rate_opens_at,
-        now() - make_interval(secs => (j.rate_burst - 1)::double precision * j.rate_interval_s)) END,"""
+      ELSE {TOKEN_TAKEN.format("j")} END,"""
 """What a claim changes in its job `j`, as SQL."""
 
 _CLAIM = claiming(
@@ -147,19 +150,25 @@ class Try(IntEnum):
     """This same process has claimed the run, lost the answer, and done nothing since."""
 
 
+class Owed(NamedTuple):
+    """A run that a delivery announces."""
+
+    job_id: int
+    for_run: int
+    task: str
+
+
 def claim(
     executor: Transaction,
-    job_id: int,
+    owed: Owed,
     *,
-    task: str,
-    for_run: int,
     worker_id: int,
     most: int,
     how: Try,
     passes: bool = False,
     schema: str | None = None,
 ) -> Sequence[Any]:
-    """Begin run `for_run` of the job for this worker; returns the job, then the children of the same snapshot.
+    """Begin a run of a job for this worker; returns the job, then the children of the same snapshot.
 
     No children if there are more than `most` (`has_many_children`), and none for a shutdown. Returns nothing if the
     delivery is stale, or the job is of another `task`. `came_late`: the job never came to rest and was not terminated,
@@ -175,9 +184,9 @@ def claim(
     """
     return executor.run(
         _CLAIM_AGAIN if how == Try.AGAIN else _CLAIM,
-        id=job_id,
-        task=task,
-        for_run=for_run,
+        id=owed.job_id,
+        task=owed.task,
+        for_run=owed.for_run,
         worker_id=worker_id,
         pid=os.getpid(),
         most=most,
@@ -185,14 +194,6 @@ def claim(
         passes=passes,
         schema=schema,
     )
-
-
-class Owed(NamedTuple):
-    """A run that a delivery announces."""
-
-    job_id: int
-    for_run: int
-    task: str
 
 
 def claim_page(
@@ -205,7 +206,7 @@ def claim_page(
     jobs without one of their own), or it may have to wait for a rate, a slot or the gate of its queue. Waits for no job
     that somebody has locked.
     """
-    ids, for_runs, tasks = ([*column] for column in zip(*sorted(owed), strict=True))
+    ids, for_runs, tasks = columns(sorted(owed), 3)
     return executor.run(
         _CLAIM_PAGE,
         ids=ids,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..model.checks import MOST
+from ..model.durable import Death
 from ..model.retention import Retention
 from .statement import Reader, Statement, Transaction, first
 from .trees import SEEN_BY_PARENT
@@ -18,7 +19,7 @@ ALL: Which = {"failure_group": None, "task": None, "queue": None, "reason": None
 _BURY = Statement("""
 WITH before AS (DELETE FROM {dead} WHERE job_id = %(job_id)s)
 INSERT INTO {dead} (job_id, task_id, task, queue, reason, error, traceback, retries, given_group, payload)
-SELECT j.id, %(task_id)s, j.task, j.queue, %(reason)s, %(error)s, %(traceback)s, %(retries)s, %(given_group)s,
+SELECT j.id, %(task_id)s, j.task, j.queue, %(reason)s, %(error)s, %(traceback)s, %(retries)s, %(group)s,
   json_build_object('v', 1, 'args', j.args, 'kwargs', j.kwargs, 'wake_pending', %(wake_pending)s::boolean,
     'loss', %(loss)s::json)
 FROM {jobs} j WHERE j.id = %(job_id)s RETURNING id""")
@@ -27,34 +28,18 @@ FROM {jobs} j WHERE j.id = %(job_id)s RETURNING id""")
 def bury(
     executor: Transaction,
     job_id: int,
+    death: Death,
     *,
     task_id: str | None,
-    reason: str,
-    error: str,
-    traceback: str | None,
-    retries: int,
-    wake_pending: bool,
-    given_group: str | None = None,
+    wake_pending: bool = False,
     loss: str | None = None,
 ) -> int:
     """Enter a job in the dead set; an older entry of the same job is replaced.
 
-    Its failure group is `given_group`, or else the class that `error` begins with. `loss`: why its last run was lost,
-    as JSON text.
+    `loss`: why its last run was lost, as JSON text.
     """
-    found = executor.run(
-        _BURY,
-        job_id=job_id,
-        task_id=task_id,
-        reason=reason,
-        error=error,
-        traceback=traceback,
-        retries=retries,
-        wake_pending=wake_pending,
-        given_group=given_group,
-        loss=loss,
-    )
-    return int(found[0].id)
+    given = {"task_id": task_id, "wake_pending": wake_pending, "loss": loss, **asdict(death)}
+    return int(executor.run(_BURY, job_id=job_id, **given)[0].id)
 
 
 _COLUMNS = (
@@ -63,32 +48,26 @@ _COLUMNS = (
 )
 _MATCHING = """(%(queue)s::text IS NULL OR queue = %(queue)s)
   AND (%(reason)s::text IS NULL OR reason = %(reason)s)"""
-_PAGE = Statement(f"""
-SELECT {_COLUMNS} FROM {{dead}} WHERE id > %(after)s AND {_MATCHING} ORDER BY id LIMIT %(limit)s""")
-# Not `task = ...`: the primary key has that order too, and a task with few entries would be searched among all.
-_PAGE_OF_TASK = Statement(f"""
-SELECT {_COLUMNS} FROM {{dead}} WHERE task BETWEEN %(task)s AND %(task)s AND id > %(after)s AND {_MATCHING}
-ORDER BY task, id LIMIT %(limit)s""")
-_PAGE_OF_GROUP = Statement(f"""
-SELECT {_COLUMNS} FROM {{dead}} WHERE failure_group BETWEEN %(failure_group)s AND %(failure_group)s
-  AND (%(task)s::text IS NULL OR task = %(task)s) AND {_MATCHING} AND id > %(after)s
-ORDER BY failure_group, id LIMIT %(limit)s""")
 LOOKED = 10_000
 """How many entries `look` goes through at once."""
+# Not `task = ...`: the primary key has that order too, and a task with few entries would be searched among all.
 _INDEXES = {
-    "all": ("true", "id DESC"),
-    "task": ("task BETWEEN %(task)s AND %(task)s", "task DESC, id DESC"),
-    "group": ("failure_group BETWEEN %(failure_group)s AND %(failure_group)s", "failure_group DESC, id DESC"),
+    "all": ("true", "id {0}"),
+    "task": ("task BETWEEN %(task)s AND %(task)s", "task {0}, id {0}"),
+    "group": ("failure_group BETWEEN %(failure_group)s AND %(failure_group)s", "failure_group {0}, id {0}"),
 }
-_NEWEST = {
-    name: Statement(f"""
+_OLDEST, _NEWEST = (
+    {
+        name: Statement(f"""
 SELECT {_COLUMNS} FROM {{dead}} WHERE {of} AND id < %(before)s AND id > %(after)s
-  AND (%(task)s::text IS NULL OR task = %(task)s) AND {_MATCHING} ORDER BY {order} LIMIT %(limit)s""")
-    for name, (of, order) in _INDEXES.items()
-}
+  AND (%(task)s::text IS NULL OR task = %(task)s) AND {_MATCHING} ORDER BY {order.format(way)} LIMIT %(limit)s""")
+        for name, (of, order) in _INDEXES.items()
+    }
+    for way in ("ASC", "DESC")
+)
 _REACH = {
     name: Statement(f"""
-SELECT id FROM {{dead}} WHERE {of} AND id < %(before)s ORDER BY {order} OFFSET {LOOKED - 1} LIMIT 1""")
+SELECT id FROM {{dead}} WHERE {of} AND id < %(before)s ORDER BY {order.format("DESC")} OFFSET {LOOKED - 1} LIMIT 1""")
     for name, (of, order) in _INDEXES.items()
 }
 _GROUPS = Statement("""
@@ -193,9 +172,7 @@ def expired(executor: Reader, job_ids: Iterable[int], *, bounds: Bounds) -> set[
 
 def page(executor: Reader, *, after: int, limit: int, which: Which = ALL) -> Sequence[Any]:
     """Read the next matching entries by id; searches those of the group, of the task, or else all."""
-    of_task = _PAGE if which["task"] is None else _PAGE_OF_TASK
-    statement = of_task if which["failure_group"] is None else _PAGE_OF_GROUP
-    return executor.run(statement, after=after, limit=limit, **which)
+    return executor.run(_OLDEST[_index(which)], before=MOST, after=after, limit=limit, **which)
 
 
 def newest(executor: Reader, *, before: int | None, limit: int, which: Which, after: int = 0) -> Sequence[Any]:

@@ -17,7 +17,7 @@ from ..model.status import Gate
 from . import advisory
 from .jobs import HANDLE
 from .outbox.arming import OPENS_AT, UNCHECKED, armed
-from .statement import Reader, Statement, Transaction, first
+from .statement import Reader, Statement, Transaction, columns, first
 
 LOCK_CLASS = 0x53_4A_44_50 - 0x40_00_00_00
 """The first half of the advisory lock's key ("SJDP", made to fit as `workers.LOCK_CLASS` is)."""
@@ -49,13 +49,8 @@ ON CONFLICT (job_id, depends_on) DO UPDATE SET on_failure = excluded.on_failure,
 
 def add(executor: Transaction, edges: Iterable[tuple[int, int, str]]) -> None:
     """Write new edges: (job, the job that it depends on, the effect of that job's failure)."""
-    given = list(edges)
-    executor.run(
-        _ADD,
-        jobs=[edge[0] for edge in given],
-        depend_on=[edge[1] for edge in given],
-        on_failure=[edge[2] for edge in given],
-    )
+    jobs, depend_on, on_failure = columns(list(edges), 3)
+    executor.run(_ADD, jobs=jobs, depend_on=depend_on, on_failure=on_failure)
 
 
 _BLOCK = Statement(f"""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from .statement import Autocommit, Reader, Statement, Transaction
+from .statement import Autocommit, Reader, Statement, Transaction, columns
 
 KEPT_S = 7 * 86400.0
 """Seconds after its due time for which a message is remembered: a copy may appear in a store that comes back."""
@@ -29,14 +29,8 @@ ON CONFLICT (task_id, call) DO NOTHING""")
 
 def note(executor: Transaction, copies: Iterable[Copy], *, tried: Sequence[str] = (), kept_s: float) -> None:
     """Note that the copies here are the ones that count; `tried` are the stores that may have other copies."""
-    pairs = list(copies)
-    executor.run(
-        _NOTE,
-        task_ids=[task_id for task_id, _ in pairs],
-        calls=[call for _, call in pairs],
-        tried=list(tried),
-        kept_s=kept_s,
-    )
+    task_ids, calls = columns(list(copies), 2)
+    executor.run(_NOTE, task_ids=task_ids, calls=calls, tried=list(tried), kept_s=kept_s)
 
 
 _TRIED = Statement("""

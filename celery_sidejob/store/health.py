@@ -54,13 +54,12 @@ def database(executor: Reader) -> Any:
 
 
 _TABLES = Statement("""
-SELECT relname AS name, n_live_tup AS live, n_dead_tup AS dead, pg_total_relation_size(relid) AS bytes,
-  extract(epoch FROM now() - greatest(last_vacuum, last_autovacuum))::double precision AS vacuumed_s
+SELECT relname AS name, n_live_tup AS live, n_dead_tup AS dead
 FROM pg_stat_user_tables WHERE schemaname = %(schema)s ORDER BY n_dead_tup DESC, relname""")
 
 
 def tables(executor: Reader, schema: str) -> Sequence[Any]:
-    """Read the number of dead rows of each table, and when it was last vacuumed."""
+    """Read the numbers of live and of dead rows of each table, those with the most dead rows first."""
     return executor.run(_TABLES, schema=schema)
 
 

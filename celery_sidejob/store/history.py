@@ -11,13 +11,13 @@ are missing.
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ..model.changes import Log
 from ..model.events import TaskFinished
-from .statement import Reader, Statement, Transaction
+from .statement import Reader, Statement, Transaction, arrays
 
 ENDED = """
 noted AS (
@@ -33,8 +33,9 @@ noted AS (
 
 _LOG = Statement("""
 WITH given AS MATERIALIZED (
-  SELECT * FROM json_to_recordset(%(rows)s::json) AS r(
-    job_id bigint, place int, age_s double precision, what text, run_no bigint, worker_id bigint, detail text)),
+  SELECT * FROM unnest(%(job_id)s::bigint[], %(age_s)s::double precision[], %(message)s::text[], %(run_no)s::bigint[],
+    %(worker_id)s::bigint[], %(detail)s::text[]) WITH ORDINALITY
+    AS r(job_id, age_s, what, run_no, worker_id, detail, place)),
 made AS (
   INSERT INTO {job_log} (job_id, at, what, run_no, worker, detail)
   SELECT g.job_id, least(now(), clock_timestamp() - make_interval(secs => g.age_s)), g.what, g.run_no, w.ident,
@@ -46,14 +47,11 @@ DELETE FROM {job_log} WHERE job_id = ANY(ARRAY(SELECT job_id FROM given)) AND id
     OFFSET greatest(%(keep)s::bigint - n.number, 0)) o))""")
 
 
-def log(executor: Transaction, entries: Sequence[Mapping[str, Any]], *, keep: int) -> None:
-    """Write entries of jobs, and remove each job's oldest entries beyond `keep`.
-
-    An entry has `job_id`, `what`, `age_s` (how many seconds ago it was made) and, if it was made in a run, its `run_no`
-    and `worker_id`; `detail` is JSON text.
-    """
-    rows = [{**entry, "place": place} for place, entry in enumerate(entries)]
-    executor.run(_LOG, rows=json.dumps(rows), keep=keep)
+def log(executor: Transaction, entries: Sequence[Log], *, keep: int) -> None:
+    """Write entries of jobs, and remove each job's oldest entries beyond `keep`."""
+    now = time.monotonic()
+    given = arrays(entries, "job_id", "message", "run_no", "worker_id", "detail")
+    executor.run(_LOG, **given, age_s=[now - entry.made_at for entry in entries], keep=keep)
 
 
 _READ = Statement("""
@@ -100,8 +98,8 @@ _ADD_TASKS = Statement("""
 WITH made AS (
   INSERT INTO {task_history} (task_id, task, queue, how, ended_at, lasted_s)
   SELECT r.task_id, r.task, r.queue, r.how, now() - make_interval(secs => r.age_s), r.lasted_s
-  FROM unnest(%(task_ids)s::text[], %(tasks)s::text[], %(queues)s::text[], %(hows)s::text[],
-      %(ages)s::double precision[], %(lasted)s::double precision[])
+  FROM unnest(%(task_id)s::text[], %(task)s::text[], %(queue)s::text[], %(how)s::text[],
+      %(age_s)s::double precision[], %(lasted_s)s::double precision[])
     AS r(task_id, task, queue, how, age_s, lasted_s))
 DELETE FROM {task_history} WHERE id = ANY(ARRAY(
   SELECT h.id FROM {task_history} h ORDER BY h.id DESC
@@ -113,12 +111,9 @@ def add_tasks(executor: Transaction, ended: Sequence[TaskFinished], *, keep: int
     now = time.monotonic()
     executor.run(
         _ADD_TASKS,
-        task_ids=[each.task_id for each in ended],
-        tasks=[each.task for each in ended],
-        queues=[each.queue for each in ended],
-        hows=[str(each.how) for each in ended],
-        ages=[now - each.at for each in ended],
-        lasted=[each.lasted_s for each in ended],
+        **arrays(ended, "task_id", "task", "queue", "lasted_s"),
+        how=[str(each.how) for each in ended],
+        age_s=[now - each.at for each in ended],
         number=len(ended),
         keep=keep,
     )

@@ -149,25 +149,18 @@ def _taken(constraint: str | None, new: Sequence[NewJob]) -> Exception | None:
 
 _LOCKED = """
 SELECT id, status, task, queue, priority, parent_id, run_no, unit_no, worker_id, run_kind, terminate_tree, losses,
-  max_losses, pool, ran_at, has_steps FROM {jobs} WHERE """
-_LOCK = Frequent(_LOCKED + "id = ANY(%(ids)s::bigint[]) ORDER BY id FOR NO KEY UPDATE")
+  max_losses, pool, ran_at, has_steps FROM {jobs} WHERE id = ANY(%(ids)s::bigint[]) ORDER BY id"""
+_LOCK = Frequent(f"{_LOCKED} FOR NO KEY UPDATE")
+_LOCK_FREE = Frequent(f"{_LOCKED} FOR NO KEY UPDATE SKIP LOCKED")
 
 
-def lock(executor: Transaction, ids: Iterable[int]) -> dict[int, Any]:
+def lock(executor: Transaction, ids: Iterable[int], *, waits: bool = True) -> dict[int, Any]:
     """Lock jobs in ascending order of their ids and return their rows; an id without a job is missing from the result.
 
     Every transaction that asks, commits, ends or frees a run calls this first and once: a second, later lock of a
-    lower id could deadlock.
+    lower id could deadlock. Without `waits`, jobs that are already locked are missing too; the sweeper tries again.
     """
-    return {row.id: row for row in executor.run(_LOCK, ids=sorted(set(ids)))}
-
-
-_LOCK_FREE = Statement(_LOCKED + "id = %(id)s FOR NO KEY UPDATE SKIP LOCKED")
-
-
-def lock_if_free(executor: Transaction, job_id: int) -> Any | None:
-    """Lock one job unless its row is already locked; the sweeper tries again later."""
-    return first(executor.run(_LOCK_FREE, id=job_id))
+    return {row.id: row for row in executor.run(_LOCK if waits else _LOCK_FREE, ids=sorted(set(ids)))}
 
 
 _IS_LOCKED = Statement("""
@@ -180,46 +173,27 @@ def is_locked(executor: Transaction, job_id: int) -> bool:
     return bool(executor.run(_IS_LOCKED, id=job_id))
 
 
-_LOCK_ALL_FREE = Frequent(f"{_LOCKED}id = ANY(%(ids)s::bigint[]) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED")
+_KEEP = "SELECT id FROM {jobs} WHERE id = ANY(%(ids)s::bigint[]) ORDER BY id FOR KEY SHARE"
+_KEEP_ALL, _KEEP_FREE = Statement(_KEEP), Statement(f"{_KEEP} SKIP LOCKED")
 
 
-def lock_all_free(executor: Transaction, ids: Iterable[int]) -> dict[int, Any]:
-    """Lock jobs as `lock` does, except those that are already locked."""
-    return {row.id: row for row in executor.run(_LOCK_ALL_FREE, ids=list(ids))}
+def keep(executor: Transaction, ids: Iterable[int], *, waits: bool) -> set[int]:
+    """Keep jobs from being deleted until the commit, and return their ids.
+
+    It `waits` for transactions that have locked them for a deletion, or else leaves out such jobs.
+    """
+    return {row.id for row in executor.run(_KEEP_ALL if waits else _KEEP_FREE, ids=list(ids))}
 
 
-_KEEP = Statement("SELECT id FROM {jobs} WHERE id = ANY(%(ids)s::bigint[]) FOR KEY SHARE SKIP LOCKED")
+_EXCLUSIVELY = "SELECT id, task, status FROM {jobs} WHERE id = ANY(%(ids)s::bigint[]) ORDER BY id FOR UPDATE"
+_LOCK_EXCLUSIVELY = Statement(_EXCLUSIVELY)
+_LOCK_FREE_EXCLUSIVELY = Statement(f"{_EXCLUSIVELY} SKIP LOCKED")
 
 
-def keep(executor: Transaction, ids: Iterable[int]) -> set[int]:
-    """Keep jobs from being deleted until the commit, and return their ids; without a job that is being deleted."""
-    return {row.id for row in executor.run(_KEEP, ids=list(ids))}
-
-
-_LOCK_EXCLUSIVELY = Statement("""
-SELECT id, task, status, parent_id, name FROM {jobs} WHERE id = ANY(%(ids)s::bigint[]) ORDER BY id FOR UPDATE""")
-
-
-def lock_exclusively(executor: Transaction, ids: Iterable[int]) -> dict[int, Any]:
-    """Lock jobs also against new children, ports and timers: for delete, adopt and disown."""
-    return {row.id: row for row in executor.run(_LOCK_EXCLUSIVELY, ids=sorted(set(ids)))}
-
-
-_KEEP_WHEN_FREE = Statement("SELECT id FROM {jobs} WHERE id = ANY(%(ids)s::bigint[]) ORDER BY id FOR KEY SHARE")
-
-
-def keep_when_free(executor: Transaction, ids: Iterable[int]) -> None:
-    """Keep jobs from being deleted until the commit; waits for transactions that have locked them for a deletion."""
-    executor.run(_KEEP_WHEN_FREE, ids=list(ids))
-
-
-_LOCK_FREE_EXCLUSIVELY = Statement("""
-SELECT id, task, status FROM {jobs} WHERE id = ANY(%(ids)s::bigint[]) ORDER BY id FOR UPDATE SKIP LOCKED""")
-
-
-def lock_free_exclusively(executor: Transaction, ids: Iterable[int]) -> dict[int, Any]:
-    """Lock jobs as `lock_exclusively` does, except those that are already locked."""
-    return {row.id: row for row in executor.run(_LOCK_FREE_EXCLUSIVELY, ids=sorted(set(ids)))}
+def lock_exclusively(executor: Transaction, ids: Iterable[int], *, waits: bool = True) -> dict[int, Any]:
+    """Lock jobs as `lock` does, also against new children, ports and timers: for delete, adopt and disown."""
+    statement = _LOCK_EXCLUSIVELY if waits else _LOCK_FREE_EXCLUSIVELY
+    return {row.id: row for row in executor.run(statement, ids=sorted(set(ids)))}
 
 
 LONGEST_WAIT_S = 0.02

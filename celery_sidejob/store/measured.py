@@ -23,7 +23,7 @@ from . import history
 from .connection.connections import Connections
 from .connection.own_executor import OwnExecutor
 from .errors import OutcomeUnknown
-from .statement import Autocommit, Reader, Statement, Transaction
+from .statement import Autocommit, Reader, Statement, Transaction, arrays, columns
 
 T = TypeVar("T")
 
@@ -88,8 +88,8 @@ OTHER = "other"
 
 _ADD_TALLIES = Statement(f"""
 INSERT INTO {{tallies}} AS t (day, queue, task, step, measure, bucket, number, total_us, squares_us)
-SELECT d.day, r.* FROM unnest(%(queues)s::text[], %(tasks)s::text[], %(steps)s::text[], %(measures)s::text[],
-    %(buckets)s::smallint[], %(numbers)s::bigint[], %(totals)s::numeric[], %(squares)s::numeric[])
+SELECT d.day, r.* FROM unnest(%(queue)s::text[], %(task)s::text[], %(step)s::text[], %(measure)s::text[],
+    %(bucket)s::smallint[], %(number)s::bigint[], %(total_us)s::numeric[], %(squares_us)s::numeric[])
   AS r(queue, task, step, measure, bucket, number, total_us, squares_us),
   unnest(ARRAY[%(ever)s::date, {_TODAY}]) AS d(day)
 ORDER BY 1, 2, 3, 4, 5, 6
@@ -105,8 +105,8 @@ def bounded(executor: Reader, amounts: Mapping[Tally, Amount]) -> dict[Tally, Am
     """Return the amounts, with `OTHER` for new names of steps of a task that has `MOST_STEPS` of them already."""
     tasks = {(tally.queue, tally.task) for tally in amounts if tally.step}
     known: dict[tuple[str, str], set[str]] = {task: set() for task in tasks}
-    given = {"queues": [queue for queue, _ in tasks], "tasks": [task for _, task in tasks]}
-    for row in executor.run(_STEPS, ever=EVER, **given) if tasks else ():
+    queues, names_of_tasks = columns(list(tasks), 2)
+    for row in executor.run(_STEPS, ever=EVER, queues=queues, tasks=names_of_tasks) if tasks else ():
         known[row.queue, row.task].add(row.step)
     found: dict[Tally, Amount] = {}
     for tally, amount in amounts.items():
@@ -125,14 +125,9 @@ def add_tallies(executor: Transaction, amounts: Mapping[Tally, Amount]) -> None:
     executor.run(
         _ADD_TALLIES,
         ever=EVER,
-        queues=[tally.queue for tally in amounts],
-        tasks=[tally.task for tally in amounts],
-        steps=[tally.step for tally in amounts],
-        measures=[str(tally.measure) for tally in amounts],
-        buckets=[tally.bucket for tally in amounts],
-        numbers=[amount.number for amount in amounts.values()],
-        totals=[amount.total_us for amount in amounts.values()],
-        squares=[amount.squares_us for amount in amounts.values()],
+        **arrays(amounts, "queue", "task", "step", "bucket"),
+        measure=[str(tally.measure) for tally in amounts],
+        **arrays(amounts.values(), "number", "total_us", "squares_us"),
     )
 
 
@@ -216,7 +211,7 @@ ON CONFLICT (name, label) DO UPDATE SET value = {counters}.value + excluded.valu
 
 def add_totals(executor: Transaction, amounts: Mapping[Total, float]) -> None:
     """Add to the counters; two processes that add at the same time lock the rows in the same order."""
-    names, labels = [name for name, _ in amounts], [label for _, label in amounts]
+    names, labels = columns(list(amounts), 2)
     executor.run(_ADD_TOTALS, names=names, labels=labels, amounts=[float(amount) for amount in amounts.values()])
 
 

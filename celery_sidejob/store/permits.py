@@ -20,7 +20,7 @@ from typing import Any
 from ..model.durable import Content, Key, Terms
 from ..model.status import Gate
 from .broker.holds import WAITED
-from .claims import BEGINS, claiming
+from .claims import BEGINS, TOKEN_TAKEN, claiming
 from .outbox.arming import DUE, OWED, UNCHECKED
 from .outbox.holds import HELD, LIVES
 from .outbox.tasks import DIGEST, named
@@ -38,12 +38,9 @@ busy AS MATERIALIZED (
   WHERE {_OF_QUEUE} AND m.locked_by IS NOT NULL GROUP BY 1),"""
 """The CTE with the runs in progress in a queue, for each key."""
 _HAS_ROOM = "(q.run_limit IS NULL OR coalesce((SELECT sum(busy.runs) FROM busy), 0::numeric) < q.run_limit::numeric)"
-_TOKEN_TAKEN = """rate_opens_at = make_interval(secs => q.rate_interval_s) + greatest(q.rate_opens_at,
-    now() - make_interval(secs => (q.rate_burst - 1)::double precision * q.rate_interval_s))"""
-"""How a run moves the moment from which the next one may begin, as SQL: the rate's bucket has one token less."""
 _TOKEN = f"""
 token AS (
-  UPDATE {{queues}} q SET {_TOKEN_TAKEN} FROM best
+  UPDATE {{queues}} q SET rate_opens_at = {TOKEN_TAKEN.format("q")} FROM best
   WHERE q.name = %(queue)s AND q.rate_interval_s IS NOT NULL AND q.paused_at IS NULL AND {RATE_IS_OPEN}
   RETURNING q.name),"""
 _RANKED = f"m.rank IS NOT NULL AND m.locked_by IS NULL AND {OWED}"

@@ -32,11 +32,11 @@ The pattern `"*"` subscribes to none; it passes its channels on to the ports tha
 
 _INSERT = Statement(f"""
 WITH r AS (
-  SELECT * FROM json_to_recordset(%(rows)s::json) AS r(job_id bigint, direction text, name text, default_value text,
-    channels text[], packet_limit int)),
+  SELECT * FROM json_to_recordset(%(rows)s::json) AS r(job_id bigint, direction text, name text, "default" text,
+    channels text[], "limit" int)),
 p AS (
   INSERT INTO {{ports}} (job_id, direction, name, default_value, channels, packet_limit)
-  SELECT job_id, direction, name, default_value::json, channels, packet_limit FROM r
+  SELECT job_id, direction, name, "default"::json, channels, "limit" FROM r
   ON CONFLICT (job_id, direction, name) DO UPDATE
     SET default_value = excluded.default_value, channels = excluded.channels, packet_limit = excluded.packet_limit
     {_SUBSCRIBED}""")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..model.names import channel_ancestors
@@ -152,16 +152,8 @@ def deliver(executor: Transaction, channel: str, page: Page) -> dict[int, bool] 
     The publication is locked, or made by this transaction. A port that subscribes at several levels gets the messages
     once for each. Does nothing and returns None if an open transaction is about to remove one of the ports.
     """
-    found = executor.run(
-        _DELIVER,
-        channel=channel,
-        levels=channel_ancestors(channel),
-        id=page.id,
-        newest=page.newest,
-        job_ids=list(page.job_ids),
-        up_to=max(page.job_ids, default=0),
-        is_last=page.is_last,
-    )[0]
+    levels, up_to = channel_ancestors(channel), max(page.job_ids, default=0)
+    found = executor.run(_DELIVER, channel=channel, levels=levels, up_to=up_to, **asdict(page))[0]
     to_wake = set(found.to_wake or ())
     return {job_id: job_id in to_wake for job_id in found.job_ids or ()} if found.are_all else None
 

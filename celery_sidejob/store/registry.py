@@ -13,7 +13,7 @@ from typing import Any
 
 from .outbox.arming import DUE
 from .outbox.checks import QUEUES
-from .statement import Autocommit, Reader, Statement, Transaction, first
+from .statement import Autocommit, Reader, Statement, Transaction, arrays, first
 
 _REGISTER = Statement("""
 WITH r AS (SELECT * FROM json_to_recordset(%(rows)s::json) AS r(task text, queue text, options text)),
@@ -192,7 +192,7 @@ def never_served(executor: Reader, tasks: Iterable[str]) -> set[str]:
 
 
 _UNSERVED = Statement("""
-SELECT due.task, due.queue, due.runs FROM unnest(%(tasks)s::text[], %(queues)s::text[], %(runs)s::bigint[])
+SELECT due.task, due.queue, due.runs FROM unnest(%(task)s::text[], %(queue)s::text[], %(runs)s::bigint[])
   AS due(task, queue, runs)
 WHERE due.runs > 0 AND (
     SELECT NOT bool_or(due.task = ANY(s.tasks)) FROM {served} s JOIN {workers} w ON w.id = s.worker_id
@@ -206,10 +206,4 @@ def unserved(executor: Reader, rows: Sequence[Any], silent: Collection[int]) -> 
     `due` may have read them in another store: workers record only in the primary what they serve in all stores. Workers
     that are `silent` (`workers.silent`) do not count. Queues without a live worker are skipped.
     """
-    return executor.run(
-        _UNSERVED,
-        tasks=[row.task for row in rows],
-        queues=[row.queue for row in rows],
-        runs=[row.runs for row in rows],
-        silent=list(silent),
-    )
+    return executor.run(_UNSERVED, **arrays(rows, "task", "queue", "runs"), silent=list(silent))

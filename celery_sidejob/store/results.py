@@ -11,12 +11,10 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from psycopg import sql
-
-from .audience import UNREAD_S
+from .audience import UNREAD
 from .connection.connections import Connections
 from .connection.own_executor import OwnExecutor
-from .statement import Frequent, Reader, Statement, Transaction
+from .statement import Frequent, Reader, Statement, Transaction, columns
 
 LOCK_CLASS = 0x53_4A_52_53 - 0x40_00_00_00
 """The first half of our advisory locks' keys ("SJRS", made to fit a signed 32-bit integer)."""
@@ -133,11 +131,6 @@ def results_of(results: Sequence[Kept | None]) -> dict[str, Any]:
     return {**dict(zip(names, columns([result or _NONE for result in results], 4), strict=True)), "replaces": False}
 
 
-def columns(rows: Sequence[Sequence[Any]], number: int) -> Sequence[list[Any]]:
-    """Return the columns of rows, as arrays for an `unnest`; `number` of them, if there are no rows too."""
-    return [[row[index] for row in rows] for index in range(number)]
-
-
 _KEEP = Frequent(f"WITH {kept()} SELECT {LISTENED}")
 
 
@@ -184,20 +177,17 @@ def tell(executor: Transaction, keys: Sequence[str]) -> None:
 
 
 _LISTEN = Statement(f"SELECT pg_try_advisory_lock_shared({_LOCK}) AS taken")
-_UNREAD = f"SET tcp_user_timeout = {UNREAD_S * 1000}"
 
 
 def listen(executor: OwnExecutor, schema: str, hear: Callable[[Sequence[str] | None], None]) -> bool:
-    """Let this session, which must not lead through a proxy, `hear` the keys of notifications, or None for all keys.
+    """Let this session `hear` the keys of notifications, or None for all keys; see `OwnExecutor.listen`.
 
-    `hear` is called at each statement, and in `audience.take_in`. False while a session that keeps a result has the
-    lock for a moment: call again.
+    False while a session that keeps a result has the lock for a moment: call again.
     """
     if not executor.run(_LISTEN)[0].taken:
         return False
-    executor.connection.add_notify_handler(lambda notify: hear(_keys_of(notify.payload)))
-    executor.connection.execute(_UNREAD)
-    executor.connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(_channel(schema))))
+    executor.connection.execute(UNREAD)
+    executor.listen([_channel(schema)], lambda _, payload: hear(_keys_of(payload)))
     return True
 
 

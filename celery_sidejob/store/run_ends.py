@@ -11,8 +11,8 @@ from typing import Any
 
 from .history import ENDED
 from .outbox.holds import LIVES
-from .results import GIVEN, LISTENED, TOLD, Ended, Kept, columns, given, kept, kept_briefly, results_of, told
-from .statement import Frequent, Statement, Transaction, first
+from .results import GIVEN, LISTENED, TOLD, Ended, Kept, given, kept, kept_briefly, results_of, told
+from .statement import Frequent, Statement, Transaction, columns, first
 
 Past = dict[str, Any]
 """What the history keeps of a run's end: `how` it ended, its `kind`, `detail` (JSON text); `history`: of how many."""

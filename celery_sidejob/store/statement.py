@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections import namedtuple
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -124,6 +124,16 @@ def _values(record: Any, names: tuple[str, ...]) -> Iterator[Any]:
 def row_type(names: tuple[str, ...]) -> Any:
     """Return the class of a named tuple."""
     return namedtuple("Row", names)
+
+
+def columns(rows: Sequence[Sequence[Any]], number: int) -> Sequence[list[Any]]:
+    """Return the columns of rows, as arrays for an `unnest`; `number` of them, if there are no rows too."""
+    return [[row[index] for row in rows] for index in range(number)]
+
+
+def arrays(things: Collection[Any], *names: str) -> dict[str, list[Any]]:
+    """Return attributes of things, as arrays for an `unnest`, by their names."""
+    return {name: [getattr(thing, name) for thing in things] for name in names}
 
 
 def first(rows: Sequence[Any]) -> Any | None:

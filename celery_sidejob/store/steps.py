@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 from ..model.steps import BeginAnew, CopySteps, FinishSteps, ForgetSteps, KeepStep, LeaveTurns, StepChange
@@ -150,16 +150,8 @@ def apply(executor: Transaction, change: StepChange, *, keep: int) -> None:
         case LeaveTurns(job_id):
             executor.run(_LEAVE_TURNS, job_id=job_id)
         case FinishSteps():
-            executor.run(
-                _FINISH,
-                job_id=change.job_id,
-                run_no=change.run_no,
-                worker_id=change.worker_id,
-                of_body=change.of_body,
-                reads=list(change.reads),
-                most=MOST_TOLD,
-                keep=keep,
-            )
+            given = asdict(change) | {"reads": list(change.reads)}
+            executor.run(_FINISH, most=MOST_TOLD, keep=keep, **given)
         case BeginAnew(job_id, force):
             executor.run(_BEGIN_ANEW, job_id=job_id, force=force)
         case CopySteps(job_id, source, before):

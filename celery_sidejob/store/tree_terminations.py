@@ -9,22 +9,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from .statement import Reader, Statement, Transaction
+from .statement import Reader, Statement, Transaction, arrays
 
 _BEGIN = Statement("""
 INSERT INTO {tree_terminations} (job_id, root, itself)
-SELECT i.id, coalesce(%(root)s::bigint, i.id), %(itself)s FROM unnest(%(ids)s::bigint[]) AS i(id)
+SELECT i.id, i.id, %(itself)s FROM unnest(%(ids)s::bigint[]) AS i(id)
 WHERE %(itself)s OR EXISTS (SELECT FROM {jobs} c WHERE c.parent_id = i.id)
 ON CONFLICT (job_id) DO UPDATE SET itself = tree_terminations.itself OR excluded.itself, after = ''
 RETURNING root""")
 
 
-def begin(executor: Transaction, ids: Iterable[int], *, itself: bool, root: int | None = None) -> set[int]:
+def begin(executor: Transaction, ids: Iterable[int], *, itself: bool) -> set[int]:
     """Begin to terminate everything below these jobs, page by page, and with `itself` the jobs too.
 
     Returns the roots by which `take` finds the pages; nothing for a job without children.
     """
-    return {row.root for row in executor.run(_BEGIN, ids=sorted(set(ids)), itself=itself, root=root)}
+    return {row.root for row in executor.run(_BEGIN, ids=sorted(set(ids)), itself=itself)}
 
 
 _HAND_DOWN = Statement("""
@@ -79,7 +79,7 @@ def wait(executor: Transaction, roots: Iterable[int]) -> bool:
 
 _FIND = Statement("""
 WITH RECURSIVE place AS (
-  SELECT * FROM unnest(%(ids)s::bigint[], %(roots)s::bigint[], %(itself)s::boolean[], %(after)s::text[])
+  SELECT * FROM unnest(%(job_id)s::bigint[], %(root)s::bigint[], %(itself)s::boolean[], %(after)s::text[])
     AS p(job_id, root, itself, after)),
 tree AS (
   SELECT f.* FROM place CROSS JOIN LATERAL (
@@ -101,14 +101,7 @@ def find(executor: Reader, places: Sequence[Any], *, most: int) -> Sequence[Any]
 
     A job whose row has `itself` has no parent here.
     """
-    return executor.run(
-        _FIND,
-        ids=[place.job_id for place in places],
-        roots=[place.root for place in places],
-        itself=[place.itself for place in places],
-        after=[place.after for place in places],
-        most=most,
-    )
+    return executor.run(_FIND, **arrays(places, "job_id", "root", "itself", "after"), most=most)
 
 
 _GO_ON = Statement("""

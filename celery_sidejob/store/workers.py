@@ -44,26 +44,18 @@ def as_worker(connections: Connections) -> Iterator[int]:
         leave(connections, worker_id)
 
 
-_LIVE = Statement("SELECT ident FROM {workers} WHERE dead_at IS NULL ORDER BY id")
-_LIVE_ELSEWHERE = Statement("""
-SELECT ident FROM {workers} WHERE dead_at IS NULL AND broker <> %(broker)s ORDER BY id""")
-_OLDER = Statement("""
-SELECT ident FROM {workers} WHERE dead_at IS NULL AND revision < %(revision)s ORDER BY id""")
+_LIVE = Statement("""
+SELECT ident FROM {workers} WHERE dead_at IS NULL AND (%(broker)s::text IS NULL OR broker <> %(broker)s)
+  AND (%(revision)s::text IS NULL OR revision < %(revision)s) ORDER BY id""")
 
 
-def live(executor: Reader) -> list[str]:
-    """Read the workers that are registered and not declared dead."""
-    return [row.ident for row in executor.run(_LIVE)]
+def live(executor: Reader, *, not_of: str | None = None, before: str | None = None) -> list[str]:
+    """Read the workers that are registered and not declared dead.
 
-
-def live_elsewhere(executor: Reader, broker: str) -> list[str]:
-    """Read the workers that take messages from another broker."""
-    return [row.ident for row in executor.run(_LIVE_ELSEWHERE, broker=broker)]
-
-
-def older_than(executor: Reader, revision: str) -> list[str]:
-    """Read the workers whose code does not know a revision."""
-    return [row.ident for row in executor.run(_OLDER, revision=revision)]
+    Optionally only those that take messages from another broker (`not_of`), or whose code knows no revision from
+    `before` on.
+    """
+    return [row.ident for row in executor.run(_LIVE, broker=not_of, revision=before)]
 
 
 _TAKE_LOCK = Statement(f"SELECT pg_try_advisory_lock({_lock_of('%(id)s')}) AS taken")
@@ -145,8 +137,7 @@ SILENT_S = "round(extract(epoch FROM coalesce(w.dead_at, now()) - w.beat_at)::nu
 """Seconds for which a worker `w` sent no heartbeat until it was declared dead, as SQL."""
 
 _LIVENESS = Statement(f"""
-SELECT w.id, w.ident, w.beat_at, w.suspect_at, w.suspect_by, w.dead_at,
-  {LOSS_KIND} AS loss_kind, {SILENT_S} AS silent_s,
+SELECT w.id, w.beat_at, w.suspect_at, w.suspect_by, w.dead_at,
   CASE WHEN w.locked AND w.dead_at IS NULL
     THEN pg_try_advisory_xact_lock({_lock_of("w.id")}) ELSE false END AS lock_free,
   w.beat_at < now() - make_interval(secs => %(silence_s)s) AS silent,

@@ -49,7 +49,6 @@ class WriteBehind(Generic[T]):
         self._waiting: deque[tuple[float, T]] = deque()
         self._wanted = threading.Event()
         self._thread: threading.Thread | None = None
-        self._thread_rests = False
 
     def add(self, things: Iterable[T]) -> None:
         """Have items written soon, by any thread."""
@@ -57,8 +56,7 @@ class WriteBehind(Generic[T]):
         with self._lock:
             self._waiting.extend((now, thing) for thing in things)
             if self._thread is not None:
-                if self._thread_rests:
-                    self._wanted.set()
+                self._wanted.set()
                 return
             self._thread = thread = threading.Thread(target=self._run, name=f"sidejob-{self._name}", daemon=True)
         thread.start()  # not under the lock: with gevent the start waits
@@ -127,12 +125,10 @@ class WriteBehind(Generic[T]):
             with self._lock:
                 if not self._waiting:
                     self._wanted.clear()
-                    self._thread_rests = True
                 since = self._waiting[0][0] if self._waiting else None
             if since is None:
                 came = self._wanted.wait(LINGER_S)
                 with self._lock:
-                    self._thread_rests = False
                     if not came and not self._waiting:
                         self._thread = None
                         return

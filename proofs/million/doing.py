@@ -7,6 +7,7 @@ from typing import Any
 
 from celery_sidejob.jobs.job import Job
 from celery_sidejob.model.durable import Content, Death, Key, Message, Terms, digest_of
+from celery_sidejob.model.settings import Settings
 from celery_sidejob.operations.task_run_end import end_task_runs
 from celery_sidejob.services.sweep.prune import Prune
 from celery_sidejob.services.sweep.sweep import Sweep
@@ -15,10 +16,9 @@ from celery_sidejob.store import workers
 from celery_sidejob.store.outbox import burials, checks, holds, tasks
 from celery_sidejob.store.outbox.kinds import JOBS, TASKS
 from celery_sidejob.store.outbox.publishing import mark_published
-from celery_sidejob.store.outbox.tasks import Waits
 from tests.tools.in_process import Stage
 
-WAITS = Waits(30.0, 60.0)
+SETTINGS = Settings(lost_after=30.0, timer_horizon=60.0)
 CONTENT = Content("bench.one", digest_of(b"[]"))
 
 
@@ -118,7 +118,7 @@ class Workers:
         tasks.read(connections, done[0])
         connections.transact("end", lambda e: end_task_runs(e, holds.remove(done, worker_id=worker_id)))
         moved = Message(retried[0], "bench.one", "bench", "{}", b"[]")
-        retry = tasks.move(moved, retried, WAITS, worker_id=worker_id, enters_pool=False)
+        retry = tasks.move(moved, retried, SETTINGS, worker_id=worker_id, enters_pool=False)
         connections.transact("move", lambda e: end_task_runs(e, retry))
         holds.held_by(connections, TASKS, worker_id)
         burial = burials.bury(lost, Death("lost", "Lost: x"), by="run", worker_id=worker_id)
@@ -157,7 +157,7 @@ class Workers:
 
     def _kept(self) -> Key:
         message = Message(str(uuid.uuid4()), "bench.one", "bench", "{}", b"[]")
-        self._runtime.connections.transact("keep", lambda e: tasks.keep(e, message, WAITS))
+        self._runtime.connections.transact("keep", lambda e: tasks.keep(e, message, SETTINGS))
         return message.task_id, 1
 
     def _begin(self, key: Key, worker_id: int) -> None:

@@ -596,7 +596,7 @@ BOUNDED: dict[str, tuple[Statement, dict[str, Any], int]] = {
     "one below that is not terminated": (trees._OTHER, {"ids": [1], "status": "terminated"}, 20),
     "a page of those who are terminated": (
         tree_terminations._FIND,
-        {"ids": [1], "roots": [1], "itself": [False], "after": ["kid2"], "most": 100},
+        {"job_id": [1], "root": [1], "itself": [False], "after": ["kid2"], "most": 100},
         1000,
     ),
     "what a page of those has left": (
@@ -623,8 +623,8 @@ BOUNDED: dict[str, tuple[Statement, dict[str, Any], int]] = {
     ),
     "an entry by its task id": (dead._OF_TASK, {"task_id": "m7"}, 20),
     "entries of a task": (
-        dead._PAGE_OF_TASK,
-        {"after": 0, "task": "task7", "queue": None, "reason": None, "limit": 100},
+        dead._OLDEST["task"],
+        {"before": 2**60, "after": 0, **ENTRIES["task"], "queue": None, "reason": None, "limit": 100},
         1000,
     ),
     **{
@@ -684,8 +684,8 @@ BOUNDED: dict[str, tuple[Statement, dict[str, Any], int]] = {
         5 * packets.COUNTED,
     ),
     "entries of a group as they failed": (
-        dead._PAGE_OF_GROUP,
-        {"after": 0, "failure_group": "E7", "task": None, "queue": None, "reason": None, "limit": 100},
+        dead._OLDEST["group"],
+        {"before": 2**60, "after": 0, **ENTRIES["group"], "queue": None, "reason": None, "limit": 100},
         1000,
     ),
     **{

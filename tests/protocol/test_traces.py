@@ -24,7 +24,7 @@ from celery_sidejob.operations.runs import endings, recovery, runs
 from celery_sidejob.operations.runs.job_run_end import Ending
 from celery_sidejob.operations.runs.runs import Unit
 from celery_sidejob.store import claims, workers
-from celery_sidejob.store.claims import Try
+from celery_sidejob.store.claims import Owed, Try
 from celery_sidejob.store.outbox.kinds import JOBS
 from celery_sidejob.store.outbox.publishing import mark_published
 from tests.tools.in_process import Stage
@@ -126,9 +126,8 @@ def test_p03_of_two_claims_around_an_ask_one_gets_the_run(stage: Stage, aside: C
     other = stage.new_worker()
 
     def first(executor: Any) -> Any:
-        return claims.claim(
-            executor, job.id, task=job.task, for_run=1, worker_id=stage.worker_id, most=1, how=Try.AT_ONCE
-        )
+        owed = Owed(job.id, 1, job.task)
+        return claims.claim(executor, owed, worker_id=stage.worker_id, most=1, how=Try.AT_ONCE)
 
     with held_open(stage, first) as finish:
         asking = aside(job.run)

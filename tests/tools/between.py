@@ -24,10 +24,10 @@ def between_look_and_lock(patch: pytest.MonkeyPatch, outside: Callable[[Call], N
         calls[:] = [call]
 
     def after_others(real: Callable[..., Any]) -> Callable[..., Any]:
-        def lock(*given: Any) -> Any:
+        def lock(*given: Any, **options: Any) -> Any:
             if calls:
                 outside(calls.pop())
-            return real(*given)
+            return real(*given, **options)
 
         return lock
 

@@ -38,7 +38,7 @@ def is_being_deleted(executor: Transaction, job_id: int) -> bool:
     """
     line = trees.ancestors(executor, job_id)
     if len(line) > 1:
-        jobs.keep_when_free(executor, line[1:])
+        jobs.keep(executor, line[1:], waits=True)
         if trees.ancestors(executor, job_id) != line:
             raise Moved(f"the ancestors of job {job_id} changed while they were being locked")
     return bool(deletions.trees_among(executor, line))
@@ -127,7 +127,7 @@ def delete_finished(
         everything = [job_id for tree in found.values() for job_id in tree]
         if most is not None and len(everything) > most:
             return None
-        locked = jobs.lock_free_exclusively(executor, everything)
+        locked = jobs.lock_exclusively(executor, everything, waits=False)
         kept = {job_id for job_id in everything if job_id not in locked or locked[job_id].status not in statuses}
         kept -= _expired(executor, locked, kept, expired)
         kept |= deletions.unsettled(executor, everything)
@@ -222,7 +222,7 @@ class LargeTree:
 
         def work(executor: Transaction) -> Sequence[JobDeleted] | None:
             wanted = {self._root, *part}
-            locked = (jobs.lock_exclusively if waits else jobs.lock_free_exclusively)(executor, wanted)
+            locked = jobs.lock_exclusively(executor, wanted, waits=waits)
             kept = {row.id for row in locked.values() if row.status not in self._statuses}
             if locked.keys() != wanted or kept - _expired(executor, locked, kept, self._expired):
                 return None

@@ -54,7 +54,8 @@ def add(executor: Transaction, new: Sequence[NewJob], after_commit: AfterCommit)
 def apply(executor: Transaction, change: DependencyChange, lock_set: LockSet, after_commit: AfterCommit) -> None:
     """Make a locked or new job depend on others, or no longer depend on them."""
     job_id = change.job_id
-    _check_waits(lock_set, job_id)
+    if job_id not in lock_set.new:
+        check_waits(lock_set.rows[job_id])
     if isinstance(change, Undepend):
         dependencies.undepend(executor, job_id, change.on)
         after_commit.looks.add(job_id)
@@ -202,8 +203,3 @@ def _judged(edge: Any) -> str:
     if edge.status not in FAILED or edge.on_failure == "wait":
         return "waits"
     return "over" if edge.on_failure == "run" else "failed"
-
-
-def _check_waits(lock_set: LockSet, job_id: int) -> None:
-    if job_id not in lock_set.new:
-        check_waits(lock_set.rows[job_id])

@@ -106,15 +106,12 @@ class Family:
             case AddAlias():
                 self._add_aliases([(change.name, change.job_id)])
             case RemoveAlias():
-                self._remove_alias(change)
+                if not labels.remove_alias(self._executor, change.name, change.job_id):
+                    raise InvalidAliasError(f"Job {change.job_id} has no alias {change.name!r}; see job.aliases.")
             case Adopt():
                 self._adopt(change)
             case Disown():
                 self._disown(change)
-
-    def _remove_alias(self, change: RemoveAlias) -> None:
-        if not labels.remove_alias(self._executor, change.name, change.job_id):
-            raise InvalidAliasError(f"Job {change.job_id} has no alias {change.name!r}; see job.aliases.")
 
     def _adopt(self, change: Adopt) -> None:
         """Make a job without a parent a child.

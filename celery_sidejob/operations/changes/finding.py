@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Sequence
-from time import monotonic
 
 from ...model.changes import FindingChange, Log, NewJob, Tag, Track, Untag
 from ...model.names import TRACKED_CHANNEL
@@ -43,20 +42,4 @@ def write_history(executor: Transaction, found: Sequence[Log], *, keep: int) -> 
     kept: dict[int, deque[Log]] = {}
     for change in found:
         kept.setdefault(change.job_id, deque(maxlen=keep)).append(change)
-    now = monotonic()
-    history.log(
-        executor,
-        [
-            {
-                "job_id": one.job_id,
-                "what": one.message,
-                "age_s": now - one.made_at,
-                "run_no": one.run_no,
-                "worker_id": one.worker_id,
-                "detail": one.detail,
-            }
-            for entries in kept.values()
-            for one in entries
-        ],
-        keep=keep,
-    )
+    history.log(executor, [one for entries in kept.values() for one in entries], keep=keep)

@@ -130,12 +130,8 @@ def _apply(runtime: Runtime, job_ids: Iterable[int], *, leaves: tuple[type[Excep
     waiting, trees = sorted(set(job_ids), reverse=True), set[int]()
     while waiting:
         job_id = waiting.pop()
-
-        def work(executor: Transaction, job_id: int = job_id) -> AfterCommit:
-            return mature(runtime, executor, job_id)
-
         try:
-            after_commit = runtime.connections.transact("mature", work)
+            after_commit = runtime.connections.transact("mature", partial(mature, runtime, job_id=job_id))
         except leaves as error:
             leave_to_sweeper(error, "The ask of job %d is noted, and the sweeper applies it", job_id)
             break
@@ -149,10 +145,9 @@ def _apply(runtime: Runtime, job_ids: Iterable[int], *, leaves: tuple[type[Excep
 def mature(runtime: LocalRuntime, executor: Transaction, job_id: int) -> AfterCommit:
     """Apply a job's due timers, unless its row is locked."""
     after_commit = AfterCommit()
-    row = jobs.lock_if_free(executor, job_id)
-    if row is None:
-        return after_commit
-    Wakes(runtime, executor, LockSet.of_rows(executor, {row.id: row}), after_commit).apply_due(job_id)
+    locked = jobs.lock(executor, [job_id], waits=False)
+    if locked:
+        Wakes(runtime, executor, LockSet.of_rows(executor, locked), after_commit).apply_due(job_id)
     return after_commit
 
 
@@ -183,11 +178,8 @@ def deliver_page(runtime: Runtime, channel: str, *, noting: bool = False) -> boo
 
     `noting`: all asks are only noted, so a job that cannot be asked does not keep the packets from other jobs.
     """
-
-    def work(executor: Transaction) -> AfterCommit | None:
-        return _deliver(runtime, executor, channel, noting=noting)
-
-    after_commit = runtime.connections.transact("deliver", work)
+    deliver_next = partial(_deliver, runtime, channel=channel, noting=noting)
+    after_commit = runtime.connections.transact("deliver", deliver_next)
     if after_commit is None:
         return False
     follow(runtime, after_commit)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from ...model.changes import (
@@ -86,7 +87,7 @@ class Mailboxes:
         """Replace a job's ports of one direction or both; the ports that stay keep their packets."""
         room.lock_all(self._executor, change.job_id)
         kept = ports.put(self._executor, [port_row(change.job_id, port) for port in change.ports])
-        _note(self._executor, room.configured(self._executor, change.job_id), self._after_commit)
+        note_asks(self._executor, room.configured(self._executor, change.job_id), self._after_commit)
         ports.keep_only(self._executor, change.job_id, [row.id for row in kept], directions=change.directions)
         self._lock_set.set_ports(change.job_id, kept, directions=change.directions)
         self._after_commit.ports_changed(kept)
@@ -183,22 +184,15 @@ class Mailboxes:
         if not self._needs:
             return
         used = room.used(self._executor, self._needs)
-        full = tuple(
-            FullPort(
-                port.id,
-                port.job_id,
-                port.direction,
-                port.name,
-                port.packet_limit,
-                used[port.id] - needs * written,
-                needs,
-            )
-            for port, needs in ((self._limited[port_id], needs) for port_id, needs in self._needs.items())
-            if used[port.id] + needs * (not written) > port.packet_limit
-        )
+        full = []
+        for port_id, needs in self._needs.items():
+            port, before = self._limited[port_id], used[port_id] - needs * written
+            if before + needs > port.packet_limit:
+                named = port.id, port.job_id, port.direction, port.name, port.packet_limit
+                full.append(FullPort(*named, before, needs))
         self._needs = {}
         if full:
-            raise port_full(full)
+            raise port_full(tuple(full))
 
     def _port(self, key: PortKey) -> Any:
         """Return the row of the port; the first use of a port that the task allows by `"*"` creates it."""
@@ -269,13 +263,14 @@ def make_room(executor: Transaction, port_ids: Collection[int], after_commit: Af
     """
     if port_ids:
         room.lock(executor, port_ids)
-        _note(executor, room.freed(executor, port_ids), after_commit)
+        note_asks(executor, room.freed(executor, port_ids), after_commit)
 
 
-def _note(executor: Transaction, waiting: Collection[int], after_commit: AfterCommit) -> None:
-    if waiting:
-        asks.note(executor, waiting, "run")
-        after_commit.noted += waiting
+def note_asks(executor: Transaction, job_ids: Collection[int], after_commit: AfterCommit) -> None:
+    """Note that these jobs, which are not locked, must run."""
+    if job_ids:
+        asks.note(executor, job_ids, "run")
+        after_commit.noted += job_ids
 
 
 def add_ports(executor: Transaction, job_id: int, new: Sequence[PortRow], after_commit: AfterCommit) -> None:
@@ -290,14 +285,7 @@ def add_ports(executor: Transaction, job_id: int, new: Sequence[PortRow], after_
 
 def port_row(job_id: int, port: PortRow) -> dict[str, Any]:
     """Return a port in the form that the store expects."""
-    return {
-        "job_id": job_id,
-        "direction": port.direction,
-        "name": port.name,
-        "default_value": port.default,
-        "channels": list(port.channels),
-        "packet_limit": port.limit,
-    }
+    return {"job_id": job_id, **asdict(port)}
 
 
 def deliver_to(
@@ -311,9 +299,9 @@ def deliver_to(
     `noting`: all asks are only noted.
     """
     if not noting:
-        lock_set.add(jobs.lock_all_free(executor, page.job_ids))
+        lock_set.add(jobs.lock(executor, page.job_ids, waits=False))
     late = {job_id for job_id in page.job_ids if noting or not lock_set.knows(job_id)}
-    if late and late != jobs.keep(executor, late):
+    if late and late != jobs.keep(executor, late, waits=False):
         return False
     delivered = publications.deliver(executor, channel, page)
     for job_id, is_woken in sorted((delivered or {}).items()):

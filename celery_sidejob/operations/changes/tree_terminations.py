@@ -8,6 +8,7 @@ so it continues after any death.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from ...store import jobs, tree_terminations
@@ -50,11 +51,8 @@ def terminate_page(runtime: Runtime, roots: Iterable[int] | None = None, *, wait
 
     With `waits` it waits for locked jobs; otherwise these are for a later page.
     """
-
-    def work(executor: Transaction) -> AfterCommit | None:
-        return _terminate(runtime, executor, roots, waits=waits)
-
-    after_commit = runtime.connections.transact("terminate-page", work)
+    terminate = partial(_terminate, runtime, roots=roots, waits=waits)
+    after_commit = runtime.connections.transact("terminate-page", terminate)
     if after_commit is None:
         return False
     follow(runtime, after_commit)
@@ -68,8 +66,7 @@ def _terminate(
     if not places:
         return None
     found = tree_terminations.find(executor, places, most=PAGE)
-    lock = jobs.lock if waits else jobs.lock_all_free
-    locked = _joined(places, found, lock(executor, {row.id for row in found}))
+    locked = _joined(places, found, jobs.lock(executor, {row.id for row in found}, waits=waits))
     after_commit = AfterCommit()
     Wakes(runtime, executor, LockSet.of_rows(executor, locked), after_commit).terminate(list(locked), tree=True)
     finished = _leave(executor, places, found, locked.keys())

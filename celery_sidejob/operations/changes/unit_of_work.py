@@ -95,24 +95,15 @@ class Applied:
         self.lock_set = LockSet(executor, changes, kept)
         self.wakes = Wakes(runtime, executor, self.lock_set, self.after_commit, noting=noting)
         self._family = Family(runtime, executor, self.lock_set, self.after_commit, own=own)
-        self._mailboxes = Mailboxes(
+        self.mailboxes = Mailboxes(
             executor, self.lock_set, self.wakes, self.after_commit, noting=noting, bounded=bounded
         )
-
-    @property
-    def moved(self) -> Sequence[Any]:
-        """The packets that were moved from one port to others."""
-        return self._mailboxes.moved
 
     def done(self) -> Applied:
         """Lock the affected jobs, and apply everything."""
         self.lock()
         self.apply()
         return self
-
-    def have_read(self, port_ids: Iterable[int]) -> None:
-        """Note that the transaction has removed packets from ports with a limit: jobs may wait for the room."""
-        self._mailboxes.have_read(port_ids)
 
     def lock(self, also: Iterable[int] = (), *, parents: Mapping[int, int | None] | None = None) -> None:
         """Lock every affected job, and those of `also` and `parents`; when noting, lock only those of `also`."""
@@ -145,7 +136,7 @@ class Applied:
         finding.write_history(self._executor, entries, keep=self._history)
         for one in judged:
             self._apply_data(one)
-        self._mailboxes.flush()
+        self.mailboxes.flush()
         self.wakes.apply()
 
     def _judged(self, change: Change) -> Change | None:
@@ -162,7 +153,7 @@ class Applied:
         if isinstance(change, FamilyChange):
             self._family.apply(change)
         elif isinstance(change, PortChange):
-            self._mailboxes.apply(change)
+            self.mailboxes.apply(change)
         elif isinstance(change, Move):
             if self._family.move(change):
                 self.wakes.wake(change.job_id)
@@ -178,7 +169,7 @@ class Applied:
     def _apply_data(self, change: Change | None) -> None:
         match change:
             case Write() | Publish() | Connect():
-                self._mailboxes.write(change)
+                self.mailboxes.write(change)
             case Ask() | CancelTimer() | Terminate():
                 self.wakes.add(change)
             case JoinBatch():

@@ -10,6 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from ...model.changes import Ask, CancelTimer, Log, Terminate
+from ...model.durable import Death
 from ...model.events import JobBuried
 from ...model.status import ASKABLE, Status
 from ...store import asks, dead, ports, tree_terminations, trees
@@ -268,16 +269,8 @@ class Wakes:
         """Enter a failed job in the dead set again: asking for a forced run had taken it out."""
         error = json.loads(rested.error)
         text, reason = f"{error['type']}: {error['message']}", REASONS.get(error["type"], "failed")
-        entry = dead.bury(
-            self._executor,
-            job_id,
-            task_id=rested.task_id,
-            reason=reason,
-            error=text,
-            traceback=error.get("traceback"),
-            retries=rested.retries,
-            wake_pending=False,
-        )
+        death = Death(reason, text, error.get("traceback"), rested.retries)
+        entry = dead.bury(self._executor, job_id, death, task_id=rested.task_id)
         self._after_commit.events.append(JobBuried(job_id, self._lock_set.job(job_id).task, entry, reason))
 
     def _just_created(self, job_id: int) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -64,34 +64,24 @@ def admit(executor: Transaction, works: Sequence[Work]) -> list[Work]:
     A borrowed transaction locks no row of a pool, because it may stay open for long: its works take their slots at its
     commit, and wait if they find none.
     """
-    wanted: dict[str, list[Work]] = defaultdict(list)
+    wanted: dict[str, dict[str, Admission]] = defaultdict(dict)
     for work in works:
-        admission = judged(work)
-        if admission is not None:
-            wanted[admission.pool.name].append(work)
-    if isinstance(executor, Borrowed):
-        for name in sorted(wanted):
-            _check_rooms(executor, [_admission(work) for work in wanted[name]])
-        exceeding = {work.task_id for work in works if (admission := judged(work)) and not admission.refuses}
-        return [replace(work, slot=capacity.AT_COMMIT) if work.task_id in exceeding else work for work in works]
+        if (admission := judged(work)) is not None:
+            wanted[admission.pool.name][work.task_id] = admission
     slots: dict[str, int] = {}
-    for name in sorted(wanted):
-        if len(wanted[name]) == 1:
-            (work,) = wanted[name]
-            slots[work.task_id] = _admit_one(executor, _admission(work))
+    for _, admissions in sorted(wanted.items()):
+        if isinstance(executor, Borrowed):
+            slots |= _check_rooms(executor, admissions)
+        elif len(admissions) == 1:
+            slots |= _admit_one(executor, admissions)
         else:
-            slots.update(_admit_many(executor, wanted[name]))
+            slots |= _admit_many(executor, admissions)
     return [replace(work, slot=slots[work.task_id]) if work.task_id in slots else work for work in works]
 
 
 def judged(work: NewJob | Message) -> Admission | None:
     """Return the admission of a work whose slots are judged by the transaction that makes it; None for others."""
     return work.admission if work.admission is not None and work.admission.is_judged else None
-
-
-def ensure(executor: Transaction, pool: PoolSpec) -> None:
-    """Make a pool unless it exists. Raises PoolConflictError if it exists with another declaration."""
-    _known(executor, pool)
 
 
 def prepare(runtime: Runtime, admissions: Iterable[Admission | None], *, lent: bool = False) -> None:
@@ -143,12 +133,10 @@ def refusal(runtime: Runtime, full: PoolFullError) -> Exception:
         "refusals", lambda: WriteBehind("refusals of capacity pools", partial(_count, runtime), within_s=REFUSALS_S)
     )
     refusals.add([pool.name])
-    return runtime.tasks.overloaded(
-        pool.name,
-        limit=0 if row is None else row.capacity,
-        used=0 if row is None else row.used,
-        retry_after=LATEST_S if row is None else _retry_after(full.admission.weight, row),
-    )
+    if row is None:
+        return runtime.tasks.overloaded(pool.name, limit=0, used=0, retry_after=LATEST_S)
+    retry_after = _retry_after(full.admission.weight, row)
+    return runtime.tasks.overloaded(pool.name, limit=row.capacity, used=row.used, retry_after=retry_after)
 
 
 def ring(runtime: Runtime, pools: Iterable[str | None]) -> None:
@@ -178,7 +166,7 @@ def resize(runtime: Runtime, pool: PoolSpec, limit: int) -> None:
     """Give a pool another limit, at once; works that hold slots keep them."""
 
     def work(executor: Transaction) -> None:
-        row = _known(executor, pool)
+        row = ensure(executor, pool)
         capacity.lock(executor, pool.name)
         if limit < row.shards:
             raise InvalidValueError(
@@ -203,12 +191,9 @@ def _ring(runtime: Runtime, names: Sequence[str]) -> None:
         logger.warning("The sweeper publishes what has got slots of %s: %s", ", ".join(names), error)
 
 
-def _admission(work: NewJob | Message) -> Admission:
-    assert work.admission is not None
-    return work.admission
-
-
-def _admit_one(executor: Transaction, admission: Admission) -> int:
+def _admit_one(executor: Transaction, wanted: Mapping[str, Admission]) -> dict[str, int]:
+    """Take the slots of a work, {task id: admission}; returns {task id: shard}."""
+    ((task_id, admission),) = wanted.items()
     pool = admission.pool
     shards = pool.shards
     while True:
@@ -221,21 +206,21 @@ def _admit_one(executor: Transaction, admission: Admission) -> int:
             shards=shards,
         )
         if row is None:
-            _known(executor, pool)
+            ensure(executor, pool)
             continue
         _check_alike(pool, row)
         if row.slot is not None:
-            return int(row.slot)
+            return {task_id: int(row.slot)}
         _check_fits(admission, row)
         if not row.had_room:
             raise PoolFullError(admission)
 
 
-def _admit_many(executor: Transaction, works: Sequence[NewJob | Message]) -> dict[str, int]:
-    """Take the slots of several works of one pool; returns {task id: shard}."""
-    pool = _admission(works[0]).pool
-    row = _known(executor, pool)
-    admissions = [_admission(work) for work in works]
+def _admit_many(executor: Transaction, wanted: Mapping[str, Admission]) -> dict[str, int]:
+    """Take the slots of several works of one pool, in the same way."""
+    admissions = list(wanted.values())
+    pool = admissions[0].pool
+    row = ensure(executor, pool)
     needed = sum(admission.weight for admission in admissions if admission.refuses)
     for admission in admissions:
         _check_fits(admission, row)
@@ -246,7 +231,7 @@ def _admit_many(executor: Transaction, works: Sequence[NewJob | Message]) -> dic
     order = [(start + place) % row.shards for place in range(row.shards)]
     taken: dict[int, tuple[int, int]] = {}
     slots: dict[str, int] = {}
-    for work, admission in zip(works, admissions, strict=True):
+    for task_id, admission in wanted.items():
         found = next((shard for shard in order if rooms[shard] >= admission.weight), None)
         if found is None and admission.refuses:
             raise PoolFullError(admission)
@@ -254,13 +239,13 @@ def _admit_many(executor: Transaction, works: Sequence[NewJob | Message]) -> dic
         rooms[shard] -= admission.weight
         weight, count = taken.get(shard, (0, 0))
         taken[shard] = weight + admission.weight, count + 1
-        slots[work.task_id] = shard
+        slots[task_id] = shard
     capacity.take(executor, pool.name, taken)
     return slots
 
 
-def _known(executor: Transaction, pool: PoolSpec) -> Any:
-    """Return the row of a pool; make it if there is none."""
+def ensure(executor: Transaction, pool: PoolSpec) -> Any:
+    """Return the row of a pool; make it if there is none. Raises PoolConflictError if it is declared otherwise."""
     row = capacity.read(executor, pool.name)
     if row is None:
         if pool.limit is None:
@@ -297,14 +282,19 @@ def _check_room(admission: Admission, row: Any, pending: int) -> None:
         raise PoolFullError(admission)
 
 
-def _check_rooms(borrowed: Borrowed, admissions: Sequence[Admission]) -> None:
-    """Refuse works of one pool that have no room beside the works that wait, in this transaction or outside."""
-    row = _known(borrowed, admissions[0].pool)
+def _check_rooms(borrowed: Borrowed, wanted: Mapping[str, Admission]) -> dict[str, int]:
+    """Refuse works of one pool that have no room beside the works that wait, in this transaction or outside.
+
+    Returns the works that take their slots at the commit, full or not, in the same way as `_admit_one`.
+    """
+    admissions = list(wanted.values())
+    row = ensure(borrowed, admissions[0].pool)
     pending = capacity.waiting(borrowed, admissions[0].pool.name, most=row.capacity - row.used)
     for admission in admissions:
         if admission.refuses:
             _check_room(admission, row, pending)
         pending += admission.weight
+    return {task_id: capacity.AT_COMMIT for task_id, admission in wanted.items() if not admission.refuses}
 
 
 def _check_fits(admission: Admission, row: Any) -> None:

@@ -14,7 +14,7 @@ from ...model.crash_points import reach
 from ...model.durable import NOWHERE, Address, Content, Death, Key, Message
 from ...model.errors import IllegalMoveError
 from ...model.events import TaskBuried
-from ...model.messages import CONTINUATION, Continuation
+from ...model.messages import Continuation
 from ...model.names import storable
 from ...model.protocols import Rider
 from ...store.connection.connections import repeat
@@ -99,14 +99,7 @@ def _counts(runtime: Runtime, key: Key, address: Address, worker_id: int | None)
 
 def bury_continuation(runtime: Runtime, continuation: Continuation, *, reason: str, error: str) -> bool:
     """Move a continuation to the dead set, and report it once; False if it is gone."""
-    bury = partial(
-        doorbells.bury_continuation,
-        key=continuation.key,
-        task_id=continuation.task_id,
-        task=storable(continuation.task),
-        reason=reason,
-        error=storable(error),
-    )
+    bury = partial(doorbells.bury_continuation, continuation=continuation, reason=reason, error=storable(error))
     number = repeat(lambda: runtime.connections.transact("continuation-bury", bury, single=True))
     if number is None:
         return False
@@ -149,12 +142,8 @@ def revive(runtime: Runtime, entry_ids: Sequence[int]) -> int:
     capacity.ring(runtime, [row.pool for row in rows])
     if len(rows) == len(entry_ids):
         return len(rows)
-    revive_others = partial(
-        doorbells.revive_continuations,
-        entry_ids=entry_ids,
-        prefix=CONTINUATION,
-        check_interval_s=runtime.settings.lost_after,
-    )
+    interval_s = runtime.settings.lost_after
+    revive_others = partial(doorbells.revive_continuations, entry_ids=entry_ids, check_interval_s=interval_s)
     return len(rows) + runtime.connections.transact("continuation-revive", revive_others, single=True)
 
 

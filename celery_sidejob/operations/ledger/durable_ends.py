@@ -25,7 +25,6 @@ from ..publishing import publish_kept
 from ..runtime import PAUSE_S, Runtime, patiently
 from ..task_run_end import end_task_runs
 from .durable_runs import Run, lease_lost
-from .keeping import waits_of
 
 LATE_END_PATIENCE_S = 3600.0
 """Seconds for which a process keeps trying to write ends that were given up."""
@@ -44,7 +43,7 @@ def go_on(runtime: Runtime, run: Run, message: Message, *, enters_pool: bool = F
     is_unknown = False
 
     def work(executor: Transaction) -> Kept | None:
-        end = tasks.move(message, run.key, waits_of(runtime), worker_id=run.worker_id, enters_pool=enters_pool)
+        end = tasks.move(message, run.key, runtime.settings, worker_id=run.worker_id, enters_pool=enters_pool)
         found = end_task_runs(executor, end)
         return Kept(found[0].waits, found[0].generation) if found else None
 
@@ -270,7 +269,7 @@ class _End:
         if not ended:
             return False
         for message in self._run.follows:
-            kept = tasks.keep(executor, message, waits_of(self._runtime))
+            kept = tasks.keep(executor, message, self._runtime.settings)
             if kept is not None and not kept.waits:
                 self.due.append(message)
         for rider in riders:
@@ -278,19 +277,19 @@ class _End:
         return True
 
     def _try(self, work: Callable[[Transaction], bool], riders: Sequence[Rider]) -> bool | None:
-        once = partial(self._once, work, riders)
-        return patiently(self._runtime, once) if self._patient else once()
+        runtime, run = self._runtime, self._run
 
-    def _once(self, work: Callable[[Transaction], bool], riders: Sequence[Rider]) -> bool | None:
-        runtime = self._runtime
-        if not _may_end(self._run, wait_s=runtime.settings.lease if self._patient else 0.0):
-            return None
-        single = not self._run.follows and not riders
-        try:
-            return runtime.connections.transact("durable-end", work, single=single, within_s=runtime.patience_s)
-        except OutcomeUnknown:
-            self._run.end_is_unknown = True
-            raise
+        def once() -> bool | None:
+            if not _may_end(run, wait_s=runtime.settings.lease if self._patient else 0.0):
+                return None
+            single = not run.follows and not riders
+            try:
+                return runtime.connections.transact("durable-end", work, single=single, within_s=runtime.patience_s)
+            except OutcomeUnknown:
+                run.end_is_unknown = True
+                raise
+
+        return patiently(runtime, once) if self._patient else once()
 
 
 def _end(runtime: Runtime, run: Run, *, patient: bool) -> bool:

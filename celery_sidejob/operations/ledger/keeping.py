@@ -16,13 +16,14 @@ from typing import Any, TypeVar
 
 from ...model.durable import DELAYED, Message
 from ...model.errors import DuplicateError, IllegalMoveError, InvalidValueError, StoreUnavailableError
+from ...model.settings import Settings
 from ...store import duplicates
 from ...store.borrowed.borrowed import SERIALIZATION_FAILURE, Borrowed, code_of
 from ...store.connection.connections import repeat
 from ...store.connection.own_executor import OwnExecutor
 from ...store.errors import OutcomeUnknown, StoreDown
 from ...store.outbox import tasks
-from ...store.outbox.tasks import Kept, Waits
+from ...store.outbox.tasks import Kept
 from ...store.statement import Reader, Transaction
 from ..changes import batches
 from ..changes.follow_up import do_after_commit
@@ -69,16 +70,9 @@ def keep_again(runtime: Runtime, message: Message) -> None:
     Tries for a lease if the store is unavailable: Celery treats an errback that cannot be sent as sent, and before 5.7
     the body of a chord as failed.
     """
-
-    def once() -> Kept | None:
-        return runtime.connections.transact(
-            "durable-keep",
-            lambda executor: tasks.keep(executor, message, waits_of(runtime)),
-            single=True,
-            within_s=runtime.patience_s,
-        )
-
-    kept = patiently(runtime, lambda: repeat(once))
+    keep = partial(tasks.keep, message=message, settings=runtime.settings)
+    once = partial(runtime.connections.transact, "durable-keep", keep, single=True, within_s=runtime.patience_s)
+    kept = patiently(runtime, partial(repeat, once))
     if kept is not None and not kept.waits:
         publish_kept(runtime, [message])
     if message.admission is not None:
@@ -95,7 +89,7 @@ def lend(runtime: Runtime, message: Message, transaction: Any) -> None:
     capacity.prepare(runtime, [message.admission], lent=True)
     with capacity.refusing(runtime), borrowed.atomic():
         admitted = _admitted_alone(borrowed, message)
-        while admitted is None or not _is_lent(borrowed, admitted, waits_of(runtime)):
+        while admitted is None or not _is_lent(borrowed, admitted, runtime.settings):
             if (refusal := _refusal(borrowed, message)) is not None:
                 raise refusal
             admitted = admitted or _admitted_alone(borrowed, message)
@@ -124,10 +118,10 @@ def _publish_after_commit(runtime: Runtime, borrowed: Borrowed, pages: Sequence[
     borrowed.after_commit(partial(do_after_commit, committed))
 
 
-def _is_lent(borrowed: Borrowed, message: Message, waits: Waits) -> bool:
+def _is_lent(borrowed: Borrowed, message: Message, settings: Settings) -> bool:
     """Keep a message in the caller's transaction; False if another message is in the way."""
     try:
-        return tasks.keep(borrowed, message, waits) is not None
+        return tasks.keep(borrowed, message, settings) is not None
     except Exception as error:
         if message.unique_key is None or code_of(error) != SERIALIZATION_FAILURE:
             raise
@@ -173,7 +167,7 @@ def lend_many(runtime: Runtime, messages: Sequence[Message], transaction: Any) -
     capacity.prepare(runtime, [message.admission for message in messages], lent=True)
     with capacity.refusing(runtime), borrowed.atomic():
         pages = _admitted(borrowed, pages)
-        _keep_pages(borrowed, pages, waits_of(runtime), repeated=False)
+        _keep_pages(borrowed, pages, runtime.settings, repeated=False)
         batches.join_tasks(borrowed, [message.task_id for message in messages])
 
     _publish_after_commit(runtime, borrowed, pages)
@@ -182,7 +176,7 @@ def lend_many(runtime: Runtime, messages: Sequence[Message], transaction: Any) -
 def keep_in(runtime: LocalRuntime, executor: Transaction, messages: Sequence[Message]) -> Sequence[Message]:
     """Keep messages in a transaction of ours, and return the messages that the caller must publish after its commit."""
     pages = _admitted(executor, list(_pages(messages)))
-    waiting = _keep_pages(executor, pages, waits_of(runtime), repeated=False)
+    waiting = _keep_pages(executor, pages, runtime.settings, repeated=False)
     return [message for message in messages if message.task_id not in waiting]
 
 
@@ -226,10 +220,6 @@ def name_call(runtime: Runtime, eta: Callable[[], datetime | None]) -> str | Non
     at = eta()
     waits = at is not None and at - datetime.now(UTC) > timedelta(seconds=runtime.settings.timer_horizon)
     return (DELAYED if waits else "") + secrets.token_hex(8)
-
-
-def waits_of(runtime: LocalRuntime) -> Waits:
-    return Waits(runtime.settings.lost_after, runtime.settings.timer_horizon)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -307,7 +297,7 @@ def _try_to_keep(runtime: Runtime, message: Message, tried: tuple[str, ...]) -> 
         if message.replaces is not None and message.unique_key is not None:
             gave_way = tasks.give_way(executor, message.replaces, key=message.unique_key)
         admitted = _admitted_alone(executor, message) if is_judged else message
-        kept = tasks.keep(executor, admitted, waits_of(runtime)) if admitted is not None else None
+        kept = tasks.keep(executor, admitted, runtime.settings) if admitted is not None else None
         if gave_way and kept is None:
             raise _taken(message.task_id)  # the key is free now, and the row that has given way comes back
         if is_judged and kept is None:
@@ -346,7 +336,7 @@ def _keep_all(
 
     def work(executor: OwnExecutor) -> set[str]:
         kept = pages if repeated else _admitted(executor, pages)
-        waiting = _keep_pages(executor, kept, waits_of(runtime), repeated=repeated)
+        waiting = _keep_pages(executor, kept, runtime.settings, repeated=repeated)
         _note(executor, [message for page in pages for message in page], tried)
         batches.join_tasks(executor, [message.task_id for page in pages for message in page])
         return waiting
@@ -393,11 +383,13 @@ def _pages(messages: Sequence[Message]) -> Iterator[list[Message]]:
         yield page
 
 
-def _keep_pages(executor: Transaction, pages: Iterable[list[Message]], waits: Waits, *, repeated: bool) -> set[str]:
+def _keep_pages(
+    executor: Transaction, pages: Iterable[list[Message]], settings: Settings, *, repeated: bool
+) -> set[str]:
     """Keep all messages, or raise; returns the ids of those that wait in the store."""
     waiting: set[str] = set()
     for number, page in enumerate(pages):
-        held_back, taken = tasks.keep_many(executor, page, waits, publishing_takes_s=number * PAGE_TAKES_S)
+        held_back, taken = tasks.keep_many(executor, page, settings, publishing_takes_s=number * PAGE_TAKES_S)
         if taken is not None and not repeated:
             raise _taken(taken)
         waiting.update(held_back)

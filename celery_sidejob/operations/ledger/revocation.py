@@ -15,25 +15,19 @@ from ..runtime import Runtime
 
 @dataclass(frozen=True, slots=True)
 class Revoked:
-    """The tasks found to revoke, by task id."""
+    """The tasks found to revoke, by task id, and the stores that may lack the revocation."""
 
     waiting: tuple[str, ...] = ()
     """Tasks that do not run; the sweeper reports their revocation to the result backend, and buries them."""
     running: tuple[str, ...] = ()
     """Tasks that run; they continue, and do not begin again."""
-
-
-@dataclass(frozen=True, slots=True)
-class RevokedInAll(Revoked):
-    """The tasks found to revoke in all stores, and the stores that may lack the revocation."""
-
     unavailable: StoreUnavailableError | None = None
     """Why a store that may have one of the tasks did not answer; None if all answered."""
     unfit: SchemaError | None = None
     """Why a store cannot keep revocations; None if all can."""
 
 
-def revoke_in_all(runtime: Runtime, task_ids: Iterable[str]) -> RevokedInAll:
+def revoke_in_all(runtime: Runtime, task_ids: Iterable[str]) -> Revoked:
     """Store the revocation of these task ids in every store that answers.
 
     Two stores may each have a copy, so all are asked. A silent store is no problem if each id was found in another
@@ -57,9 +51,7 @@ def revoke_in_all(runtime: Runtime, task_ids: Iterable[str]) -> RevokedInAll:
             running.update(dict.fromkeys(found.running))
     if all(task_id in waiting or task_id in running for task_id in ids):
         unavailable = None
-    return RevokedInAll(
-        tuple(task_id for task_id in waiting if task_id not in running), tuple(running), unavailable, unfit
-    )
+    return Revoked(tuple(task_id for task_id in waiting if task_id not in running), tuple(running), unavailable, unfit)
 
 
 def revoke(runtime: Runtime, task_ids: Iterable[str]) -> Revoked:

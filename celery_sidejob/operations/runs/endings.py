@@ -120,7 +120,7 @@ def _end(  # noqa: PLR0913 - which run, how it has ended, and what is known of i
         unit, ending = Unit(took=unit.took), Ending(RunEnd.SUSPENDED)
     else:
         if unit is not None:
-            applied.have_read(consume(executor, hold, unit))
+            applied.mailboxes.have_read(consume(executor, hold, unit))
         applied.apply()
     if ending.waits_for and not wait_for_room(executor, hold, ending.waits_for, applied.after_commit):
         applied.wakes.ask([hold.job_id])  # there is room by now, so the run begins again at once

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...model.changes import Change, Stage
+from ...model.durable import Death
 from ...model.errors import FullPort
 from ...model.events import JobBuried, RunFailed
 from ...model.loss import Loss
@@ -26,7 +27,7 @@ from ...store.results import Ended, Kept
 from ...store.statement import Transaction
 from ..after_commit import AfterCommit, result_of
 from ..changes.dependencies import mark_ended
-from ..changes.mailboxes import add_ports
+from ..changes.mailboxes import add_ports, note_asks
 from ..hold import Hold
 from ..runtime import LocalRuntime
 from . import measuring
@@ -108,8 +109,8 @@ def end_job_run(  # noqa: PLR0913 - a run, how it ended, and where that is writt
     row = _write(runtime, executor, hold, unit, ending, closes, by_worker=by_worker, quiet=quiet)
     if row is None:
         return None
-    if unit is None or unit.took:
-        _release_packets(executor, hold, after_commit)
+    if unit is None or unit.took:  # readers of the packets that are given back may have found nothing meanwhile
+        note_asks(executor, packets.release(executor, hold.job_id, hold.run_no), after_commit)
     if ending.gives_up and row.parent_id is not None:  # a rescue has not locked the parent
         asks.note(executor, [row.parent_id], "look")
         after_commit.noted.append(row.parent_id)
@@ -132,14 +133,6 @@ def end_job_run(  # noqa: PLR0913 - a run, how it ended, and where that is writt
 def end_page(runtime: LocalRuntime, executor: Transaction, runs: Collection[Ended], *, worker_id: int) -> Sequence[Any]:
     """End runs that leave nothing else to be written; see `run_ends.end_page`."""
     return run_ends.end_page(executor, runs, worker_id=worker_id, history=runtime.settings.history) if runs else ()
-
-
-def _release_packets(executor: Transaction, hold: Hold, after_commit: AfterCommit) -> None:
-    """Give back packets that the run has taken, and note asks of readers, which may have found nothing meanwhile."""
-    to_ask = packets.release(executor, hold.job_id, hold.run_no)
-    if to_ask:
-        asks.note(executor, to_ask, "run")
-        after_commit.noted += to_ask
 
 
 def _note_failure(hold: Hold, ending: Ending, after_commit: AfterCommit) -> None:
@@ -218,16 +211,18 @@ def _past(runtime: LocalRuntime, hold: Hold, ending: Ending) -> run_ends.Past:
 
 def closing(runtime: LocalRuntime, hold: Hold, ending: Ending) -> Closing | None:
     """Return how the run's asking ends, in case this end closes it; None if it does not, or the run has none."""
-    job = hold.row
-    if ending.outcome in (None, Status.SUSPENDED) or job.task_id is None:
+    if ending.outcome in (None, Status.SUSPENDED) or hold.row.task_id is None:
         return None
-    options = json.loads(job.options) if job.options else None
-    ended = Outcome(
-        job.task_id, job.id, job.task, job.queue, str(ending.outcome), ending.result, options, job.args, job.kwargs
-    )
-    wanted = runtime.results.wanted(job.task, options)
+    ended = outcome_of(hold.row, str(ending.outcome), ending.result)
+    wanted = runtime.results.wanted(ended.task, ended.options)
     riders = runtime.results.riders(ended) if wanted else ()
     return Closing(ended, wanted, riders, result_of(riders) if ending.how not in TAKEN else None)
+
+
+def outcome_of(job: Any, outcome: str, result: str) -> Outcome:
+    """Return how an asking ended; `job` is the row of the job with its asking."""
+    options = json.loads(job.options) if job.options else None
+    return Outcome(job.task_id, job.id, job.task, job.queue, outcome, result, options, job.args, job.kwargs)
 
 
 def _follow_closing(
@@ -241,13 +236,7 @@ def _follow_closing(
     assert closing is not None
     ended, in_store = closing.ended, runtime.results.in_store
     for continuation in runtime.results.continuations(ended):
-        doorbells.keep_continuation(
-            executor,
-            key=continuation.key,
-            queue=continuation.queue,
-            publication=continuation.publication,
-            check_interval_s=runtime.settings.lost_after,
-        )
+        doorbells.keep_continuation(executor, continuation, check_interval_s=runtime.settings.lost_after)
         after_commit.continuations.append(continuation)
     for rider in closing.riders:
         if closing.keeps is None:
@@ -295,18 +284,11 @@ def _begin_stage(executor: Transaction, hold: Hold, ending: Ending, after_commit
 
 def _bury(executor: Transaction, hold: Hold, row: Any, ending: Ending, after_commit: AfterCommit) -> None:
     """Enter the job in the dead set, with the wake that was pending when its last run was lost."""
-    job, reason = hold.row, ending.reason
+    job = hold.row
     shown = json.loads(ending.error) if ending.error else {}
-    entry = dead.bury(
-        executor,
-        job.id,
-        task_id=row.task_id,
-        reason=reason,
-        traceback=ending.traceback,
-        error=f"{shown.get('type', '')}: {shown.get('message', '')}",
-        retries=job.retries,
-        wake_pending=ending.gives_up == Status.FAILED and job.status == Status.QUEUED,
-        given_group=shown.get("group"),
-        loss=None if ending.loss is None else ending.loss.json,
-    )
-    after_commit.events.append(JobBuried(job.id, job.task, entry, reason))
+    error = f"{shown.get('type', '')}: {shown.get('message', '')}"
+    death = Death(ending.reason, error, ending.traceback, job.retries, shown.get("group"))
+    wake_pending = ending.gives_up == Status.FAILED and job.status == Status.QUEUED
+    loss = None if ending.loss is None else ending.loss.json
+    entry = dead.bury(executor, job.id, death, task_id=row.task_id, wake_pending=wake_pending, loss=loss)
+    after_commit.events.append(JobBuried(job.id, job.task, entry, ending.reason))

@@ -170,7 +170,7 @@ def _free(  # noqa: PLR0913 - as above
     has_begun: bool = True,
 ) -> bool:
     def work(executor: Transaction) -> AfterCommit | None:
-        job = jobs.lock(executor, [job_id]).get(job_id) if wait else jobs.lock_if_free(executor, job_id)
+        job = jobs.lock(executor, [job_id], waits=wait).get(job_id)
         if job is None:
             return None
         hold = Hold(job_id, run_no, worker_id, job.run_kind, row=job)

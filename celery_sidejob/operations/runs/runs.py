@@ -16,7 +16,7 @@ from ...model.errors import IllegalMoveError, JobNotFoundError, LeaseLostError, 
 from ...model.status import Status
 from ...store import advisory, claims, jobs, packets, queues, room
 from ...store.borrowed.borrowed import Borrowed
-from ...store.claims import Try
+from ...store.claims import Owed, Try
 from ...store.errors import OutcomeUnknown
 from ...store.outbox import doorbells
 from ...store.statement import Transaction
@@ -125,16 +125,8 @@ def begin_locked(executor: Transaction, job_ids: Iterable[int], *, worker_id: in
     """Begin the runs that these jobs are owed now, in the transaction that has locked them; gates are ignored."""
     holds = []
     for due in doorbells.waiting(executor, job_ids):
-        found = claims.claim(
-            executor,
-            due.job_id,
-            task=due.task,
-            for_run=due.for_run,
-            worker_id=worker_id,
-            most=0,
-            how=Try.AT_ONCE,
-            passes=True,
-        )
+        owed = Owed(due.job_id, due.for_run, due.task)
+        found = claims.claim(executor, owed, worker_id=worker_id, most=0, how=Try.AT_ONCE, passes=True)
         holds += [held(found, worker_id)] if found else []
     return holds
 
@@ -142,24 +134,19 @@ def begin_locked(executor: Transaction, job_ids: Iterable[int], *, worker_id: in
 def _claim_by_name(
     runtime: Runtime, job_id: int, *, task: str, for_run: int, worker_id: int, passes: bool
 ) -> Hold | None:
-    def work(executor: Transaction) -> Sequence[Any]:
-        return claims.claim(
-            executor,
-            job_id,
-            task=task,
-            for_run=for_run,
-            worker_id=worker_id,
-            most=LOOK_MOST,
-            how=how,
-            passes=passes,
-            schema=schema,
-        )
-
-    uncertain, how, schema = False, Try.AT_ONCE, runtime.audience.to_ask
+    begin: Callable[..., Sequence[Any]] = partial(
+        claims.claim,
+        owed=Owed(job_id, for_run, task),
+        worker_id=worker_id,
+        most=LOOK_MOST,
+        passes=passes,
+        schema=runtime.audience.to_ask,
+    )
+    uncertain, how = False, Try.AT_ONCE
     deadline = time.monotonic() + runtime.settings.lease
     while True:
         try:
-            found = runtime.connections.timed("claim", work, single=True)
+            found = runtime.connections.timed("claim", partial(begin, how=how), single=True)
             if found or how == (Try.AGAIN if uncertain else Try.LEAVING):
                 break
             how = Try(how + 1)
@@ -284,11 +271,8 @@ def was_applied(runtime: Runtime, hold: Hold, number: int) -> bool:
     It may still be in progress without us: this waits for the job's lock. Raises LeaseLostError if the run is no longer
     current.
     """
-
-    def work(executor: Transaction) -> Any:
-        return jobs.lock(executor, [hold.job_id]).get(hold.job_id)
-
-    return _is_committed(hold, number, runtime.connections.transact("find-out", work))
+    locked = runtime.connections.transact("find-out", partial(jobs.lock, ids=[hold.job_id]))
+    return _is_committed(hold, number, locked.get(hold.job_id))
 
 
 def _is_committed(hold: Hold, number: int, row: Any) -> bool:
@@ -307,7 +291,7 @@ def _apply(
         check_fence(hold, applied.lock_set.rows.get(hold.job_id))  # the job of a zombie may have been deleted
         raise
     check_fence(hold, applied.lock_set.rows[hold.job_id])
-    applied.have_read(_pass_fence(executor, hold, unit))
+    applied.mailboxes.have_read(_pass_fence(executor, hold, unit))
     applied.apply()
     return applied
 

@@ -115,8 +115,6 @@ class Deliveries(Generic[K]):
 
     def missed(self) -> list[K]:
         """Return the runs whose message was dropped here, each once."""
-        if not self._missed:
-            return []
         with self._lock:
             missed, self._missed = self._missed, set()
         return sorted(missed)

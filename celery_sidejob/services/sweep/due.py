@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -49,43 +49,43 @@ UNKNOWN = (
 DOOMS = frozenset({"lost", "expired", "revoked", "unknown"})
 
 
-class Doomed:
-    """Buries doomed rows of one store, each separately: a row that cannot be buried does not stop the others."""
+def bury_doomed(runtime: Runtime, rows: Sequence[Any], report: Report) -> None:
+    """Bury doomed rows of one store, each separately: a row that cannot be buried does not stop the others."""
+    for row, address in zip(rows, deduplication.addresses_of(runtime, rows), strict=True):
+        try:
+            report["tasks_buried"] += _bury_one(runtime, row, address)
+        except Exception:
+            log_row_error(row.task_id, "Task %s is doomed, and could not be buried; it is tried again", row.task_id)
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
 
-    def bury(self, rows: Sequence[Any], report: Report) -> None:
-        """Report each row to the backend, then move it to the dead set; after a death in between report it again."""
-        for row, address in zip(rows, deduplication.addresses_of(self._runtime, rows), strict=True):
-            try:
-                report["tasks_buried"] += self._bury_one(row, address)
-            except Exception:
-                log_row_error(row.task_id, "Task %s is doomed, and could not be buried; it is tried again", row.task_id)
-
-    def _bury_one(self, row: Any, address: Address) -> bool:
-        key = (row.task_id, row.generation)
-        if row.fate == "revoked" and not deduplication.revoke(self._runtime, key, address):
-            return False  # the copy that counts may be in a silent store, where it is not revoked
-        if deduplication.gives_way(self._runtime, key, address):
-            return False
-        if row.fate == "expired" and deduplication.may_be_silent(self._runtime, address):
-            return False  # a copy may have run to its end in a silent store: there is time to ask it
-        error = _error_of(row)
-        message = Message.of_row(row)
-        reason = "failed" if row.fate == "unknown" else row.fate
-        verdict, riders = self._runtime.results.tell_of_doom(message, reason, error, place=self._runtime.store.place)
-        reach("doom:told")
-        if verdict == "bury":
-            buried = burials.fail(
-                self._runtime, key, Death(reason, error), by="sweeper", worker_id=None, address=address, riders=riders
-            )
-            if buried and row.fate == "revoked":
-                self._runtime.results.announce_revoked(message)
-            return buried
-        if verdict == "remove":
-            burials.forget(self._runtime, key)
+def _bury_one(runtime: Runtime, row: Any, address: Address) -> bool:
+    key = (row.task_id, row.generation)
+    if row.fate == "revoked" and not deduplication.revoke(runtime, key, address):
+        return False  # the copy that counts may be in a silent store, where it is not revoked
+    if deduplication.gives_way(runtime, key, address):
         return False
+    if row.fate == "expired" and deduplication.may_be_silent(runtime, address):
+        return False  # a copy may have run to its end in a silent store: there is time to ask it
+    message, reason = Message.of_row(row), "failed" if row.fate == "unknown" else row.fate
+    verdict, buried = _tell_and_bury(runtime, message, Death(reason, _error_of(row)), address)
+    if buried and row.fate == "revoked":
+        runtime.results.announce_revoked(message)
+    if verdict == "remove":
+        burials.forget(runtime, key)
+    return buried
+
+
+def _tell_and_bury(runtime: Runtime, message: Message, death: Death, address: Address) -> tuple[str, bool]:
+    """Report a message to the backend, then bury it if its verdict allows it: (the verdict, whether it is buried).
+
+    After a death in between it is reported again.
+    """
+    results, key = runtime.results, (message.task_id, message.generation)
+    verdict, riders = results.tell_of_doom(message, death.reason, death.error, place=runtime.store.place)
+    reach("doom:told")
+    return verdict, verdict == "bury" and burials.fail(
+        runtime, key, death, by="sweeper", worker_id=None, address=address, riders=riders
+    )
 
 
 def _error_of(row: Any) -> str:
@@ -124,8 +124,6 @@ class Due(SweepDuty):
 
     def __init__(self, sweep: Sweep) -> None:
         super().__init__(sweep)
-        self._doomed = Doomed(sweep.runtime)
-        self._unsendable = Unsendable(sweep.runtime, sweep.worker)
         self._reserved: list[str] = []
 
     def is_due(self) -> bool:
@@ -160,7 +158,7 @@ class Due(SweepDuty):
         rows = self._connections.transact("reserve", reserve, single=True)
         rows = sorted(rows, key=lambda row: number_of[row.task_id])
         doomed = [row for row in rows if row.fate in DOOMS]
-        if doomed and not self._sweep.backend.do(lambda: self._doomed.bury(doomed, report)):
+        if doomed and not self._sweep.backend.do(lambda: bury_doomed(self._runtime, doomed, report)):
             self._give_up(doomed)
         return self._publish([row for row in rows if row.fate == "publish"], report)
 
@@ -172,7 +170,7 @@ class Due(SweepDuty):
         report["published"] += sent
         report["unpublished"] += len(rows) - sent
         if refused:  # if the backend is busy, the rows come again and are refused again
-            self._sweep.backend.do(lambda: self._unsendable.bury(refused, report))
+            self._sweep.backend.do(lambda: bury_unsendable(self._runtime, self._sweep.worker, refused, report))
         if self._runtime.broker.ready:
             return True  # unpublished rows wait for the end of their reservation
         self._give_up(rows)
@@ -238,65 +236,38 @@ def _continuations(rows: Sequence[Any], refused: Refused) -> list[Continuation]:
 UNSENDABLE = "unsendable"
 
 
-class Unsendable:
-    """Buries messages that no queue will ever take: the sweeper would try them for ever.
+def bury_unsendable(runtime: Runtime, worker: Heartbeat | None, refused: Refused, report: Report) -> None:
+    """Bury messages that no queue will ever take: the sweeper would try them for ever.
 
-    Each is buried separately: a message that cannot be buried does not stop the others.
-
-    With a `worker` it claims runs under that worker's identity.
+    Each is buried separately: a message that cannot be buried does not stop the others. Runs are claimed under the
+    identity of the `worker`, or else under a temporary one. Counts the durable tasks among the messages.
     """
+    for message, error in refused:
+        try:
+            buried = _bury_refused(runtime, worker, message, f"{type(error).__name__}: {error}")
+            report["tasks_buried"] += buried and isinstance(message, Message)
+        except StoreUnavailableError:
+            raise
+        except Exception:
+            log_row_error(message.task_id, "The message of %s could not be buried; it is tried again", message.task_id)
 
-    def __init__(self, runtime: Runtime, worker: Heartbeat | None = None) -> None:
-        self._runtime = runtime
-        self._worker = worker
 
-    def bury(self, refused: Refused, report: Report) -> None:
-        """Bury the refused messages, and count the durable tasks among them."""
-        if not refused:
-            return
-        for message, error in refused:
-            try:
-                buried = self._bury(message, f"{type(error).__name__}: {error}")
-                report["tasks_buried"] += buried and isinstance(message, Message)
-            except StoreUnavailableError:
-                raise
-            except Exception:
-                log_row_error(
-                    message.task_id, "The message of %s could not be buried; it is tried again", message.task_id
-                )
+def _bury_refused(
+    runtime: Runtime, worker: Heartbeat | None, message: Message | Doorbell | Continuation, error: str
+) -> bool:
+    if isinstance(message, Doorbell):
+        return _fail_job(runtime, worker, message, error)
+    if isinstance(message, Continuation):
+        return burials.bury_continuation(runtime, message, reason=UNSENDABLE, error=error)
+    (address,) = deduplication.addresses_of(runtime, [message])
+    if deduplication.gives_way(runtime, (message.task_id, message.generation), address):
+        return False
+    return _tell_and_bury(runtime, message, Death(UNSENDABLE, error), address)[1]
 
-    def _bury(self, message: Message | Doorbell | Continuation, error: str) -> bool:
-        if isinstance(message, Doorbell):
-            return self._fail_job(message, error)
-        if isinstance(message, Continuation):
-            return burials.bury_continuation(self._runtime, message, reason=UNSENDABLE, error=error)
-        return self._bury_task(message, error)
 
-    def _bury_task(self, message: Message, error: str) -> bool:
-        """Report it to the backend, then bury it; after a death in between it is reported once more."""
-        key = (message.task_id, message.generation)
-        (address,) = deduplication.addresses_of(self._runtime, [message])
-        if deduplication.gives_way(self._runtime, key, address):
-            return False
-        verdict, riders = self._runtime.results.tell_of_doom(
-            message, UNSENDABLE, error, place=self._runtime.store.place
-        )
-        if verdict != "bury":
-            return False
-        return burials.fail(
-            self._runtime, key, Death(UNSENDABLE, error), by="sweeper", worker_id=None, address=address, riders=riders
-        )
-
-    def _fail_job(self, bell: Doorbell, error: str) -> bool:
-        """Claim the run whose message cannot be sent, and end it as failed; a death in between leaves a lost run."""
-        kind, _, text = storable(error).partition(": ")
-        stop = Stop(kind, text, UNSENDABLE)
-        with self._lent_identity() as worker_id:
-            key = (bell.job_id, bell.for_run)
-            return end_from_outside(self._runtime, key, bell.task, stop, worker_id=worker_id)
-
-    def _lent_identity(self) -> AbstractContextManager[int]:
-        """Return an identity that can claim a run: the worker's, or a temporary one."""
-        if self._worker is not None:
-            return nullcontext(self._worker.worker_id)
-        return workers.as_worker(self._runtime.connections)
+def _fail_job(runtime: Runtime, worker: Heartbeat | None, bell: Doorbell, error: str) -> bool:
+    """Claim the run whose message cannot be sent, and end it as failed; a death in between leaves a lost run."""
+    kind, _, text = storable(error).partition(": ")
+    stop = Stop(kind, text, UNSENDABLE)
+    with nullcontext(worker.worker_id) if worker is not None else workers.as_worker(runtime.connections) as worker_id:
+        return end_from_outside(runtime, (bell.job_id, bell.for_run), bell.task, stop, worker_id=worker_id)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Any
 
 from ...model.logger import log_row_error
-from ...model.messages import Outcome
 from ...operations.after_commit import settle
+from ...operations.runs.job_run_end import outcome_of
 from ...store import askings, chords, results
 from ..duty import Count, Report
 from .sweep import PAGE, SLICE_S, Sweep, SweepDuty
@@ -42,26 +41,12 @@ class UnsentResults(SweepDuty):
         outcomes = []
         for row in rows:
             try:
-                outcomes.append(_outcome(row))
+                outcomes.append(outcome_of(row, row.outcome, row.result))
             except ValueError:
                 log_row_error(
                     row.task_id, "The end of %s cannot be read, and is not brought to the backend", row.task_id
                 )
         report["results"] += settle(self._runtime, outcomes)
-
-
-def _outcome(row: Any) -> Outcome:
-    return Outcome(
-        row.task_id,
-        row.job_id,
-        row.task,
-        row.queue,
-        row.outcome,
-        row.result,
-        json.loads(row.options) if row.options else None,
-        row.args,
-        row.kwargs,
-    )
 
 
 class LateBodies(SweepDuty):

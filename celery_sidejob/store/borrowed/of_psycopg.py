@@ -19,10 +19,12 @@ from .borrowed import Borrowed
 
 
 class PsycopgTransaction(Borrowed):
-    def __init__(self, connection: psycopg.Connection[Any], schema: str) -> None:
+    _of_cursors: Any = psycopg.Cursor
+
+    def __init__(self, connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], schema: str) -> None:
         super().__init__(schema)
-        self._connection = connection
-        self._cursor = psycopg.Cursor(connection, row_factory=psycopg.rows.tuple_row)
+        self._connection: Any = connection
+        self._cursor = self._of_cursors(connection, row_factory=psycopg.rows.tuple_row)
         self._autocommit = connection.autocommit and connection.info.transaction_status == TransactionStatus.IDLE
 
     @property
@@ -39,7 +41,7 @@ class PsycopgTransaction(Borrowed):
 
     @property
     def has_broken(self) -> bool:
-        return self._connection.broken
+        return bool(self._connection.broken)
 
     def roll_back(self) -> None:
         self._connection.rollback()
@@ -55,23 +57,18 @@ class PsycopgTransaction(Borrowed):
 class AwaitedTransaction(PsycopgTransaction):
     """A transaction of psycopg's AsyncConnection, for work that `lending.spawn` does."""
 
-    def __init__(self, connection: psycopg.AsyncConnection[Any], schema: str) -> None:
-        Borrowed.__init__(self, schema)
-        self._connection: Any = connection
-        self._awaited = psycopg.AsyncCursor(connection, row_factory=psycopg.rows.tuple_row)
-        self._autocommit = connection.autocommit and connection.info.transaction_status == TransactionStatus.IDLE
+    _of_cursors = psycopg.AsyncCursor
 
     def roll_back(self) -> None:
         """Roll it back, which is done at once: nothing can be awaited where a run ends."""
         self._connection.pgconn.exec_(b"ROLLBACK")
 
     def _execute(self, text: str, parameters: dict[str, Any] | None = None) -> Sequence[Any]:
-        cursor = self._awaited
-        greenlets().await_only(cursor.execute(text, parameters, prepare=False))
-        if cursor.description is None:
+        greenlets().await_only(self._cursor.execute(text, parameters, prepare=False))
+        if self._cursor.description is None:
             return []
-        row = row_type(tuple(column.name for column in cursor.description))
-        return [*map(row._make, greenlets().await_only(cursor.fetchall()))]
+        row = row_type(tuple(column.name for column in self._cursor.description))
+        return [*map(row._make, greenlets().await_only(self._cursor.fetchall()))]
 
 
 @dataclass(frozen=True, slots=True)

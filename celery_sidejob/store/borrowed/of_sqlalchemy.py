@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -113,26 +112,19 @@ class _Pending:
         self.calls: list[Callable[[], None]] = []
         self.before: threading.Thread | None = None
         """The thread that does the work that follows the previous commit."""
-        self._savepoints: list[tuple[Any, int]] = []
+        self.savepoints: list[tuple[Any, int]] = []
         """For each savepoint: its parent, and the number of calls made before it."""
-        self._leads_back = False
+        self.leads_back = False
+        """Whether a savepoint is about to be rolled back, or was."""
 
     def settle(self, connection: Connection) -> None:
         """Forget the calls of savepoints that were rolled back in the meantime."""
-        if self._leads_back:
-            self._leads_back, now = False, connection.get_nested_transaction()
-            made = [place for place, (parent, _) in enumerate(self._savepoints) if parent is now]
+        if self.leads_back:
+            self.leads_back, now = False, connection.get_nested_transaction()
+            made = [place for place, (parent, _) in enumerate(self.savepoints) if parent is now]
             # An unknown savepoint was made before we began to listen, and so before all calls.
-            place, count = (made[-1], self._savepoints[made[-1]][1]) if made else (0, 0)
-            del self.calls[count:], self._savepoints[place:]
-
-    def make_savepoint(self, connection: Connection) -> None:
-        """Note that a savepoint is about to be made."""
-        self._savepoints.append((connection.get_nested_transaction(), len(self.calls)))
-
-    def roll_back_savepoint(self) -> None:
-        """Note that a savepoint is about to be rolled back."""
-        self._leads_back = True
+            place, count = (made[-1], self.savepoints[made[-1]][1]) if made else (0, 0)
+            del self.calls[count:], self.savepoints[place:]
 
 
 _connections: WeakKeyDictionary[Connection, _Pending] = WeakKeyDictionary()
@@ -163,13 +155,9 @@ def _connection_commits(connection: Connection) -> None:
     pending = _pending(connection)
     following = _connections[connection] = _Pending()
     following.before = pending.before
-    transaction = connection.get_transaction()
     if pending.calls:
-        over = partial(_is_over, transaction)
-        committed = partial(_is_committed, transaction)
-        following.before = threading.Thread(
-            target=_when, args=(over, committed, pending.calls, pending.before), name=AFTER_COMMIT, daemon=True
-        )
+        work = connection.get_transaction(), pending.calls, pending.before
+        following.before = threading.Thread(target=_when_committed, args=work, name=AFTER_COMMIT, daemon=True)
         following.before.start()
 
 
@@ -188,11 +176,12 @@ def _connection_rolled_back(connection: Connection) -> None:
 
 
 def _savepoint_made(connection: Connection, _: Any) -> None:
-    _pending(connection).make_savepoint(connection)
+    pending = _pending(connection)
+    pending.savepoints.append((connection.get_nested_transaction(), len(pending.calls)))
 
 
 def _savepoint_rolled_back(connection: Connection, *_: Any) -> None:
-    _pending(connection).roll_back_savepoint()
+    _pending(connection).leads_back = True
 
 
 def _savepoint_released(connection: Connection, *_: Any) -> None:
@@ -247,26 +236,17 @@ def _check_dialect(connection: Connection) -> None:
         )
 
 
-def _is_over(transaction: Any) -> bool:
-    return transaction is None or not transaction.is_active
-
-
-def _is_committed(transaction: Any) -> bool:
-    return transaction not in _failed
-
-
-def _when(
-    over: Callable[[], bool],
-    committed: Callable[[], bool],
-    calls: Sequence[Callable[[], None]],
-    before: threading.Thread | None = None,
-    timeout_s: float = 60.0,
+def _when_committed(
+    transaction: Any, calls: Sequence[Callable[[], None]], before: threading.Thread | None, timeout_s: float = 60.0
 ) -> None:
+    def is_over() -> bool:
+        return transaction is None or not transaction.is_active
+
     if before is not None:  # the work follows the commits of a connection in their order
         before.join(timeout_s)
     deadline = time.monotonic() + timeout_s
-    while not over() and time.monotonic() < deadline:
+    while not is_over() and time.monotonic() < deadline:
         time.sleep(0.002)
-    if over() and committed():
+    if is_over() and transaction not in _failed:
         for call in calls:
             call()

@@ -7,14 +7,12 @@ proxy shares among clients, is at the end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from psycopg import sql
-
 from ..connection.own_executor import OwnExecutor
-from ..statement import Frequent, Statement, Transaction
+from ..statement import Frequent, Statement, Transaction, arrays
 from .queues import Broadcast
 
 LOCK_CLASS = 0x53_4A_42_43 - 0x40_00_00_00
@@ -97,9 +95,9 @@ def beat_and_talk(
     exchanges: Sequence[str],
 ) -> Beaten:
     """Do the same, send broadcasts, and read those of some exchanges since an id."""
-    columns = {name: [getattr(one, name) for one in said] for name in Broadcast._fields}
+    sent = arrays(said, *Broadcast._fields)
     found = executor.run(
-        _TALK, id=consumer, lock_class=LOCK_CLASS, schema=schema, since=since, exchanges=list(exchanges), **columns
+        _TALK, id=consumer, lock_class=LOCK_CLASS, schema=schema, since=since, exchanges=list(exchanges), **sent
     )
     return Beaten(found[0].is_alive, found[0].dead, found if found[0].id is not None else ())
 
@@ -144,17 +142,3 @@ def commit_late(executor: OwnExecutor) -> None:
 def commit_lastingly(executor: OwnExecutor) -> None:
     """Have the transaction that was begun commit as without `commit_late`."""
     executor.connection.execute("SET LOCAL synchronous_commit TO DEFAULT")
-
-
-def listen(executor: OwnExecutor, channel: str, hear: Callable[[str], None]) -> None:
-    """Hear what is said on a channel of NOTIFY: at each statement of this session, and in `heard`."""
-    executor.connection.add_notify_handler(lambda notify: hear(notify.payload))
-    executor.connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
-
-
-def heard(executor: OwnExecutor) -> Iterator[str]:
-    """Yield what has arrived since; raises the connection's error if the server has hung up."""
-    pgconn = executor.connection.pgconn
-    pgconn.consume_input()
-    while (notify := pgconn.notifies()) is not None:
-        yield notify.extra.decode()

@@ -18,8 +18,8 @@ from typing import Any
 
 from ...model.durable import Held
 from ...model.status import Gate
-from ..results import TOLD, Ended, columns, kept_briefly, results_of, told
-from ..statement import Frequent, Transaction
+from ..results import TOLD, Ended, kept_briefly, results_of, told
+from ..statement import Frequent, Transaction, columns
 
 IS_FRESH = f"""m.locked_by IS NULL AND m.on_lost IS NULL AND m.doom IS NULL AND m.pool IS NULL
       AND m.gate = {Gate.OPEN} AND NOT EXISTS (SELECT FROM {{queues}} q WHERE q.name = m.queue)"""
@@ -100,10 +100,6 @@ NOBODY = Holder(0, {})
 
 def ended(runs: Sequence[Ended]) -> dict[str, Any]:
     """Return the parameters of `RUNS` for runs, each named by its `Held`."""
-    return _ended(runs) if runs else _NONE_ENDED
-
-
-def _ended(runs: Sequence[Ended]) -> dict[str, Any]:
     return {**those([one.run for one in runs]), **results_of([one.result for one in runs])}
 
 
@@ -111,10 +107,6 @@ def those(runs: Sequence[Held]) -> dict[str, Any]:
     """Return the parameters of `RUNS` for the holds alone."""
     names = ("ended", "generations", "workers", "held_at")
     return dict(zip(names, columns([run[:4] for run in runs], 4), strict=True))
-
-
-_NONE_ENDED = _ended(())
-"""Most fetches of a worker without such tasks end none."""
 
 
 _REMOVE = Frequent(f"WITH {OVER} SELECT over.task_id, {TOLD} FROM over")

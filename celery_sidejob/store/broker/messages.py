@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from ..connection.own_executor import OwnExecutor
 from ..results import TOLD, Ended
-from ..statement import Frequent, Reader, Statement, Transaction
+from ..statement import Frequent, Reader, Statement, Transaction, arrays
 from .holds import HELD, NOBODY, OVER, Holder, ended
 
 HIGHEST_PRIORITY = 9
@@ -96,7 +96,7 @@ _IS_FREE = """m.due_at IS NULL AND (m.task_id IS NULL OR %(reads)s::boolean)
 # of one queue and priority, and then reads all that are not vacuumed, once for each other priority.
 _FREE = f"""
   SELECT f.*, l.place
-  FROM unnest(%(queues)s::text[], %(priorities)s::smallint[], %(lows)s::bigint[])
+  FROM unnest(%(queue)s::text[], %(priority)s::smallint[], %(low)s::bigint[])
     WITH ORDINALITY AS l(queue, priority, low, place)
   CROSS JOIN LATERAL (
     SELECT m.id, m.queue, m.priority, m.headers, m.properties, m.body, m.task_id, m.generation, m.again,
@@ -164,9 +164,7 @@ def fetch(
         done=list(done),
         room=room,
         reads=reads,
-        queues=[one.queue for one in watermarks],
-        priorities=[one.priority for one in watermarks],
-        lows=[one.low for one in watermarks],
+        **arrays(watermarks, "queue", "priority", "low"),
         **worker.parameters,
         **ended(over),
     )
@@ -184,14 +182,7 @@ SELECT {_DELIVERED} FROM free t {_KEPT} ORDER BY t.place, t.id""")
 
 def take(executor: Transaction, *, watermarks: Sequence[Watermark], room: int, reads: bool) -> Sequence[Any]:
     """Take messages out that nobody will acknowledge; what the caller does not handle is lost."""
-    return executor.run(
-        _TAKE,
-        room=room,
-        reads=reads,
-        queues=[one.queue for one in watermarks],
-        priorities=[one.priority for one in watermarks],
-        lows=[one.low for one in watermarks],
-    )
+    return executor.run(_TAKE, room=room, reads=reads, **arrays(watermarks, "queue", "priority", "low"))
 
 
 _REMOVE = Frequent(f"""

@@ -44,6 +44,7 @@ from .own_executor import Idle, OwnExecutor
 from .turns import LONGEST_TURN_S, Turns, takes_turns
 
 T = TypeVar("T")
+D = TypeVar("D", Database, Database | None)
 
 REPEATED = (pg.DeadlockDetected, pg.SerializationFailure, pg.ForeignKeyViolation)
 """The errors after which a transaction is repeated."""
@@ -280,13 +281,17 @@ class Connections(Autocommit):
     def _own_database(self) -> Database:
         """Identify the database to which our own connections lead."""
         if self._database is None:
-            own = self.transact(READ, lambda executor: look(executor, self.schema))
-            if own is None:
-                raise SchemaError(f"Schema {self.schema!r} is missing. {UPGRADE}")
-            with suppress(LacksRights):
-                own = replace(own, cluster=self.transact(READ, cluster, single=True))
-            self._database = own
+            self._database = self.identify(partial(look, schema=self.schema))
+        if self._database is None:
+            raise SchemaError(f"Schema {self.schema!r} is missing. {UPGRADE}")
         return self._database
+
+    def identify(self, look: Callable[[OwnExecutor], D]) -> D:
+        """Return the database that `look` identifies, with its cluster, if this role may read that."""
+        found = self.transact(READ, look)
+        with suppress(LacksRights):
+            return found and replace(found, cluster=self.transact(READ, cluster, single=True))
+        return found
 
     def close(self) -> None:
         """Close idle connections; a connection that is in use is closed once it has been idle for too long."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import psycopg
@@ -25,39 +26,29 @@ ANSWERS_S = 5.0
 """Seconds within which the store must answer when only asked whether it answers."""
 
 
+@dataclass(frozen=True, slots=True, repr=False)
 class Opener:
-    """Opens connections to one store."""
+    """Opens connections to one store. Has no text of its own, because the URL may contain a password."""
 
-    def __init__(
-        self,
-        url: str | None,
-        schema: str,
-        *,
-        prepare: bool = True,
-        longest_pause_s: float | None = None,
-        setting: str = "sidejob_database_url",
-        application: str = "celery_sidejob",
-        is_broker: bool = False,
-    ) -> None:
-        """`longest_pause_s`: how long our transactions may wait for this process before the server ends them.
-
-        `setting` names the setting of the URL, for errors; `application` is the connections' name on the server.
-        `is_broker`: the store is Celery's broker as well.
-        """
-        self._url = url
-        self._schema = schema
-        self._prepare = prepare
-        self._longest_pause_s = longest_pause_s
-        self._setting = setting
-        self._application = application
-        self._is_broker = is_broker
+    url: str | None
+    schema: str
+    _: KW_ONLY
+    prepare: bool = True
+    longest_pause_s: float | None = None
+    """How long our transactions may wait for this process before the server ends them."""
+    setting: str = "sidejob_database_url"
+    """The setting of the URL, for errors."""
+    application: str = "celery_sidejob"
+    """The connections' name on the server."""
+    is_broker: bool = False
+    """Whether the store is Celery's broker as well."""
 
     def connect(self, deadline: float | None = None) -> OwnExecutor:
         """Open a connection for the caller alone; no other thread gets it."""
-        if self._url is None:
+        if self.url is None:
             raise SettingsError(NO_STORE)
         executor: OwnExecutor | None = None
-        parameters = connection_parameters(self._url, setting=self._setting, application=self._application)
+        parameters = connection_parameters(self.url, setting=self.setting, application=self.application)
         if deadline is not None:
             left_s = max(SHORTEST_CONNECT_S, round(deadline - time.monotonic()))
             parameters["connect_timeout"] = str(min(left_s, int(parameters["connect_timeout"])))
@@ -65,22 +56,22 @@ class Opener:
             connection = BoundedConnection.connect(**parameters, autocommit=True, prepare_threshold=None)
             fork.note_open(connection)
             connection.deadline = deadline if deadline is not None else time.monotonic() + ANSWERS_S
-            executor = OwnExecutor(connection, self._schema, longest_pause_s=self._longest_pause_s)
-            executor.is_broker = self._is_broker
-            executor.set_up(prepare=self._prepare)
+            executor = OwnExecutor(connection, self.schema, longest_pause_s=self.longest_pause_s)
+            executor.is_broker = self.is_broker
+            executor.set_up(prepare=self.prepare)
             connection.deadline, connection.answers_elsewhere = deadline, self._answers
         except pg.InsufficientPrivilege as error:
             assert executor is not None
             executor.close()
             raise LacksRights(
-                f"The user in {self._setting} has a default that the package's statements cannot run with, and may not "
+                f"The user in {self.setting} has a default that the package's statements cannot run with, and may not "
                 f"change it ({first_line(error)}). Reset it: ALTER ROLE <user> RESET <parameter>, or ALTER DATABASE."
             ) from error
         except psycopg.OperationalError as error:
             if executor is not None:
                 executor.close()
-            raise refused(error, self._setting) or StoreDown(
-                f"Cannot connect to the store: {first_line(error)}. Is Postgres up, and is {self._setting} right?"
+            raise refused(error, self.setting) or StoreDown(
+                f"Cannot connect to the store: {first_line(error)}. Is Postgres up, and is {self.setting} right?"
             ) from error
         return executor
 

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import psycopg
 from psycopg import errors as pg
+from psycopg import sql
 from psycopg.pq import ConnStatus, TransactionStatus
 
 from ...model import crash_points, native
@@ -152,6 +153,22 @@ class OwnExecutor(Transaction):
         if self._exchange is not None:
             self._exchange.settle()
         return not self.broken and self.rests
+
+    def listen(self, names: Iterable[str], hear: Callable[[str, str], None]) -> None:
+        """Have `hear(name, payload)` called for notifications under these names: at each statement, and in `take_in`.
+
+        The session must not lead through a proxy.
+        """
+        self.connection.add_notify_handler(lambda notify: hear(notify.channel, notify.payload))
+        for name in names:
+            self.connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(name)))
+
+    def take_in(self) -> None:
+        """Hear the notifications since the last call; raises the connection's error if the server has hung up."""
+        self._pgconn.consume_input()
+        while (notify := self._pgconn.notifies()) is not None:
+            assert self._pgconn.notify_handler is not None
+            self._pgconn.notify_handler(notify)
 
     def in_transaction(
         self, name: str, work: Callable[[OwnExecutor], T], *, single: bool = False, locked_s: float | None = None

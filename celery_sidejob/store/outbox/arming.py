@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ...model.status import Gate, RunEnd
+from ...model.status import Gate
 from ..statement import Statement, Transaction
 from .references import ARMED, priority_of_job, referred
 
@@ -165,11 +165,10 @@ def rearm(
 
 
 class TaskEnd(NamedTuple):
-    """How runs ended, and the statement that ends them: it unlocks or removes the rows that the runs hold.
+    """The statement that ends runs: it unlocks or removes the rows that the runs hold.
 
     Only `operations/task_run_end.py` executes it.
     """
 
-    how: RunEnd
     statement: Statement
     parameters: Mapping[str, Any]

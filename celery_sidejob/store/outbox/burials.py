@@ -6,10 +6,11 @@ A run that was called lost and ended well takes its row back, or its entry.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from ...model.durable import Content, Death, Key
-from ...model.status import Gate, RunEnd
+from ...model.status import Gate
 from ..dead import OLD, OWN, Bounds
 from ..statement import Reader, Statement, Transaction, first
 from .arming import FIRST_CHECK_S, UNCHECKED, TaskEnd
@@ -29,7 +30,7 @@ WITH gone AS (
     AND (%(reason)s <> 'expired' OR %(by)s <> 'worker' OR expires_at <= now())
   RETURNING *)/*!,{withdrawn("gone m")}*/
 INSERT INTO {{dead}} (task_id, task, queue, reason, error, traceback, retries, given_group, payload, body)
-SELECT task_id, task, queue, %(reason)s, %(error)s, %(traceback)s, %(retries)s, %(given_group)s,
+SELECT task_id, task, queue, %(reason)s, %(error)s, %(traceback)s, %(retries)s, %(group)s,
   json_build_object('v', 2, 'publication', publication, 'generation', generation, 'losses', losses,
     'loss', last_loss, 'slots', CASE WHEN pool IS NOT NULL THEN
       json_build_object('pool', pool, 'weight', pool_weight, 'rank', pool_rank, 'runs', pool_runs) END),
@@ -43,17 +44,7 @@ def bury(key: Key, death: Death, *, by: str, worker_id: int | None, content: Con
     `by` is the judge: the ``run`` that holds the row, the ``worker`` (which may not have begun it), or the ``sweeper``.
     A judge that knows only a delivery passes its `content`. Whether a row has expired is read from the row.
     """
-    parameters = {
-        **named(key, content),
-        "by": by,
-        "worker_id": worker_id,
-        "reason": death.reason,
-        "error": death.error,
-        "traceback": death.traceback,
-        "retries": death.retries,
-        "given_group": death.group,
-    }
-    return TaskEnd(RunEnd.FAILED, _BURY, parameters)
+    return TaskEnd(_BURY, {**named(key, content), **asdict(death), "by": by, "worker_id": worker_id})
 
 
 _BURIED = Statement("""

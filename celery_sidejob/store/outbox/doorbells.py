@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ...model.messages import CONTINUATION, Continuation
+from ...model.names import storable
 from ...model.status import Gate
 from ..statement import Reader, Statement, Transaction, first
 from .arming import DUE, OWED
@@ -95,11 +97,10 @@ VALUES (%(key)s, %(queue)s, %(publication)s, now() + interval '2 s', make_interv
 ON CONFLICT (task_id) DO NOTHING""")
 
 
-def keep_continuation(
-    executor: Transaction, *, key: str, queue: str, publication: str, check_interval_s: float
-) -> None:
+def keep_continuation(executor: Transaction, continuation: Continuation, *, check_interval_s: float) -> None:
     """Keep a publication that follows an asking's end until the broker has it."""
-    executor.run(_KEEP_CONTINUATION, key=key, queue=queue, publication=publication, check_interval_s=check_interval_s)
+    row = {"key": continuation.key, "queue": continuation.queue, "publication": continuation.publication}
+    executor.run(_KEEP_CONTINUATION, **row, check_interval_s=check_interval_s)
 
 
 _REMOVE_CONTINUATIONS = Statement("DELETE FROM {messages} WHERE task_id = ANY(%(keys)s::text[]) AND job_id IS NULL")
@@ -119,32 +120,27 @@ SELECT %(task_id)s, %(task)s, queue, %(reason)s, %(error)s,
 FROM gone RETURNING id""")
 
 
-def bury_continuation(
-    executor: Transaction, key: str, *, task_id: str, task: str, reason: str, error: str
-) -> int | None:
+def bury_continuation(executor: Transaction, continuation: Continuation, *, reason: str, error: str) -> int | None:
     """Move a continuation to the dead set; returns the entry's id, None if it is gone."""
-    found = executor.run(_BURY_CONTINUATION, key=key, task_id=task_id, task=task, reason=reason, error=error)
+    row = {"key": continuation.key, "task_id": continuation.task_id, "task": storable(continuation.task)}
+    found = executor.run(_BURY_CONTINUATION, **row, reason=reason, error=error)
     return found[0].id if found else None
 
 
-_REVIVE_CONTINUATIONS = Statement("""
+_REVIVE_CONTINUATIONS = Statement(f"""
 WITH gone AS (
-  DELETE FROM {dead} d WHERE d.id = ANY(ARRAY(
-      SELECT max(e.id) FROM {dead} e WHERE e.id = ANY(%(ids)s::bigint[]) AND e.job_id IS NULL
+  DELETE FROM {{dead}} d WHERE d.id = ANY(ARRAY(
+      SELECT max(e.id) FROM {{dead}} e WHERE e.id = ANY(%(ids)s::bigint[]) AND e.job_id IS NULL
         AND e.payload->>'continuation' IS NOT NULL GROUP BY e.task_id))
-    AND NOT EXISTS (SELECT FROM {messages} m WHERE m.task_id = %(prefix)s || d.task_id) RETURNING *)
-INSERT INTO {messages} (task_id, queue, publication, next_check_at, check_interval)
-SELECT %(prefix)s || task_id, queue, payload->>'continuation', now(),
+    AND NOT EXISTS (SELECT FROM {{messages}} m WHERE m.task_id = '{CONTINUATION}' || d.task_id) RETURNING *)
+INSERT INTO {{messages}} (task_id, queue, publication, next_check_at, check_interval)
+SELECT '{CONTINUATION}' || task_id, queue, payload->>'continuation', now(),
   pg_catalog.make_interval(secs => %(check_interval_s)s) FROM gone RETURNING task_id""")
 
 
-def revive_continuations(
-    executor: Transaction, entry_ids: Sequence[int], *, prefix: str, check_interval_s: float
-) -> int:
+def revive_continuations(executor: Transaction, entry_ids: Sequence[int], *, check_interval_s: float) -> int:
     """Take continuations out of the dead set, for the sweeper to publish; returns their number.
 
     If several have one id, the newest is taken and the others stay: an id has only one row.
     """
-    return len(
-        executor.run(_REVIVE_CONTINUATIONS, ids=list(entry_ids), prefix=prefix, check_interval_s=check_interval_s)
-    )
+    return len(executor.run(_REVIVE_CONTINUATIONS, ids=list(entry_ids), check_interval_s=check_interval_s))

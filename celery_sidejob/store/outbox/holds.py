@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ...model.durable import Content, Held, Key, Message, Terms
 from ...model.loss import Loss
-from ...model.status import Gate, RunEnd
+from ...model.status import Gate
 from ..broker.holds import HOLDS, IS_FRESH, IS_HELD, OVER, WAITED, ended, those
 from ..results import GIVEN, IS_GIVEN, LISTENED, TOLD, Ended, Kept, given, kept
 from ..statement import Autocommit, Frequent, Reader, Statement, Transaction, first
@@ -102,7 +102,7 @@ def remove(key: Key, *, worker_id: int, at: datetime | None = None, keeps: Kept 
     statement keeps; then the row tells whether a process listens.
     """
     parameters = {"task_id": key[0], "generation": key[1], "worker_id": worker_id, "at": at, **given(keeps)}
-    return TaskEnd(RunEnd.COMPLETED, _REMOVE, parameters)
+    return TaskEnd(_REMOVE, parameters)
 
 
 _DROP = Statement("""
@@ -113,7 +113,7 @@ RETURNING task_id""")
 
 def drop(key: Key, *, worker_id: int | None = None) -> TaskEnd:
     """Remove a copy that does not count, unless another worker runs it."""
-    return TaskEnd(RunEnd.GIVEN_BACK, _DROP, {"task_id": key[0], "generation": key[1], "worker_id": worker_id})
+    return TaskEnd(_DROP, {"task_id": key[0], "generation": key[1], "worker_id": worker_id})
 
 
 _HOLDS = Frequent("""
@@ -136,7 +136,7 @@ WHERE task_id = %(task_id)s AND generation = %(generation)s AND locked_by = %(wo
 def unlock(key: Key, *, worker_id: int, is_sent_again: bool) -> TaskEnd:
     """Give up a run whose message goes back to the broker, or else is sent again at once."""
     parameters = {"task_id": key[0], "generation": key[1], "worker_id": worker_id, "is_sent_again": is_sent_again}
-    return TaskEnd(RunEnd.GIVEN_BACK, _UNLOCK, parameters)
+    return TaskEnd(_UNLOCK, parameters)
 
 
 _HOLD = Frequent(f"""
@@ -206,7 +206,7 @@ def unhold(runs: Sequence[Held]) -> TaskEnd:
 
     Where the store is the broker, their messages are in their places again; returns the queues of these.
     """
-    return TaskEnd(RunEnd.GIVEN_BACK, _UNHOLD, {**those(runs), "places": [run.place for run in runs]})
+    return TaskEnd(_UNHOLD, {**those(runs), "places": [run.place for run in runs]})
 
 
 _HELD_BY = {
@@ -288,15 +288,8 @@ def give_back(task_ids: Iterable[str], *, worker_id: int, loss: Loss, begun: boo
 
     Returns (task_id, task, queue, loss, goes_on, last_loss).
     """
-    is_lost = begun and loss.counts
-    parameters = {
-        "task_ids": list(task_ids),
-        "worker_id": worker_id,
-        "loss": int(is_lost),
-        "begun": begun,
-        "last_loss": loss.json,
-    }
-    return TaskEnd(RunEnd.LOST if is_lost else RunEnd.GIVEN_BACK, _GIVE_BACK, parameters)
+    lost = {"loss": int(begun and loss.counts), "begun": begun, "last_loss": loss.json}
+    return TaskEnd(_GIVE_BACK, {"task_ids": list(task_ids), "worker_id": worker_id, **lost})
 
 
 TAKEN = 200
@@ -322,4 +315,4 @@ def take_from_the_dead() -> TaskEnd:
     by its process, and counts.
     Reads the runs in progress, by the index of held rows. Returns the same columns as `give_back`.
     """
-    return TaskEnd(RunEnd.LOST, _TAKE_FROM_THE_DEAD, {})
+    return TaskEnd(_TAKE_FROM_THE_DEAD, {})

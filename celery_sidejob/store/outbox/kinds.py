@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from ..statement import columns
+
 
 @dataclass(frozen=True, slots=True)
 class Kind:
@@ -50,8 +52,7 @@ SOON = "set_config('synchronous_commit', 'off', true)"
 
 def parameters(keys: Iterable[tuple[str | int, int]]) -> dict[str, Any]:
     """Return keys as parameters of a statement with `Kind.given`."""
-    pairs = list(keys)
-    return {"keys": [key for key, _ in pairs], "generations": [generation for _, generation in pairs]}
+    return dict(zip(("keys", "generations"), columns(list(keys), 2), strict=True))
 
 
 def free(given: str, condition: str, *, columns: str = "found.task_id", of_row: str = "m.task_id") -> str:

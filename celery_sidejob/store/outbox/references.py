@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from ...model.durable import Message
 from ...model.status import Gate
 from ..broker.messages import COUNTED
-from ..statement import Reader, Statement, Transaction
+from ..statement import Reader, Statement, Transaction, arrays
 from .kinds import JOBS, free, parameters
 
 KEPT = "queue, priority, due_at, published_at, task_id AS refers_to, generation AS its_generation"
@@ -74,7 +74,7 @@ sent AS (
 
 _SEND_TASKS = Statement(
     _send(
-        "unnest(%(task_ids)s::text[], %(generations)s::int[], %(priorities)s::smallint[]) "
+        "unnest(%(task_id)s::text[], %(generation)s::int[], %(priority)s::smallint[]) "
         "AS r(task_id, generation, priority)",
         "m.task_id = r.task_id AND m.generation = r.generation",
         "r.priority",
@@ -98,12 +98,7 @@ def send_tasks(executor: Transaction, messages: Sequence[Message]) -> None:
 
     Rows that a run holds, doomed ones, those at a gate and those of later generations stay as they are.
     """
-    executor.run(
-        _SEND_TASKS,
-        task_ids=[message.task_id for message in messages],
-        generations=[message.generation for message in messages],
-        priorities=[message.priority for message in messages],
-    )
+    executor.run(_SEND_TASKS, **arrays(messages, "task_id", "generation", "priority"))
 
 
 def send_jobs(executor: Transaction, runs: Iterable[tuple[int, int]]) -> set[int]:

@@ -13,8 +13,9 @@ from typing import Any
 
 from ...model.checks import is_number
 from ...model.durable import Content, Key, Message
-from ...model.status import Gate, RunEnd
-from ..statement import Frequent, Reader, Statement, Transaction, first
+from ...model.settings import Settings
+from ...model.status import Gate
+from ..statement import Frequent, Reader, Statement, Transaction, arrays, first
 from .arming import FIRST_CHECK_S, OWED, UNCHECKED, UNLOCKED, TaskEnd
 from .references import KEPT, referred
 
@@ -76,14 +77,6 @@ SELECT waits FROM kept*/""")
 
 
 @dataclass(frozen=True, slots=True)
-class Waits:
-    """When a message is checked: this long after its publication; messages due beyond the horizon wait in the store."""
-
-    check_interval_s: float
-    horizon_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class Kept:
     """A message that was kept. `waits`: it waits in the store for its eta, and is not for the broker yet."""
 
@@ -91,13 +84,13 @@ class Kept:
     generation: int = 1
 
 
-def keep(executor: Transaction, message: Message, waits: Waits) -> Kept | None:
+def keep(executor: Transaction, message: Message, settings: Settings) -> Kept | None:
     """Keep a message that is about to be published; None if one of this task id, or unique key, exists already.
 
     Another transaction may keep a message of this task id or key, and be open still: this waits for its end.
     """
     own = {"task_id": message.task_id, "unique_key": message.unique_key, "slot": message.slot}
-    found = executor.run(_KEEP, **_columns(message, waits), **own)
+    found = executor.run(_KEEP, **_columns(message, settings), **own)
     return Kept(found[0].waits) if found else None
 
 
@@ -132,10 +125,10 @@ def give_way(executor: Transaction, task_id: str, *, key: str) -> bool:
 
 _KEEP_MANY = Frequent(f"""
 WITH r AS MATERIALIZED (
-  SELECT * FROM unnest(%(task_ids)s::text[], %(tasks)s::text[], %(queues)s::text[], %(publications)s::text[],
-    %(bodies)s::bytea[], %(etas)s::timestamptz[], %(expires)s::timestamptz[], %(pools)s::text[],
-    %(weights)s::smallint[], %(ranks)s::smallint[], %(runs)s::boolean[], %(slots)s::smallint[]
-    /*!, %(priorities)s::smallint[]*/)
+  SELECT * FROM unnest(%(task_id)s::text[], %(task)s::text[], %(queue)s::text[], %(publication)s::text[],
+    %(body)s::bytea[], %(eta)s::timestamptz[], %(expires_at)s::timestamptz[], %(pool)s::text[],
+    %(pool_weight)s::smallint[], %(pool_rank)s::smallint[], %(pool_runs)s::boolean[], %(slot)s::smallint[]
+    /*!, %(priority)s::smallint[]*/)
     AS r(task_id, task, queue, publication, body, eta, expires_at, pool, pool_weight, pool_rank,
       pool_runs, slot/*!, priority*/)),
 kept AS (
@@ -157,7 +150,7 @@ FROM kept""")
 
 
 def keep_many(
-    executor: Transaction, messages: Sequence[Message], waits: Waits, *, publishing_takes_s: float = 0.0
+    executor: Transaction, messages: Sequence[Message], settings: Settings, *, publishing_takes_s: float = 0.0
 ) -> tuple[list[str], str | None]:
     """Keep a page of messages in one statement; returns which wait in the store, and a task id that is taken.
 
@@ -166,21 +159,10 @@ def keep_many(
     pools = list(map(pool_of, messages))
     found = executor.run(
         _KEEP_MANY,
-        task_ids=[message.task_id for message in messages],
-        tasks=[message.task for message in messages],
-        queues=[message.queue for message in messages],
-        publications=[message.publication for message in messages],
-        bodies=[message.body for message in messages],
-        etas=[message.eta for message in messages],
-        expires=[message.expires_at for message in messages],
-        check_interval_s=waits.check_interval_s,
-        pools=[pool["pool"] for pool in pools],
-        weights=[pool["pool_weight"] for pool in pools],
-        ranks=[pool["pool_rank"] for pool in pools],
-        runs=[pool["pool_runs"] for pool in pools],
-        slots=[message.slot for message in messages],
-        priorities=[message.priority for message in messages],
-        horizon_s=waits.horizon_s,
+        **arrays(messages, "task_id", "task", "queue", "publication", "body", "eta", "expires_at", "slot", "priority"),
+        **{name: [pool[name] for pool in pools] for name in _OF_POOL},
+        check_interval_s=settings.lost_after,
+        horizon_s=settings.timer_horizon,
         first_check_s=FIRST_CHECK_S + publishing_takes_s,
         early_s=EARLY_S,
     )
@@ -210,7 +192,7 @@ def pool_of(message: Message) -> Mapping[str, Any]:
     return {**message.admission.columns, "pool_rank": given if is_number(given, most=255) else 0}
 
 
-def _columns(message: Message, waits: Waits) -> dict[str, Any]:
+def _columns(message: Message, settings: Settings) -> dict[str, Any]:
     return {
         "task": message.task,
         "queue": message.queue,
@@ -218,8 +200,8 @@ def _columns(message: Message, waits: Waits) -> dict[str, Any]:
         "body": message.body,
         "eta": message.eta,
         "expires_at": message.expires_at,
-        "check_interval_s": waits.check_interval_s,
-        "horizon_s": waits.horizon_s,
+        "check_interval_s": settings.lost_after,
+        "horizon_s": settings.timer_horizon,
         "first_check_s": FIRST_CHECK_S,
         "early_s": EARLY_S,
         "priority": message.priority,
@@ -261,14 +243,14 @@ RETURNING generation, {_WAITS}/*!, {KEPT}),{referred("moved")}
 SELECT generation, waits FROM moved*/""")
 
 
-def move(message: Message, key: Key, waits: Waits, *, worker_id: int, enters_pool: bool) -> TaskEnd:
+def move(message: Message, key: Key, settings: Settings, *, worker_id: int, enters_pool: bool) -> TaskEnd:
     """Turn the row that a run holds into the row of its next message: a retry, or the task that replaces it.
 
     It stays in its pool, unless it `enters_pool`: then it is in the message's, and waits for a slot there. Returns the
     columns of `Kept`; nothing if the run no longer holds the row.
     """
     run = {"task_id": key[0], "generation": key[1], "worker_id": worker_id, "enters_pool": enters_pool}
-    return TaskEnd(RunEnd.RETRIED, _MOVE, run | _columns(message, waits))
+    return TaskEnd(_MOVE, run | _columns(message, settings))
 
 
 _READ = Statement("""

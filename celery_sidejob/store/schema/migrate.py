@@ -33,7 +33,7 @@ from ..connection.opening import Opener
 from ..connection.session import NEEDED
 from ..outbox import checks
 from ..statement import Transaction
-from .schema_check import BESIDE, FORMAT, REMEDY, NotUpgraded, check_ours, connected, explained, quoted, revision_of
+from .schema_check import BESIDE, FORMAT, REMEDY, check_ours, connected, explained, known_revision, quoted, revision_of
 
 UPGRADE_LOCK = 0x53_4A_55_50 - 0x40_00_00_00
 """The first half of the advisory lock's key ("SJUP", made to fit as `workers.LOCK_CLASS` is)."""
@@ -102,10 +102,11 @@ def reassign(
     """
 
     def change(executor: Transaction) -> dict[str, str]:
-        _, before = _recorded(executor, schema)
+        known_revision(executor, schema)
+        before = meta.read(executor)
         moves = {key for key, value in owner.items() if before.get(key, value) != value}
         if BESIDE in before and moves <= {"broker"} and owner["broker"] in (before[BESIDE], before["broker"]):
-            running = workers.live_elsewhere(executor, owner["broker"])
+            running = workers.live(executor, not_of=owner["broker"])
         else:
             running = workers.live(executor) if moves else []
         if running:
@@ -135,7 +136,8 @@ def admit(url: str, schema: str = "sidejob", *, owner: Mapping[str, str], settin
     """
 
     def change(executor: Transaction) -> str:
-        revision, before = _recorded(executor, schema)
+        revision = known_revision(executor, schema)
+        before = meta.read(executor)
         check_ours(executor, schema, revision, owner={"app": owner["app"]})
         ours, theirs = owner["broker"], before.get("broker", owner["broker"])
         if ours != theirs and before.get(BESIDE, ours) != ours:
@@ -149,13 +151,6 @@ def admit(url: str, schema: str = "sidejob", *, owner: Mapping[str, str], settin
 
     with explained(schema, setting), connected(url, schema, setting) as connections, _alone(connections):
         return connections.transact("admit", change)
-
-
-def _recorded(executor: Transaction, schema: str) -> tuple[str, dict[str, str]]:
-    revision = revision_of(executor, schema)
-    if revision is None:
-        raise NotUpgraded(f"Schema {schema!r} is missing, or it has no tables of ours: {REMEDY}.")
-    return revision, meta.read(executor)
 
 
 def _check_upgradable(
@@ -172,7 +167,7 @@ def _check_no_older_workers(executor: Transaction, schema: str, revision: str, t
     """Refuse a migration while older workers run: `oldest_worker` names the first revision that can run after it."""
     for script in ScriptDirectory.from_config(_config(schema)).iterate_revisions(to, revision):
         oldest = getattr(script.module, "oldest_worker", None)
-        older = workers.older_than(executor, oldest) if oldest is not None else []
+        older = workers.live(executor, before=oldest) if oldest is not None else []
         if older:
             raise SchemaError(
                 f"Revision {script.revision} takes away what workers of a version before revision {oldest} need, and "
@@ -190,9 +185,7 @@ def _some(idents: list[str]) -> str:
 def _note_owner(executor: Transaction, *, schema: str, owner: Mapping[str, str] | None) -> str:
     for key, value in {**_facts(owner), "identity": str(uuid.uuid4())}.items():
         meta.note(executor, key, value)
-    revision = revision_of(executor, schema)
-    assert revision is not None
-    return revision
+    return known_revision(executor, schema)
 
 
 def _facts(owner: Mapping[str, str] | None) -> dict[str, str]:

@@ -7,8 +7,7 @@ imports.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
-from dataclasses import replace
+from contextlib import closing, contextmanager
 from functools import partial
 
 import psycopg
@@ -20,7 +19,7 @@ from ...model.errors import SchemaError, SettingsError, SideJobError, StoreUnava
 from .. import meta
 from ..connection.connections import Connections
 from ..errors import LacksRights
-from ..meta import Database, cluster, database
+from ..meta import Database, database
 from ..statement import Statement, Transaction
 from . import tables
 
@@ -85,9 +84,7 @@ def check(
 
 
 def _check_usable(executor: Transaction, *, schema: str, owner: Mapping[str, str] | None, setting: str) -> None:
-    revision = revision_of(executor, schema)
-    if revision is None:
-        raise NotUpgraded(f"Schema {schema!r} is missing, or it has no tables of ours: {REMEDY}.")
+    revision = known_revision(executor, schema)
     if _distance(revision) < SUPPORTED.start:
         raise NotUpgraded(
             f"Schema {schema!r} is at revision {revision}, older than this version of celery_sidejob runs on "
@@ -187,6 +184,14 @@ def revision_of(executor: Transaction, schema: str) -> str | None:
     return revision
 
 
+def known_revision(executor: Transaction, schema: str) -> str:
+    """Read the schema's revision as `revision_of` does; NotUpgraded if it has none."""
+    revision = revision_of(executor, schema)
+    if revision is None:
+        raise NotUpgraded(f"Schema {schema!r} is missing, or it has no tables of ours: {REMEDY}.")
+    return revision
+
+
 def _distance(revision: str) -> int:
     """Return by how many revisions a schema is newer than this version; revisions are numbered without gaps."""
     return int(revision) - int(meta.REVISION)
@@ -266,8 +271,5 @@ def check_urls(url: str, direct_url: str) -> str | None:
 
 
 def _database_of(url: str, setting: str) -> Database:
-    with closing(Connections(url, "sidejob", prepare=False, setting=setting)) as connections:
-        found = connections.transact("identity", database)
-        with suppress(psycopg.errors.InsufficientPrivilege):
-            found = replace(found, cluster=connections.transact("identity", cluster))
-    return found
+    with connected(url, "sidejob", setting) as connections:
+        return connections.identify(database)

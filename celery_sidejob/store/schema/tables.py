@@ -12,7 +12,7 @@ from typing import TextIO
 from psycopg import sql
 
 from ...model.columns import COLUMNS
-from ..statement import Reader, Statement
+from ..statement import Reader, Statement, columns
 
 _ALL = "SELECT INSERT UPDATE DELETE"
 
@@ -134,12 +134,9 @@ ORDER BY 1, 2""")
 
 def lacking_rights(executor: Reader, schema: str) -> list[str]:
     """Return the rights on the existing tables that the connection's role lacks, as "UPDATE on jobs"."""
-    found = executor.run(
-        _LACKING_RIGHTS,
-        relations=[relation for relation, _ in _NEEDED],
-        privileges=[right for _, right in _NEEDED],
-        schema=sql.Identifier(schema).as_string(None),
-    )
+    relations, privileges = columns(_NEEDED, 2)
+    quoted = sql.Identifier(schema).as_string(None)
+    found = executor.run(_LACKING_RIGHTS, relations=relations, privileges=privileges, schema=quoted)
     return [f"{row.privilege} on {row.relation}" for row in found]
 
 

@@ -98,7 +98,7 @@ class Heart:
             self.listens = not executor.pooled
             if self.listens:
                 consumers.lock(executor, self.consumer, self._link.schema)
-                consumers.listen(executor, self._link.channel, self._hear)
+                executor.listen([self._link.channel], lambda _, payload: self._hear(payload))
         except BaseException:
             executor.close()
             raise
@@ -167,8 +167,7 @@ class Heart:
         while not self._stopping:
             poll.poll(1000 * (LATE_S if self._is_watching else max(0.0, min(plan.values()) - monotonic())))
             self._wakes.drain()
-            for payload in consumers.heard(self._executor):
-                self._hear(payload)
+            self._executor.take_in()
             self._is_watching = False  # before the look, so that who reports something after it wakes us
             self._is_watching = self._consumes.end_late(self._transact)
             now = monotonic()

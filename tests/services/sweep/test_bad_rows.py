@@ -12,7 +12,7 @@ from celery_sidejob.model.durable import Message
 from celery_sidejob.model.protocols import Refused
 from celery_sidejob.operations.hold import Hold
 from celery_sidejob.services.duty import Report
-from celery_sidejob.services.sweep.due import Unsendable
+from celery_sidejob.services.sweep.due import bury_unsendable
 from celery_sidejob.services.sweep.sweeper import Sweeper
 from tests.tools.in_process import Stage
 
@@ -105,7 +105,7 @@ def test_what_was_buried_before_the_store_went_away_is_counted(stage: Stage, mon
     report = Report()
 
     with pytest.raises(StoreUnavailableError):
-        Unsendable(stage.runtime).bury(refused, report)
+        bury_unsendable(stage.runtime, None, refused, report)
 
     assert stage.sql("SELECT task_id FROM dead") == [("a",)]
     assert report == Report(tasks_buried=1)

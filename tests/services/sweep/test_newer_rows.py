@@ -7,6 +7,7 @@ import logging
 
 import pytest
 
+from celery_sidejob.model.messages import Continuation
 from celery_sidejob.services.sweep.sweeper import Sweeper
 from celery_sidejob.store.outbox import doorbells
 from tests.tools.in_process import Stage
@@ -20,9 +21,8 @@ def test_a_continuation_of_a_newer_format_waits_for_a_newer_sweeper(
     signature = dict(stage.app.signature("somebody.else"))
     for name, version in (("newer", 2), ("ours", 1)):
         text = json.dumps({"v": version, "signature": signature, "args": [], "options": {}})
-        doorbells.keep_continuation(
-            stage.runtime.connections, key=f"continuation:{name}", queue="celery", publication=text, check_interval_s=1
-        )
+        kept = Continuation(name, "celery", text)
+        doorbells.keep_continuation(stage.runtime.connections, kept, check_interval_s=1)
     job = stage.job()
     stage.runtime.connections.write_behind_now()
     stage.sql("UPDATE messages SET next_check_at = now(), published_at = NULL")

@@ -127,3 +127,13 @@ def test_who_may_not_ask_for_the_cluster_lends_a_transaction_all_the_same(
             assert connections.borrow(lent).run(Statement("SELECT 7 AS seven"))[0].seven == 7
     finally:
         connections.close()
+
+
+def test_who_may_not_ask_for_the_cluster_upgrades_and_starts_with_a_direct_url_all_the_same(
+    database_url: str, role: tuple[str, str]
+) -> None:
+    """The URLs are told from those of two databases by the databases' numbers alone."""
+    with psycopg.connect(direct(database_url), autocommit=True) as owner:
+        owner.execute("REVOKE EXECUTE ON FUNCTION pg_catalog.pg_control_system() FROM PUBLIC")
+
+    assert schema_check.check_urls(role[1], role[1]) is None
