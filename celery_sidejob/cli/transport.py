@@ -107,7 +107,7 @@ def list_dead(app: Any, output: Output, queue: str | None, limit: int) -> None:
 def retry_dead(app: Any, output: Output, names: tuple[str, ...], everything: bool, queue: str | None) -> None:
     """Put messages back at the end of their queues: by id, by queue, or all."""
 
-    def retry(dead: DeadList[Any], one: DeadMessage) -> bool:
+    def retry(dead: DeadList, one: DeadMessage) -> bool:
         try:
             return dead.deliver_again(one)
         except ValueError as error:
@@ -143,7 +143,7 @@ def _decide(
     everything: bool,
     queue: str | None,
     what: str,
-    do: Callable[[DeadList[Any], DeadMessage], bool],
+    do: Callable[[DeadList, DeadMessage], bool],
     ask: Callable[[int], None] = lambda number: None,
 ) -> None:
     """Act on each chosen message, and report their number; `ask` is called first, with the number."""
@@ -173,7 +173,7 @@ def _decide(
     output.answer({what: count}, f"{counted(count, 'message', 'messages')} {what}.")
 
 
-def _noting(dead: DeadList[Any], queues: set[str]) -> Iterator[DeadMessage]:
+def _noting(dead: DeadList, queues: set[str]) -> Iterator[DeadMessage]:
     """Yield the messages, and note their queues."""
     for one in dead:
         queues.add(one.queue)

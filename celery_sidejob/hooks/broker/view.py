@@ -125,13 +125,13 @@ def has_dead_list(channel: Any) -> bool:
     return hasattr(channel, "DeadList")
 
 
-def dead_list_of(channel: Any) -> DeadList[Any]:
+def dead_list_of(channel: Any) -> DeadList:
     """Return the dead list of a channel's broker; kombu's Redis transport may share the broker with ours."""
     if not has_dead_list(channel):
         from ...transport.redis import dead  # here: on other brokers nothing imports redis-py
 
         return dead.DeadList.of(channel)
-    found: DeadList[Any] = channel.DeadList.of(channel)
+    found: DeadList = channel.DeadList.of(channel)
     return found
 
 

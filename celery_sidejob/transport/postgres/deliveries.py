@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 from kombu.log import get_logger
 
+from ..dead_list import headers_in
 from ..decoding import NotAMessageError, made
 from ..quarantine import Quarantine, is_counted_by_a_row
 from . import dead, rows
 from .acknowledgements import Acknowledgements, Reference, Removed
-from .dead import headers_of
 from .link import LOST
 
 logger = get_logger(__name__)
@@ -144,4 +144,4 @@ def times_back(row: Any) -> int:
     """Return how often a message came back as the delivery limit counts: where a row counts, by deaths alone."""
     if not row.returns or row.task_id is not None:
         return 0
-    return int(row.deaths if is_counted_by_a_row(headers_of(row.headers)) else row.returns)
+    return int(row.deaths if is_counted_by_a_row(headers_in(row.headers)) else row.returns)
