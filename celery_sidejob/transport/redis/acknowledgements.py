@@ -75,7 +75,7 @@ class Acknowledgements:
                 raise
 
     def hear(self) -> None:
-        """Read the answers that have arrived."""
+        """Read the answers that have arrived; announce the acknowledgements that Redis refused."""
         if self._owed:
             self._read(lambda connection: connection.can_read(timeout=0))
 
@@ -166,7 +166,7 @@ class QoS(redis.QoS):
 
     def can_consume(self) -> bool:
         """Adds to kombu's: kombu calls it first, even while no more messages may be fetched."""
-        self.channel.hear()
+        self.channel.acknowledgements.hear()
         self.channel.consumer.check_silence()
         return not self.channel.quarantine.is_on(self) and bool(super().can_consume())
 

@@ -25,7 +25,7 @@ from redis.exceptions import NoScriptError
 
 from ..announcements import message_refused
 from ..decoding import Message
-from ..options import DEFAULTS
+from ..options import DEFAULTS, SHARED
 from ..quarantine import Quarantine
 from ..topics import TopicExchange
 from .acknowledgements import Acknowledgement, Acknowledgements, QoS
@@ -64,14 +64,7 @@ class Channel(redis.Channel):
     Message = Message
     DeadList = DeadList
     exchange_types = {**redis.Channel.exchange_types, "topic": TopicExchange}
-    from_transport_options = (
-        *redis.Channel.from_transport_options,
-        "consumer_timeout",
-        "loop_timeout",
-        "delivery_limit",
-        "dead_list_limit",
-        "dead_list_days",
-    )
+    from_transport_options = (*redis.Channel.from_transport_options, *SHARED)
     consumer_timeout = 3.5
     """Seconds of silence after which a consumer counts as dead."""
     loop_timeout: float | None = DEFAULTS["loop_timeout"]
@@ -246,10 +239,6 @@ class Channel(redis.Channel):
             self.acknowledgements.write(one)
         elif not self.records.acknowledge(consumer, token):
             self._refuse(one)
-
-    def hear(self) -> None:
-        """Read the answers to acknowledgements; announce those that Redis refused."""
-        self.acknowledgements.hear()
 
     def send_back(self, delivery_tag: str) -> None:
         """Give a message that had begun back to the head of its list, behind those that came back before.

@@ -195,7 +195,7 @@ def test_only_its_own_end_ends_a_hold(shop: Stage, worker: Heartbeat, consuming:
     first = held(consuming, "one")
     worker.tasks.unhold(first)
     worker.errands.run_once()
-    consuming.channel.look_at_all()
+    consuming.channel.fetching.look_at_all()
     second = held(consuming, "one")
 
     ends(worker, shop, first)
@@ -452,7 +452,7 @@ def test_a_busy_worker_fetches_a_little_later(
     shop: Stage, worker: Heartbeat, consuming: Consuming, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As long as as many messages wait in it as run; the next statement is then for more of them."""
-    fetching, acknowledgements = consuming.channel._fetching, consuming.channel.acknowledgements
+    fetching, acknowledgements = consuming.channel.fetching, consuming.channel.acknowledgements
     fetching.hungry = True
     now = [monotonic() + 60]
     monkeypatch.setattr("celery_sidejob.transport.postgres.fetching.monotonic", lambda: now[0])
