@@ -19,8 +19,8 @@ from kombu import Connection
 from celery_sidejob import CapacityPool
 from celery_sidejob.hooks.tasks.durable_request import DurableRequest
 from celery_sidejob.hooks.worker.holding import Holding
-from celery_sidejob.hooks.worker.outbox import Fetched, WorkerOutbox
-from celery_sidejob.model.durable import HELD, WORKER, Held, Terms
+from celery_sidejob.hooks.worker.outbox import WorkerOutbox
+from celery_sidejob.model.durable import HELD, WORKER, Held, HeldRun, Terms
 from celery_sidejob.model.errors import StoreUnavailableError
 from celery_sidejob.model.loss import Loss, LossKind
 from celery_sidejob.operations.ledger import durable_ends, durable_locks
@@ -88,7 +88,7 @@ def consuming(shop: Stage, worker: Heartbeat, connect: Callable[..., Connection]
     return known
 
 
-def fetched(consuming: Consuming, count: int = 1) -> dict[str, Fetched | None]:
+def fetched(consuming: Consuming, count: int = 1) -> dict[str, HeldRun | None]:
     """Take messages, and return how their rows are held, by task id."""
     consuming.take(count)
     return {message.headers["id"]: message.held for message in consuming.messages[-count:]}
