@@ -15,6 +15,7 @@ from celery.utils.time import get_exponential_backoff_interval
 from kombu.utils.encoding import bytes_to_str, ensure_bytes
 
 from ..model.errors import ResultTooLargeError, StoreUnavailableError
+from ..model import native
 from ..model.logger import logger
 from ..model.names import storable
 from ..store import results
@@ -142,11 +143,8 @@ class PostgresBackend(StoredChords, AsyncBackendMixin):  # type: ignore[misc]
     def riding(self) -> Iterator[list[Riding]]:
         """Collect what is to be kept and counted within the block, for a commit of the caller's."""
         riders: list[Riding] = []
-        token = RIDERS.set(riders)
-        try:
+        with native.within(RIDERS, riders):
             yield riders
-        finally:
-            RIDERS.reset(token)
 
     def forget_with(self, executor: Transaction, task_ids: Sequence[str]) -> None:
         """Remove the results of some tasks in a transaction of the caller's."""

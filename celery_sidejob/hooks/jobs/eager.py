@@ -21,6 +21,7 @@ from celery.result import EagerResult
 from kombu.compression import decompress
 from kombu.serialization import loads, prepare_accept_content
 from kombu.utils.uuid import uuid
+from ...model import native
 
 from ...jobs.job import Job, enqueue
 from ...model.crash_points import Died
@@ -54,12 +55,9 @@ def apply_eagerly(task: TaskBody, runtime: Runtime, args: Any, kwargs: Any, opti
         made = enqueue(runtime, task, tuple(args), kwargs, task_id=task_id, **options)
         return _result(task, task_id, made, None, states.PENDING)
     asked_for: set[int] = set()
-    inline = INLINE.set(asked_for)
-    try:
+    with native.within(INLINE, asked_for):
         job = enqueue(runtime, task, tuple(args), kwargs, task_id=task_id, **options)
         outcomes = _run_all(task.app.sidejob, asked_for)
-    finally:
-        INLINE.reset(inline)
     job.refresh()
     state = {Status.COMPLETED: states.SUCCESS, Status.FAILED: states.FAILURE, Status.TERMINATED: states.REVOKED}
     shown = state.get(job.status, job.status.upper())
@@ -78,11 +76,8 @@ def _result(task: TaskBody, task_id: str, job: Job, value: Any, state: str) -> E
 
 def run_here(sidejob: Any, job_ids: set[int]) -> None:
     """Run jobs that were just asked to run, and all jobs that they ask, instead of notifying a worker."""
-    inline = INLINE.set(job_ids)
-    try:
+    with native.within(INLINE, job_ids):
         _run_all(sidejob, job_ids)
-    finally:
-        INLINE.reset(inline)
 
 
 def _run_all(sidejob: Any, asked_for: set[int]) -> dict[int, Any]:

@@ -14,6 +14,7 @@ from celery import Celery
 from celery.backends.rpc import RPCBackend
 from kombu.utils.uuid import uuid
 
+from ...model import native
 from ...model.errors import IllegalMoveError, InvalidValueError
 from ...model.logger import logger
 from ...model.unique import Unique
@@ -190,12 +191,13 @@ def _send_in(app: Celery, send: Callable[..., Any], name: str, args: Sequence[An
     borrowed = runtime.connections.borrow(options["transaction"])
     own = {option: value for option, value in options.items() if option not in ("transaction", "publisher")}
     lent = Lent(borrowed)
-    token = LENT.set(lent)
-    try:
-        with borrowed.atomic(), app.producer_pool.acquire(block=True) as producer, producer.batch():
-            result = send(name, *args, **{**own, "producer": producer, "retry": False})
-    finally:
-        LENT.reset(token)
+    with (
+        native.within(LENT, lent),
+        borrowed.atomic(),
+        app.producer_pool.acquire(block=True) as producer,
+        producer.batch(),
+    ):
+        result = send(name, *args, **{**own, "producer": producer, "retry": False})
     borrowed.after_commit(partial(do_after_commit, partial(runtime.publisher.ring_queues, list(lent.queues))))
     return result
 

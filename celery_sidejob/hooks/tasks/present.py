@@ -8,7 +8,7 @@ within the first call.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from celery import Celery
 from celery.app.task import Context
 
+from ...model import native
 from ...model.capacity import Admission
 from ...model.durable import Message
 from ...model.unique import Unique
@@ -99,14 +100,9 @@ _call: ContextVar[Call] = ContextVar("celery_sidejob_call", default=PLAIN)
 present_call = _call.get
 
 
-@contextmanager
-def calling(**changes: Any) -> Iterator[None]:
+def calling(**changes: Any) -> AbstractContextManager[None]:
     """Make the calls of the block with these facts; other facts are inherited from the surrounding block."""
-    token = _call.set(_call.get()._replace(**changes))
-    try:
-        yield
-    finally:
-        _call.reset(token)
+    return native.within(_call, _call.get()._replace(**changes))
 
 
 def is_lending() -> bool:
