@@ -289,8 +289,8 @@ class StoredChords(BaseKeyValueStoreBackend):  # type: ignore[misc]
 
 def _counts(request: Any) -> None:
     """Have the part of a chord counted with its result, which is kept next."""
-    if request and request.chord and request.group:
-        request.sidejob_counts = True
+    if request:  # a header may have the same name
+        request.sidejob_counts = bool(request.chord and request.group)
 
 
 def _packed(call: Any, serializer: str) -> bytes:

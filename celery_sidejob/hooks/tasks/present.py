@@ -127,19 +127,16 @@ RUNS: dict[str, Run] = {}
 
 
 def run_of(task: Any) -> Run | None:
-    """Return the run of the task's present request, if it has begun one; a header may have the same name."""
-    found = getattr(getattr(task, "request", None), "sidejob_run", None)
-    return found if isinstance(found, Run) else None
+    """Return the run of the task's present request, if it has begun one."""
+    return run_of_request(getattr(task, "request", None))
 
 
 def run_of_request(request: Context | None) -> Run | None:
-    """Return the run of a request, even after Celery has left it."""
-    found = None if request is None else request.get("sidejob_run")
+    """Return the run of a request, even after Celery has left it; a header may have the same name."""
+    found = getattr(request, "sidejob_run", None)
     return found if isinstance(found, Run) else None
 
 
 def present_run(app: Celery) -> Run | None:
     """Return the run of the durable task whose body, or whose end, this thread executes."""
-    parent = app.current_worker_task
-    found: Run | None = getattr(parent.request, "sidejob_run", None) if parent is not None else None
-    return found
+    return run_of(app.current_worker_task)
