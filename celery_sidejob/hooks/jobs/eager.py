@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,12 +18,10 @@ from celery.app.task import Context
 from celery.app.trace import trace_task
 from celery.exceptions import Ignore, NotRegistered, Retry
 from celery.result import EagerResult
-from kombu.compression import decompress
-from kombu.serialization import loads, prepare_accept_content
 from kombu.utils.uuid import uuid
-from ...model import native
 
 from ...jobs.job import Job, enqueue
+from ...model import native
 from ...model.crash_points import Died
 from ...model.durable import DIGEST, WORKER, Digest, Message
 from ...model.status import Status
@@ -35,7 +33,7 @@ from ...services.loop import Loop
 from ...store.outbox import doorbells
 from ..bodies import Outcome
 from ..broker.publishing import INLINE
-from ..messages.kept_message import delivered
+from ..messages.kept_message import decoded, delivered
 from ..tasks.beginning import Copy
 from .run import TaskBody, run_claimed
 
@@ -157,7 +155,7 @@ def run_kept(app: Celery, worker: Heartbeat, message: Message) -> Outcome | None
     """
     given = delivered(message)
     headers, properties = given["headers"], given["properties"]
-    args, kwargs, embed = body_of(app, given)
+    args, kwargs, embed = decoded(app, given["body"], headers, given["content-type"], given["content-encoding"])
     request: dict[str, Any] = {
         **headers,
         **embed,
@@ -184,13 +182,3 @@ def run_kept(app: Celery, worker: Heartbeat, message: Message) -> Outcome | None
     if isinstance(error, Copy):
         return None
     return Outcome(error=error) if traced.info.state == states.FAILURE else Outcome(rests=True)
-
-
-def body_of(app: Celery, given: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any], dict[str, Any]]:
-    """Return the arguments in a delivered message, and the rest of its body."""
-    body = given["body"]
-    if given["headers"].get("compression"):
-        body = decompress(body, given["headers"]["compression"])
-    accept = prepare_accept_content(app.conf.accept_content)
-    args, kwargs, embed = loads(body, given["content-type"], given["content-encoding"], accept=accept)
-    return args, kwargs, embed or {}
