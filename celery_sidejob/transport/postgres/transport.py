@@ -79,6 +79,8 @@ class Transport(virtual.Transport):
         self._options = given = {**DEFAULTS, **client.transport_options}
         hide_password(client)
         self.silence_s = float(given.get("consumer_timeout", 10.0))
+        self.delivery_limit: int | None = given["delivery_limit"]
+        """How often a message may come back that had begun before it goes to the dead list."""
         self.pulse = Pulse(given["loop_timeout"])
         self.has_loop = False
         """Whether Celery's event loop runs the polls."""
@@ -106,12 +108,6 @@ class Transport(virtual.Transport):
     def topology(self) -> Topology:
         """Queues and bindings."""
         return Topology(self.link)
-
-    @property
-    def delivery_limit(self) -> float:
-        """How often a message may come back that had begun before it goes to the dead list."""
-        limit = self._options["delivery_limit"]
-        return inf if limit is None else int(limit)
 
     def driver_version(self) -> str:
         """Return psycopg's version."""
