@@ -144,8 +144,6 @@ def parts_of(key: str, text: str) -> Iterator[str]:
 def _pieces(data: bytes) -> Iterator[str]:
     start = 0
     while start < len(data):
-        end = min(start + PIECE, len(data))
-        while end < len(data) and data[end] & 0xC0 == 0x80:  # not in the middle of a character
-            end -= 1
-        yield data[start:end].decode()
-        start = end
+        piece = data[start : start + PIECE].decode(errors="ignore")  # without a part of a character at its end
+        yield piece
+        start += len(piece.encode())

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..model.errors import StoreUnavailableError
 from ..model.names import CHANNELS_OF_JOBS, LOG_CHANNEL
@@ -27,12 +27,11 @@ MOST_ASKED = 1000
 """
 
 
-class Client:
+class Client(NamedTuple):
     """A client of redis-py, and the function that closes all its connections."""
 
-    def __init__(self, redis: Any, close: Callable[[], None]) -> None:
-        self.redis = redis
-        self.close = close
+    redis: Any
+    close: Callable[[], None]
 
 
 class RedisWay(Way):

@@ -108,7 +108,7 @@ def list_dead(app: Any, output: Output, queue: str | None, limit: int) -> None:
 def retry_dead(app: Any, output: Output, /, **chosen: Any) -> None:
     """Put messages back at the end of their queues: by id, by queue, or all."""
 
-    def retry(dead: DeadList[Any], one: DeadMessage) -> bool:
+    def retry(dead: DeadList, one: DeadMessage) -> bool:
         try:
             return dead.deliver_again(one)
         except ValueError as error:
@@ -137,7 +137,7 @@ def _decide(
     app: Any,
     output: Output,
     what: str,
-    do: Callable[[DeadList[Any], DeadMessage], bool],
+    do: Callable[[DeadList, DeadMessage], bool],
     ask: Callable[[int], None] = lambda number: None,
     *,
     names: tuple[str, ...],
@@ -171,7 +171,7 @@ def _decide(
     output.answer({what: count}, f"{counted(count, 'message', 'messages')} {what}.")
 
 
-def _noting(dead: DeadList[Any], queues: set[str]) -> Iterator[DeadMessage]:
+def _noting(dead: DeadList, queues: set[str]) -> Iterator[DeadMessage]:
     """Yield the messages, and note their queues."""
     for one in dead:
         queues.add(one.queue)

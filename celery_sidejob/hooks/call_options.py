@@ -107,8 +107,6 @@ def check_call(task: str, options: Mapping[str, Any]) -> None:
 
 def _check_spelling(task: str, options: Mapping[str, Any]) -> None:
     unknown = options.keys() - KNOWN
-    if not unknown:
-        return
     for name in sorted(unknown.difference(options.get("stamped_headers") or ())):
         near = nearest(name.lower(), KNOWN, like=SLIP)
         if near is not None:

@@ -49,10 +49,7 @@ class MadeEarly(Task):
     """
 
     abstract = True
-
-    def delay_on_commit(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the task as `apply_async_on_commit` does."""
-        return self.apply_async_on_commit(args, kwargs)
+    delay_on_commit = OnCommit.delay_on_commit
 
     def apply_async_on_commit(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
         """Call the task in or after Django's transaction."""

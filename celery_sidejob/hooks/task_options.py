@@ -40,8 +40,6 @@ FORMS: Mapping[str, Form] = {
 }
 """The values that each option may have; ports are parsed separately."""
 
-OF_OTHERS = frozenset({"durable"})
-"""Our options for ordinary tasks."""
 
 OWN_OPTIONS = frozenset(FORMS).union(("inports", "outports"))
 
@@ -57,9 +55,9 @@ def check_options(options: dict[str, Any]) -> dict[str, Any]:
         meant = _meant(name, OWN_OPTIONS)
         if meant is not None:
             raise SettingsError(f"{name!r} is no option of a sidejob task. Did you mean {meant!r}?")
-    for name in sorted(OF_OTHERS & options.keys()):
+    if "durable" in options:
         raise SettingsError(
-            f"The task option {name!r} is for ordinary tasks; a sidejob task makes jobs, which are durable as they "
+            "The task option 'durable' is for ordinary tasks; a sidejob task makes jobs, which are durable as they "
             "are: leave it out."
         )
     parse_ports(options.get("inports", ()), where="inports")

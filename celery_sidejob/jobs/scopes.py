@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from ..model import values
+from ..model import native, values
 from ..unit.open_unit import active
 from .log_entries import one_entry
 
@@ -44,11 +44,8 @@ def writes_defaults() -> bool:
 def context(**data: Any) -> Iterator[None]:
     """Add `data` to the context of every packet written in the block; an inner context overrides an outer one."""
     values.encode(data, what="context")
-    token = _context.set({**_context.get(), **data})
-    try:
+    with native.within(_context, {**_context.get(), **data}):
         yield
-    finally:
-        _context.reset(token)
 
 
 def current_context(*, limit: int | None = None) -> str | None:
@@ -68,9 +65,5 @@ def port_options(
     """
     given = {"log": log, "notify": notify, "set_default": set_default}
     changed = {name: value for name, value in given.items() if value is not None}
-    token = _port_scope.set(replace(_port_scope.get(), **changed))
-    try:
-        with one_entry(current_context):
-            yield
-    finally:
-        _port_scope.reset(token)
+    with native.within(_port_scope, replace(_port_scope.get(), **changed)), one_entry(current_context):
+        yield

@@ -1,4 +1,4 @@
-"""What this process has of its system: real threads and locks, and its name.
+"""What this process has of its system: real threads and locks, and its name. And what a block of code has of its own.
 
 Threads and locks are those of the operating system, even where gevent has replaced Python's with its own. A thread of
 gevent is a greenlet: it stands still while another greenlet computes. Work that must go on then needs a real thread,
@@ -19,9 +19,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 def is_patched() -> bool:
@@ -123,6 +126,16 @@ def _original(module: str, name: str) -> Any:
     if monkey is None:
         return getattr(importlib.import_module(module), name)
     return monkey.get_original(module, name)
+
+
+@contextmanager
+def within(variable: ContextVar[T], value: T) -> Iterator[None]:
+    """Give a context variable this value in the block."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
 
 
 def new_process_name() -> str:

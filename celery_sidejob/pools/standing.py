@@ -7,6 +7,7 @@ import sys
 import sysconfig
 import threading
 import time
+from traceback import walk_stack
 from types import FrameType
 
 from ..model.logger import logger
@@ -70,19 +71,13 @@ class Watch:
 
 def _own_code(innermost: FrameType) -> FrameType:
     """Return the innermost frame that is of no library: its author can change it."""
-    frame: FrameType | None = innermost
-    while frame is not None:
-        if not frame.f_code.co_filename.startswith(_LIBRARIES):
-            return frame
-        frame = frame.f_back
-    return innermost
+    frames = (frame for frame, _ in walk_stack(innermost))
+    return next((frame for frame in frames if not frame.f_code.co_filename.startswith(_LIBRARIES)), innermost)
 
 
 def _task_of(innermost: FrameType) -> str:
-    frame: FrameType | None = innermost
-    while frame is not None:
+    for frame, _ in walk_stack(innermost):
         if frame.f_code is Body._drive.__code__:
             body: Body = frame.f_locals["self"]
             return body.name
-        frame = frame.f_back
     return "a task of asyncio, or Celery itself,"

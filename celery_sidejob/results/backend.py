@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import count, takewhile
 from math import inf
 from time import monotonic
@@ -14,6 +15,7 @@ from celery.backends.asynchronous import AsyncBackendMixin
 from celery.utils.time import get_exponential_backoff_interval
 from kombu.utils.encoding import bytes_to_str, ensure_bytes
 
+from ..model import native
 from ..model.errors import ResultTooLargeError, StoreUnavailableError
 from ..model.logger import logger
 from ..model.names import storable
@@ -89,12 +91,9 @@ class PostgresBackend(StoredChords, AsyncBackendMixin):  # type: ignore[misc]
         """Keep a value under a key, in place of another."""
         self._keep(Kept(key, states.SUCCESS, ensure_bytes(value), self._lifetime(self.expires)), replaces=True)
 
-    def _set_with_state(self, key: str, value: Any, state: str) -> None:
-        self.set(key, value)
-
     def delete(self, key: str) -> None:
         """Remove what is kept under a key."""
-        self.place.remove(key)
+        self.place.do("forget", partial(results.forget, keys=[key]))
 
     def cleanup(self) -> None:
         """Remove expired results, and send late bodies, as the sweeper of a worker with SideJob does by itself."""
@@ -142,11 +141,8 @@ class PostgresBackend(StoredChords, AsyncBackendMixin):  # type: ignore[misc]
     def riding(self) -> Iterator[list[Riding]]:
         """Collect what is to be kept and counted within the block, for a commit of the caller's."""
         riders: list[Riding] = []
-        token = RIDERS.set(riders)
-        try:
+        with native.within(RIDERS, riders):
             yield riders
-        finally:
-            RIDERS.reset(token)
 
     def forget_with(self, executor: Transaction, task_ids: Sequence[str]) -> None:
         """Remove the results of some tasks in a transaction of the caller's."""

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from math import inf
 from typing import Any, TypeVar
 
@@ -115,16 +115,13 @@ class StoredChords(BaseKeyValueStoreBackend):  # type: ignore[misc]
 
     def set_chord_size(self, group_id: str, chord_size: int) -> None:
         """Set the number of parts, before the last part is sent."""
-        self._patiently(
-            f"The size of chord {group_id}",
-            lambda: self.place.set_size(storable(group_id), chord_size, expires_s=self._chord_s),
-        )
+        set_size = partial(chords.set_size, chord=storable(group_id), size=chord_size, expires_s=self._chord_s)
+        self._patiently(f"The size of chord {group_id}", lambda: self.place.do("chord-size", set_size))
 
     def add_to_chord(self, chord_id: str, result: Any) -> None:
         """Add a part to a chord, of which some parts may be counted."""
-        self._patiently(
-            f"A part of chord {chord_id}", lambda: self.place.add(storable(chord_id), expires_s=self._chord_s)
-        )
+        add = partial(chords.add, chord=storable(chord_id), expires_s=self._chord_s)
+        self._patiently(f"A part of chord {chord_id}", lambda: self.place.do("chord-size", add))
 
     def mark_as_done(self, task_id: str, result: Any, request: Any = None, *args: Any, **options: Any) -> None:
         """Keep a result, and count the part of a chord with it."""
@@ -198,7 +195,7 @@ class StoredChords(BaseKeyValueStoreBackend):  # type: ignore[misc]
 
     def send_late_bodies(self, *, limit: int = 100) -> int:
         """Send the bodies of chords whose last process has died before it could; return their number."""
-        late = self.place.claim_late(limit=limit)
+        late = self.place.do("chord-claim", partial(chords.claim_late, limit=limit))
         for owed in late:
             self.send_body(owed)
         return len(late)
@@ -247,7 +244,7 @@ class StoredChords(BaseKeyValueStoreBackend):  # type: ignore[misc]
         return True
 
     def _send_apart(self, owed: Owed, body: Any, values: list[Any]) -> None:
-        renewed = self.place.renew(owed, for_s=APART_S)
+        renewed = self.place.do("chord-claim", partial(chords.renew, owed=owed, for_s=APART_S))
         if renewed is None:
             return
         body_id = body.options.get("task_id")
@@ -264,7 +261,7 @@ class StoredChords(BaseKeyValueStoreBackend):  # type: ignore[misc]
         """Return the results of a chord's parts, in the structure of its header; ChordError if a part has failed."""
         header = GroupResult.restore(chord, backend=self, app=self.app)
         if header is None:
-            return [self._value(part) for part in self.place.parts(chord)]
+            return [self._value(part) for part in self.place.connections.read(partial(chords.parts, chord=chord))]
         header.on_ready()
         try:
             with allow_join_result():
@@ -289,8 +286,8 @@ class StoredChords(BaseKeyValueStoreBackend):  # type: ignore[misc]
 
 def _counts(request: Any) -> None:
     """Have the part of a chord counted with its result, which is kept next."""
-    if request and request.chord and request.group:
-        request.sidejob_counts = True
+    if request:  # a header may have the same name
+        request.sidejob_counts = bool(request.chord and request.group)
 
 
 def _packed(call: Any, serializer: str) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from functools import partial
 from math import inf
@@ -60,9 +60,13 @@ class Place:
         self._untold: list[str] = []
         self._told_at = 0.0
 
+    def do(self, name: str, work: Callable[[OwnExecutor], T]) -> T:
+        """Run one statement; raises StoreUnavailableError."""
+        return self.connections.transact(name, work, single=True)
+
     def keep(self, result: results.Kept, *, replaces: bool = False) -> None:
         """Keep a result, and notify those that wait; raises StoreUnavailableError."""
-        if self._do("result", lambda executor: results.keep(executor, result, replaces=replaces)):
+        if self.do("result", lambda executor: results.keep(executor, result, replaces=replaces)):
             self.tell(result.key)
 
     def read(self, keys: list[str], *, until: float = inf) -> dict[str, bytes]:
@@ -84,38 +88,14 @@ class Place:
         finally:
             readers.release()
 
-    def remove(self, key: str) -> None:
-        """Remove what is kept under a key; raises StoreUnavailableError."""
-        self._do("forget", lambda executor: results.forget(executor, [key]))
-
     # -- chords ----------------------------------------------------------------------------------------------------
 
     def count(self, part: Part, result: results.Kept | None) -> Owed | None:
         """Count a part with its task's result, and return its chord if this process must send the body now."""
-        owed, is_listened = self._do("chord-part", lambda executor: chords.count(executor, part, result))
+        owed, is_listened = self.do("chord-part", lambda executor: chords.count(executor, part, result))
         if is_listened and result is not None:
             self.tell(result.key)
         return owed
-
-    def set_size(self, chord: str, size: int, *, expires_s: float | None) -> None:
-        """Set the number of a chord's parts."""
-        self._do("chord-size", lambda executor: chords.set_size(executor, chord, size, expires_s=expires_s))
-
-    def add(self, chord: str, *, expires_s: float | None) -> None:
-        """Add one to the number of a chord's parts."""
-        self._do("chord-size", lambda executor: chords.add(executor, chord, expires_s=expires_s))
-
-    def parts(self, chord: str) -> Sequence[bytes]:
-        """Read how the parts of a chord have ended, in order."""
-        return self.connections.read(lambda executor: chords.parts(executor, chord))
-
-    def renew(self, owed: Owed, *, for_s: float) -> Owed | None:
-        """Renew the claim to send a body; None if it is lost."""
-        return self._do("chord-claim", lambda executor: chords.renew(executor, owed, for_s=for_s))
-
-    def claim_late(self, *, limit: int) -> Sequence[Owed]:
-        """Claim chords whose bodies were not sent in time."""
-        return self._do("chord-claim", lambda executor: chords.claim_late(executor, limit=limit))
 
     def forget_chord(self, owed: Owed, *, with_: Callable[[OwnTransaction], Any] | None = None) -> None:
         """Forget a chord; `with_` sends its body in the same commit. Does nothing if the claim is lost.
@@ -141,9 +121,6 @@ class Place:
         while chords.prune(self.connections):
             pass
 
-    def _do(self, name: str, work: Callable[[OwnExecutor], T]) -> T:
-        return self.connections.transact(name, work, single=True)
-
     def tell(self, key: str) -> None:
         """Notify now, or with the next result; those that wait look for themselves if a notification is lost."""
         with self._lock:
@@ -153,7 +130,7 @@ class Place:
             keys, self._untold = self._untold, []
             self._told_at = monotonic()
         try:
-            self._do("tell", lambda executor: results.tell(executor, keys))
+            self.do("tell", lambda executor: results.tell(executor, keys))
         except StoreUnavailableError:
             pass
         finally:
@@ -181,28 +158,21 @@ def place_of(app: Celery, url: str, options: Mapping[str, Any]) -> Place:
         if not store_url.are_clear_for_broker(url):
             raise SettingsError(f"{SETTING} cannot be read: {store_url.NOT_CLEAR}")
         named = f"postgresql://{url.partition('://')[2]}"
-        return _place_named((named, direct_url, schema))
+        way = named, direct_url, schema
+        return _place(_named, way, lambda: Connections(named, schema, prepare=direct_url is None, setting=SETTING), way)
     sidejob = getattr(app, "sidejob", None)
     if sidejob is None:
         raise SettingsError(ALONE)
-    settings = sidejob.settings
-    return _place_in_store(sidejob.runtime.connections, (settings.database_url, settings.direct_url, settings.schema))
+    settings, connections = sidejob.settings, sidejob.runtime.connections
+    way = settings.database_url, settings.direct_url, settings.schema
+    return _place(_stores, id(connections), lambda: connections, way)
 
 
-def _place_named(way: _Way) -> Place:
-    url, direct_url, schema = way
+def _place(known: MutableMapping[Any, Place], key: Any, connections: Callable[[], Connections], way: _Way) -> Place:
     with _lock:
-        if way not in _named:
-            connections = Connections(url, schema, prepare=direct_url is None, setting=SETTING)
-            _named[way] = Place(connections, _ear(way))
-        return _named[way]
-
-
-def _place_in_store(connections: Connections, way: _Way) -> Place:
-    with _lock:
-        place = _stores.get(id(connections))
+        place = known.get(key)
         if place is None:
-            place = _stores[id(connections)] = Place(connections, _ear(way))
+            place = known[key] = Place(connections(), _ear(way))
         return place
 
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..deadset import DeadEntry
-from ..hooks.jobs.eager import body_of
-from ..hooks.messages.kept_message import delivered
+from ..hooks.messages.kept_message import decoded, delivered
 from ..jobs.job import Job
 from ..jobs.port import Port
 from ..jobs.steps import Step
@@ -155,7 +154,8 @@ def _enqueued(
 
 
 def _waiting(app: Any, row: Any) -> Waiting:
-    args, kwargs, _ = body_of(app, delivered(Message.of_row(row)))
+    given = delivered(Message.of_row(row))
+    args, kwargs, _ = decoded(app, given["body"], given["headers"], given["content-type"], given["content-encoding"])
     return Waiting(row.task_id, row.task, args, kwargs, row.queue)
 
 

@@ -14,6 +14,7 @@ from ..hooks.jobs.eager import DIED, run_kept, run_owed, worker_here
 from ..hooks.worker import recording
 from ..jobs.batch import settle_all
 from ..jobs.job import Job
+from ..model import native
 from ..model.checks import is_number
 from ..model.checks import shown as in_text
 from ..model.crash_points import Died
@@ -86,17 +87,16 @@ def run_until_quiet(sidejob: Any, *, limit: int = 1000, raise_errors: bool = Tru
 @contextmanager
 def _working(runtime: Runtime) -> Iterator[Heartbeat]:
     """Let this process be a worker within the block; other workers are not woken by its asks."""
-    inline = INLINE.set(set())
     try:
-        _rescue_lost(runtime)
-        with worker_here(runtime) as worker:
-            try:
-                yield worker
-            except Died:
-                declare_dead(runtime.settings.require_database_url(), runtime.settings.schema, worker.worker_id)
-                raise
+        with native.within(INLINE, set[int]()):
+            _rescue_lost(runtime)
+            with worker_here(runtime) as worker:
+                try:
+                    yield worker
+                except Died:
+                    declare_dead(runtime.settings.require_database_url(), runtime.settings.schema, worker.worker_id)
+                    raise
     finally:
-        INLINE.reset(inline)
         recording.end()
 
 

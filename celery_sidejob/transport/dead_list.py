@@ -6,9 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from kombu.log import get_logger
+from kombu.utils.json import loads
 
 from ..model.messages import Cursor
 
@@ -17,12 +18,14 @@ logger = get_logger(__name__)
 DAY_S = 86_400
 
 
-@dataclass(frozen=True)
-class DeadMessage(ABC):
+@dataclass(frozen=True, slots=True)
+class DeadMessage:
     """A message that was given up."""
 
     text: bytes = field(repr=False)
-    """The key under which the list stores it."""
+    """The key under which the list stores it: a whole entry of a list in Redis, or the id of a row."""
+    id: str
+    """The name of the entry for people: not every message has a task id."""
     queue: str
     task_id: str | None
     """The id of its task; None for a message without a task."""
@@ -30,33 +33,35 @@ class DeadMessage(ABC):
     at: datetime
     message: str = field(repr=False)
     """The message as it was in its queue."""
-
-    @property
-    @abstractmethod
-    def id(self) -> str:
-        """The name of the entry for people: not every message has a task id."""
-
-    @property
-    @abstractmethod
-    def headers(self) -> Mapping[str, Any]:
-        """The message's headers; none if they cannot be read."""
+    headers: Mapping[str, Any] = field(repr=False, compare=False)
+    """The message's headers; none if they cannot be read."""
+    list_key: str = ""
+    """The list in Redis from which it came."""
 
 
-M = TypeVar("M", bound=DeadMessage)
+def headers_in(text: str, *names: str) -> Mapping[str, Any]:
+    """Return the headers in a text in JSON, below these names; none if they cannot be read here."""
+    try:
+        found = loads(text)
+        for name in names:
+            found = found[name]
+    except Exception:  # of whatever decodes a type in them
+        return {}
+    return found if isinstance(found, Mapping) else {}
 
 
-class DeadList(ABC, Generic[M]):
+class DeadList(ABC):
     """The dead list of one broker."""
 
     @classmethod
     @abstractmethod
-    def of(cls, channel: Any) -> DeadList[M]:
+    def of(cls, channel: Any) -> DeadList:
         """Return the dead list of a channel's broker."""
 
     @abstractmethod
     def __len__(self) -> int: ...
 
-    def __iter__(self) -> Iterator[M]:
+    def __iter__(self) -> Iterator[DeadMessage]:
         """Yield all entries, the oldest first."""
         cursor = Cursor()
         while True:
@@ -67,7 +72,7 @@ class DeadList(ABC, Generic[M]):
             cursor = cursor.past([one.text for one in page])
 
     @abstractmethod
-    def page(self, cursor: Cursor) -> tuple[Cursor, list[M]]:
+    def page(self, cursor: Cursor) -> tuple[Cursor, list[DeadMessage]]:
         """Return the page behind a cursor, and the new cursor: the beginning, if an earlier entry was removed."""
 
     @abstractmethod
@@ -75,7 +80,7 @@ class DeadList(ABC, Generic[M]):
         """Remove a message for good; False if it was already removed."""
 
     @abstractmethod
-    def deliver_again(self, message: M) -> bool:
+    def deliver_again(self, message: DeadMessage) -> bool:
         """Deliver a message again as a fresh one; False if it was retried or deleted meanwhile.
 
         Raises ValueError for an entry that is no message, and would be back at once.

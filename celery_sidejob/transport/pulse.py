@@ -76,13 +76,12 @@ class Pulse:
 
 def _callback(thread: int) -> list[FrameType]:
     """The stack of the loop's current callback in this thread, outermost first; empty outside a loop."""
-    frame = sys._current_frames().get(thread)
+    innermost = sys._current_frames().get(thread)
     inner: list[FrameType] = []
-    while frame is not None:
+    for frame, _ in traceback.walk_stack(innermost) if innermost is not None else ():
         inner.append(frame)
         if _module(frame) == LOOP:
             return inner[::-1]
-        frame = frame.f_back
     return []
 
 

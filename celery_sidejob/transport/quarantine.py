@@ -24,9 +24,9 @@ ROWS = frozenset({"sidejob", "sidejob_durable"})
 class Quarantine:
     """The quarantine of one channel: while a message is in it, the channel fetches nothing."""
 
-    def __init__(self, *, limit: float, silence_s: float) -> None:
+    def __init__(self, *, limit: int | None, silence_s: float) -> None:
         """`limit`: how often a message may come back. `silence_s`: after so many seconds a consumer counts as dead."""
-        self.limit = limit
+        self.limit: float = inf if limit is None else limit
         self._silence_s = silence_s
         self._alone: tuple[Any, float] | None = None
 

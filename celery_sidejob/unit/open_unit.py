@@ -11,7 +11,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
@@ -19,6 +19,7 @@ from typing import Any, NoReturn, TypeVar
 from weakref import proxy
 
 from ..awaiting import Parts
+from ..model import native
 from ..model.changes import Change, ConfigurePorts, PortKey, RememberInputs, Stage, Terminate
 from ..model.crash_points import reach
 from ..model.errors import IllegalMoveError, LeaseLostError, PortFullError, SideJobError, StoreUnavailableError
@@ -695,14 +696,9 @@ active = _active.get
 os.register_at_fork(after_in_child=lambda: _active.set(None))
 
 
-@contextmanager
-def within(unit: OpenUnit | None) -> Iterator[None]:
+def within(unit: OpenUnit | None) -> AbstractContextManager[None]:
     """Make this the unit of whatever asks and reads in the block; with None that is outside of runs."""
-    token = _active.set(unit)
-    try:
-        yield
-    finally:
-        _active.reset(token)
+    return native.within(_active, unit)
 
 
 def submit(runtime: Runtime, name: str, *changes: Change, transaction: Any = None) -> Applied | None:

@@ -216,6 +216,12 @@ def test_a_part_that_ends_again_once_its_chord_is_forgotten_leaves_nothing_for_e
     assert (stage.open, stage.rows.all("SELECT * FROM chord_parts")) == ([], [])
 
 
+def test_a_header_by_the_name_of_our_note_counts_nothing(stage: Stage) -> None:
+    stage.app.backend.mark_as_done("alone", 1, Context(id="alone", task="plain.part", sidejob_counts=True))
+    assert AsyncResult("alone", app=stage.app).state == states.SUCCESS
+    assert stage.open == []
+
+
 @pytest.mark.usefixtures("for_ever")
 def test_a_chord_whose_size_comes_late_does_not_expire_either(stage: Stage) -> None:
     stage.done(0)

@@ -28,7 +28,9 @@ class CeleryBroker:
     def __init__(self, app: Celery, connection: BrokerConnection, store: Connections) -> None:
         self._app = app
         self._connection = connection
-        self._markers = Markers(store.schema)
+        self._schema = store.schema
+        self._forbidden: set[str] = set()
+        """The markers that RabbitMQ does not let us put there."""
 
     @property
     def identity(self) -> str:
@@ -65,10 +67,24 @@ class CeleryBroker:
     def was_emptied(self, store: str | None = None) -> bool:
         """Look for a store's marker in the broker, and put it there; False if the broker does not answer.
 
+        The marker is a key in Redis, an exchange in RabbitMQ, elsewhere nothing; one that is gone shows that the broker
+        has lost what it had. Nobody uses the exchange. It is durable, so it is gone only if the virtual host was reset.
         A fresh broker has no marker either. The caller counts messages before it publishes copies.
         """
-        family = self._connection.family
-        return self._connection.ask(lambda channel: self._markers.is_there(channel, family, store)) is False
+        marked, family = self._schema if store is None else f"{self._schema}:{store}", self._connection.family
+        return self._connection.ask(lambda channel: self._is_marked(channel, family, marked)) is False
+
+    def _is_marked(self, channel: Any, family: str, marked: str) -> bool:
+        """Tell whether a marker is there, and put it there where it is not; True where there can be none."""
+        if family == "redis":
+            return bool(channel.client.set(f"celery_sidejob:marker:{marked}", "1", get=True, keepttl=False))
+        if family == "amqp" and marked not in self._forbidden:
+            try:
+                return rabbitmq.has_exchange(channel.connection, f"celery_sidejob.marker.{marked}")
+            except AccessRefused as error:
+                self._forbidden.add(marked)
+                logger.warning("A reset of RabbitMQ's virtual host is noticed only after sidejob_lost_after: %s", error)
+        return True
 
     def dead_list(self) -> int | None:
         """Count what a transport of ours has given up; None with another one, or a broker that does not answer."""
@@ -95,43 +111,18 @@ class CeleryBroker:
             return False
 
 
-class Markers:
-    """The markers of all stores with one schema: a key in Redis, an exchange in RabbitMQ, elsewhere nothing.
-
-    A marker that is gone shows that the broker has lost what it had. Nobody uses the exchange. It is durable, so it is
-    gone only if the virtual host was reset.
-    """
-
-    def __init__(self, schema: str) -> None:
-        self._schema = schema
-        self._forbidden: set[str] = set()
-
-    def is_there(self, channel: Any, family: str, store: str | None) -> bool:
-        """Tell whether a store's is, and put it there where it is not; True where there can be none."""
-        marked = self._schema if store is None else f"{self._schema}:{store}"
-        if family == "redis":
-            return bool(channel.client.set(f"celery_sidejob:marker:{marked}", "1", get=True, keepttl=False))
-        if family == "amqp" and marked not in self._forbidden:
-            try:
-                return rabbitmq.has_exchange(channel.connection, f"celery_sidejob.marker.{marked}")
-            except AccessRefused as error:
-                self._forbidden.add(marked)
-                logger.warning("A reset of RabbitMQ's virtual host is noticed only after sidejob_lost_after: %s", error)
-        return True
-
-
 def has_dead_list(channel: Any) -> bool:
     """Tell whether a channel, or a class of channels, is of one of our transports (their `broker_channel.py`)."""
     return hasattr(channel, "DeadList")
 
 
-def dead_list_of(channel: Any) -> DeadList[Any]:
+def dead_list_of(channel: Any) -> DeadList:
     """Return the dead list of a channel's broker; kombu's Redis transport may share the broker with ours."""
     if not has_dead_list(channel):
         from ...transport.redis import dead  # here: on other brokers nothing imports redis-py
 
         return dead.DeadList.of(channel)
-    found: DeadList[Any] = channel.DeadList.of(channel)
+    found: DeadList = channel.DeadList.of(channel)
     return found
 
 

@@ -146,7 +146,7 @@ def turned(app: Celery, named: RunKey, run: RunKey) -> Iterator[None]:
     if run == named:
         yield
         return
-    beside = own_process.runs_beside(app)
+    beside = own_process.runs_beside(app, named)
     if beside is not None:  # a thread, or a greenlet
         beside.turned(named, run)
         yield

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,11 +18,10 @@ from celery.app.task import Context
 from celery.app.trace import trace_task
 from celery.exceptions import Ignore, NotRegistered, Retry
 from celery.result import EagerResult
-from kombu.compression import decompress
-from kombu.serialization import loads, prepare_accept_content
 from kombu.utils.uuid import uuid
 
 from ...jobs.job import Job, enqueue
+from ...model import native
 from ...model.crash_points import Died
 from ...model.durable import DIGEST, WORKER, Digest, Message
 from ...model.status import Status
@@ -34,7 +33,7 @@ from ...services.loop import Loop
 from ...store.outbox import doorbells
 from ..bodies import Outcome
 from ..broker.publishing import INLINE
-from ..messages.kept_message import delivered
+from ..messages.kept_message import decoded, delivered
 from ..tasks.beginning import Copy
 from .run import TaskBody, run_claimed
 
@@ -54,12 +53,9 @@ def apply_eagerly(task: TaskBody, runtime: Runtime, args: Any, kwargs: Any, opti
         made = enqueue(runtime, task, tuple(args), kwargs, task_id=task_id, **options)
         return _result(task, task_id, made, None, states.PENDING)
     asked_for: set[int] = set()
-    inline = INLINE.set(asked_for)
-    try:
+    with native.within(INLINE, asked_for):
         job = enqueue(runtime, task, tuple(args), kwargs, task_id=task_id, **options)
         outcomes = _run_all(task.app.sidejob, asked_for)
-    finally:
-        INLINE.reset(inline)
     job.refresh()
     state = {Status.COMPLETED: states.SUCCESS, Status.FAILED: states.FAILURE, Status.TERMINATED: states.REVOKED}
     shown = state.get(job.status, job.status.upper())
@@ -78,11 +74,8 @@ def _result(task: TaskBody, task_id: str, job: Job, value: Any, state: str) -> E
 
 def run_here(sidejob: Any, job_ids: set[int]) -> None:
     """Run jobs that were just asked to run, and all jobs that they ask, instead of notifying a worker."""
-    inline = INLINE.set(job_ids)
-    try:
+    with native.within(INLINE, job_ids):
         _run_all(sidejob, job_ids)
-    finally:
-        INLINE.reset(inline)
 
 
 def _run_all(sidejob: Any, asked_for: set[int]) -> dict[int, Any]:
@@ -162,7 +155,7 @@ def run_kept(app: Celery, worker: Heartbeat, message: Message) -> Outcome | None
     """
     given = delivered(message)
     headers, properties = given["headers"], given["properties"]
-    args, kwargs, embed = body_of(app, given)
+    args, kwargs, embed = decoded(app, given["body"], headers, given["content-type"], given["content-encoding"])
     request: dict[str, Any] = {
         **headers,
         **embed,
@@ -189,13 +182,3 @@ def run_kept(app: Celery, worker: Heartbeat, message: Message) -> Outcome | None
     if isinstance(error, Copy):
         return None
     return Outcome(error=error) if traced.info.state == states.FAILURE else Outcome(rests=True)
-
-
-def body_of(app: Celery, given: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any], dict[str, Any]]:
-    """Return the arguments in a delivered message, and the rest of its body."""
-    body = given["body"]
-    if given["headers"].get("compression"):
-        body = decompress(body, given["headers"]["compression"])
-    accept = prepare_accept_content(app.conf.accept_content)
-    args, kwargs, embed = loads(body, given["content-type"], given["content-encoding"], accept=accept)
-    return args, kwargs, embed or {}

@@ -5,7 +5,6 @@ The job's outcome is the child's commit or the rescue, and not the parent's own 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 from signal import SIGKILL
 from typing import Any
@@ -21,6 +20,7 @@ from ...operations.runs.run_pages import Claimed
 from ...services.heartbeat.deliveries import ENDED, RunKey
 from ...services.heartbeat.run_ends import QuietEnd, Stop, end_from_outside
 from ...store.claims import Owed
+from ...store.results import Ended
 from ..events import Rested
 from ..messages.doorbell import HEADER
 from ..worker.delivered import Delivered, is_busy
@@ -93,16 +93,10 @@ class JobRequest(Delivered):
             given[HELD] = self.held._replace(stands=self._heartbeat.may_claim)
         return given
 
-    def ended(self, outcome: Sequence[Any]) -> Sequence[Any]:
-        """End the run, if its process has left only that to this worker."""
-        for over in outcome[3:]:
-            assert self.held is not None
-            self._heartbeat.jobs.ends.add(QuietEnd(over, self.held.hold), waits=is_busy())
-        return outcome[:3]
-
-    def works_on(self, key: RunKey) -> bool:
-        """Tell whether its process executes this run."""
-        return self._key == key
+    def end(self, over: Ended) -> None:
+        """End the run, as its process has left only that to this worker."""
+        assert self.held is not None
+        self._heartbeat.jobs.ends.add(QuietEnd(over, self.held.hold), waits=is_busy())
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
         """At a hard limit the worker ends the run as failed: its process is about to be killed."""
@@ -227,5 +221,5 @@ class JobRequest(Delivered):
 def kill_run(state: Any, job_id: int, run_no: int, **_: Any) -> None:
     """Kill the process of a job's run, if this worker executes it, by whatever message."""
     for request in list(active_requests):
-        if isinstance(request, JobRequest) and request.works_on((job_id, run_no)):
+        if isinstance(request, JobRequest) and request._key == (job_id, run_no):
             request.kill(state.consumer.pool)

@@ -51,11 +51,6 @@ class CeleryResults:
         return cast("type[Any]", kind)
 
     @property
-    def _is_disabled(self) -> bool:
-        """Whether there is no result backend."""
-        return issubclass(self._kind, DisabledBackend)
-
-    @property
     def in_store(self) -> bool:
         """Whether the result backend is the app's store."""
         return issubclass(self._kind, PostgresBackend) and is_alone(self._app.conf.result_backend)
@@ -74,7 +69,7 @@ class CeleryResults:
         ignored = (options or {}).get("ignore_result")
         if ignored is None:
             ignored = known.ignore_result if known is not None else self._app.conf.task_ignore_result
-        return not ignored and not self._is_disabled
+        return not ignored and not issubclass(self._kind, DisabledBackend)
 
     def connect(self) -> None:
         """Make the backend: `freeze` of a follow-up makes a result, which needs the backend."""

@@ -18,7 +18,9 @@ def publish(app: Celery, producer: Any, bell: Doorbell, *, family: str, timeout:
     """Give a doorbell to a broker of that family."""
     headers, properties, body = _made(app, bell)
     queue = app.amqp.queues[bell.queue]
-    exchange, routing_key = address(app, bell)
+    exchange, routing_key = queue.exchange.name, queue.routing_key
+    if (queue.exchange.type or "direct") == "direct":
+        exchange, routing_key = "", queue.name  # the default exchange, and so a single queue
     producer.publish(
         body,
         exchange=exchange,
@@ -74,14 +76,6 @@ def _made(app: Celery, bell: Doorbell) -> tuple[dict[str, Any], dict[str, Any], 
     headers.update((name, value) for name, value in users.items() if name not in CELERYS)
     headers[HEADER] = header
     return headers, properties, body
-
-
-def address(app: Celery, bell: Doorbell) -> tuple[str, str]:
-    """Return exchange and routing key of a doorbell; the default exchange, and so a single queue, if possible."""
-    queue = app.amqp.queues[bell.queue]
-    if (queue.exchange.type or "direct") == "direct":
-        return "", queue.name
-    return queue.exchange.name, queue.routing_key
 
 
 def _priority(priority: int | None, family: str) -> int | None:

@@ -135,13 +135,9 @@ def request_of(app: Celery, message: Message) -> Context:
         logger.warning("%s", error)
         about = {"headers": {"id": message.task_id}, "properties": {}, "content_type": None, "content_encoding": None}
     headers = about["headers"]
-    body = message.body
     embed: Mapping[str, Any] = {}
     try:
-        if headers.get("compression"):
-            body = decompress(body, headers["compression"])
-        accept = prepare_accept_content(app.conf.accept_content)
-        _, _, embed = loads(body, about["content_type"], about["content_encoding"], accept=accept)
+        _, _, embed = decoded(app, message.body, headers, about["content_type"], about["content_encoding"])
     except Exception as error:
         logger.warning("The body of %s cannot be read here: %s", message.task_id, error)
     request = Context({**headers, **embed, "task": message.task, "delivery_info": {"routing_key": message.queue}})
@@ -150,6 +146,17 @@ def request_of(app: Celery, message: Message) -> Context:
     if request.chord:
         request.chord = maybe_signature(request.chord, app=app)
     return request
+
+
+def decoded(
+    app: Celery, body: Any, headers: Mapping[str, Any], content_type: Any, content_encoding: Any
+) -> tuple[list[Any], dict[str, Any], dict[str, Any]]:
+    """Return the arguments in the body of a message with these headers, and the rest of the body."""
+    if headers.get("compression"):
+        body = decompress(body, headers["compression"])
+    accept = prepare_accept_content(app.conf.accept_content)
+    args, kwargs, embed = loads(body, content_type, content_encoding, accept=accept)
+    return args, kwargs, embed or {}
 
 
 def received(app: Celery, task: str, message: Any, converted: tuple[Mapping[str, Any], Any] | None = None) -> Message:
@@ -190,13 +197,8 @@ def received(app: Celery, task: str, message: Any, converted: tuple[Mapping[str,
 
 def content_of(message: Any) -> Content:
     """Return the content that a delivery with the header of a kept message would run; kombu has decompressed it."""
-    headers = message.headers or {}
-    return Content(str(headers.get("task")), digest_of(body_of(message)), unpacker(headers.get("compression")))
-
-
-def body_of(message: Any) -> bytes:
-    """Return the body of a delivery as bytes."""
-    return as_bytes(message.body or b"", message.content_encoding)
+    headers, body = message.headers or {}, as_bytes(message.body or b"", message.content_encoding)
+    return Content(str(headers.get("task")), digest_of(body), unpacker(headers.get("compression")))
 
 
 def unpacker(compression: Any) -> Callable[[bytes], bytes] | None:

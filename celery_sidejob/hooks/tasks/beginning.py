@@ -104,19 +104,15 @@ class Delivery:
 def begin(task: Any, request: Context) -> None:
     """Lock the row of a delivery; raises Copy, Forged or Left if it must not, or cannot, begin."""
     try:
-        _begin(task, request)
+        recording.begin(task.app)
+        delivery = Delivery.of(task, request)
+        held: HeldRun | None = request.get(HELD)
+        if held is None or not _begin_held(delivery, held):
+            _begin_locked(delivery, _stores_or_leave(delivery))
     except SoftTimeLimitExceeded:  # the limit is meant for the body
         if run_of(task) is not None:
             raise
         raise _left(request, "its time limit struck while it waited for its lock") from None
-
-
-def _begin(task: Any, request: Context) -> None:
-    recording.begin(task.app)
-    delivery = Delivery.of(task, request)
-    held: HeldRun | None = request.get(HELD)
-    if held is None or not _begin_held(delivery, held):
-        _begin_locked(delivery, _stores_or_leave(delivery))
 
 
 def _begin_held(delivery: Delivery, held: HeldRun) -> bool:

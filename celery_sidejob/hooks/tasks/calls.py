@@ -14,6 +14,7 @@ from celery import Celery
 from celery.backends.rpc import RPCBackend
 from kombu.utils.uuid import uuid
 
+from ...model import native
 from ...model.errors import IllegalMoveError, InvalidValueError
 from ...model.logger import logger
 from ...model.unique import Unique
@@ -190,12 +191,13 @@ def _send_in(app: Celery, send: Callable[..., Any], name: str, args: Sequence[An
     borrowed = runtime.connections.borrow(options["transaction"])
     own = {option: value for option, value in options.items() if option not in ("transaction", "publisher")}
     lent = Lent(borrowed)
-    token = LENT.set(lent)
-    try:
-        with borrowed.atomic(), app.producer_pool.acquire(block=True) as producer, producer.batch():
-            result = send(name, *args, **{**own, "producer": producer, "retry": False})
-    finally:
-        LENT.reset(token)
+    with (
+        native.within(LENT, lent),
+        borrowed.atomic(),
+        app.producer_pool.acquire(block=True) as producer,
+        producer.batch(),
+    ):
+        result = send(name, *args, **{**own, "producer": producer, "retry": False})
     borrowed.after_commit(partial(do_after_commit, partial(runtime.publisher.ring_queues, list(lent.queues))))
     return result
 
@@ -208,27 +210,22 @@ class LazyProducer:
 
     def __init__(self, app: Celery) -> None:
         self._app = app
-        self._taken: Any = None
+        self.taken: Any = None
         self.connection = LazyConnection(self)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.take(), name)
 
-    @property
-    def is_taken(self) -> bool:
-        """Whether it was used."""
-        return self._taken is not None
-
     def take(self) -> Any:
         """Return the producer; the first use takes it from the pool."""
-        if self._taken is None:
+        if self.taken is None:
             timeout = self._app.conf.get("broker_pool_acquire_timeout")  # Celery 5.5 does not have this setting
-            self._taken = self._app.producer_pool.acquire(block=True, timeout=timeout)
-        return self._taken
+            self.taken = self._app.producer_pool.acquire(block=True, timeout=timeout)
+        return self.taken
 
     def close(self) -> None:
         """Give the producer back, if it was taken."""
-        taken, self._taken = self._taken, None
+        taken, self.taken = self.taken, None
         if taken is not None:
             taken.release()
 
@@ -251,6 +248,6 @@ class LazyConnection:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if error is not None and self._producer.is_taken:
-            with self._producer.take().connection._reraise_as_library_errors():
+        if error is not None and (taken := self._producer.taken) is not None:
+            with taken.connection._reraise_as_library_errors():
                 raise error

@@ -23,7 +23,7 @@ from celery import Celery, states
 from celery.app.task import Context
 from celery.exceptions import ChordError, Reject
 from celery.result import GroupResult, result_from_tuple
-from kombu.exceptions import ContentDisallowed, DecodeError, EncodeError, OperationalError
+from kombu.exceptions import ContentDisallowed, DecodeError, EncodeError
 
 from ...model.durable import Message
 from ...model.errors import StoreUnavailableError
@@ -31,6 +31,7 @@ from ...model.logger import logger
 from ...operations.ledger import keeping
 from ...operations.ledger.durable_runs import Run
 from ...operations.runtime import Runtime
+from ...results.chords import AWAY
 from ..durability import UNLOCK
 from ..patches import result_backend
 from .present import Counting, Together, calling, present_call, present_run
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
 
 REFUSED = (EncodeError, DecodeError, ContentDisallowed, TypeError, ValueError)
 """Errors of the result backend that are due to a value; after any other error it may have been unreachable."""
-AWAY = (StoreUnavailableError, OperationalError, OSError)
-"""Errors of sending a chord's body while the store or the broker is unreachable."""
 _SENDING = ("Callback error", "chord_unlock could not be retried")
 """The beginnings of Celery's texts for a chord that failed because a message could not be sent."""
 CLAIM_S = 10

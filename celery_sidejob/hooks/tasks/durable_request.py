@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime
 from functools import cached_property, partial
-from time import monotonic
 from typing import Any
 
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
@@ -36,19 +35,16 @@ from ...model.durable import (
 from ...model.logger import logger
 from ...model.names import text_of
 from ...model.protocols import Rider
-from ...services.heartbeat.deliveries import ENDED, GRACE_S
+from ...services.heartbeat.deliveries import ENDED
 from ...services.heartbeat.run_ends import QuietEnd
 from ...store.outbox.holds import Fresh
+from ...store.results import Ended
 from ..durability import REQUEUE
 from ..messages.kept_message import content_of, received
 from ..worker.delivered import Delivered, holders, is_busy
-from ..worker.outbox import Fetched
 from . import ending
 from .beginning import Copy, Forged, Left
 from .present import RUNS
-
-SURE_S = GRACE_S / 2
-"""The oldest fetch that counts when its message is received. Later, the heartbeat might give up the rows held here."""
 
 
 def install() -> None:
@@ -78,8 +74,7 @@ class DurableRequest(Delivered):
         self._argsrepr: str = self._redacted(self._argsrepr)
         self._kwargsrepr: str = self._redacted(self._kwargsrepr)
         self._failed = False
-        self.held: Fetched | None = None
-        self._hold_is_sure = False
+        self.held: HeldRun | None = None
         self._holders = holders(self._app, header)
         self._deliveries = [
             (heartbeat.tasks.runs, heartbeat.tasks.runs.received(self._key, request=self))
@@ -117,13 +112,13 @@ class DurableRequest(Delivered):
         if self.held is not None and (0, self.held.held.worker_id) in given[WORKER]:
             # Without a beat for a lease this worker may have been declared dead, and the run may belong to another
             # worker.
-            stands = self._hold_is_sure and not self._has_gate(*self._holders) and self._address.call is None
-            given[HELD] = HeldRun(self.held.held, self.held.queue, self.held.waited_s, stands)
+            stands = self.held.stands and not self._has_gate(*self._holders) and self._address.call is None
+            given[HELD] = self.held._replace(stands=stands)
         return given
 
-    def hold(self, held: Fetched) -> None:
-        """Note that this worker holds its row; if that took long, the hold is not sure."""
-        self.held, self._hold_is_sure = held, monotonic() - held.asked_at < SURE_S
+    def hold(self, held: HeldRun) -> None:
+        """Note that this worker holds its row."""
+        self.held = held
         for _, delivery in self._deliveries:
             delivery.held = held.held
 
@@ -154,14 +149,12 @@ class DurableRequest(Delivered):
         if self.held is not None:
             self._app.sidejob.heartbeat.tasks.unhold(self.held.held)
 
-    def ended(self, outcome: Sequence[Any]) -> Sequence[Any]:
-        """Remove the row of a run that has left only that to this worker."""
-        for over in outcome[3:]:
-            end = QuietEnd(over, lambda: self._content)
-            # Where the store is the broker, a fetch follows soon that can write it.
-            waits = is_busy() or (over.result is None and self._app.sidejob.runtime.connections.is_broker)
-            self._app.sidejob.heartbeat.tasks.ends.add(end, waits=waits)
-        return outcome[:3]
+    def end(self, over: Ended) -> None:
+        """Remove the row of the run, as its process has left only that to this worker."""
+        end = QuietEnd(over, lambda: self._content)
+        # Where the store is the broker, a fetch follows soon that can write it.
+        waits = is_busy() or (over.result is None and self._app.sidejob.runtime.connections.is_broker)
+        self._app.sidejob.heartbeat.tasks.ends.add(end, waits=waits)
 
     def maybe_expire(self) -> bool:
         """Tell whether it has expired.

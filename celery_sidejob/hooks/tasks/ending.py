@@ -83,9 +83,7 @@ def lose(run: Run, error: BaseException, worker: str | None) -> NoReturn:
     """Count a run as lost if its body raised an exception such as `sys.exit()` while its process goes on."""
     loss = Loss.of_body(worker, error)
     logger.error("The run of task %s is lost: %s", run.key[0], loss.redacted(run.runtime.settings.redacted).why)
-    run.is_lost = True
-    with suppress(StoreUnavailableError):  # otherwise the worker finds this run, which it holds and does not execute
-        durable_locks.give_back(run.runtime, [run.key[0]], worker_id=run.worker_id, loss=loss)
+    _give_back(run, loss)
     raise Ignore(f"task {run.key[0]}: its body left") from None
 
 
@@ -95,12 +93,15 @@ def give_up(run: Run, error: Exception, *, repeats: bool) -> NoReturn:
     It begins again without a loss if its task `repeats`; otherwise it is lost.
     """
     logger.warning("The run of task %s is given up: %s", run.key[0], error)
+    _give_back(run, Loss(cause=str(error)), begun=not repeats)
+    raise Ignore(f"task {run.key[0]} is given up") from None
+
+
+def _give_back(run: Run, loss: Loss, *, begun: bool = True) -> None:
+    """Give the row of a run back that ends without an outcome."""
     run.is_lost = True
     with suppress(StoreUnavailableError):  # otherwise the worker finds this run, which it holds and does not execute
-        durable_locks.give_back(
-            run.runtime, [run.key[0]], worker_id=run.worker_id, loss=Loss(cause=str(error)), begun=not repeats
-        )
-    raise Ignore(f"task {run.key[0]} is given up") from None
+        durable_locks.give_back(run.runtime, [run.key[0]], worker_id=run.worker_id, loss=loss, begun=begun)
 
 
 def _failed(sender: Any = None, einfo: Any = None, **_: Any) -> None:

@@ -8,7 +8,7 @@ within the first call.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from celery import Celery
 from celery.app.task import Context
 
+from ...model import native
 from ...model.capacity import Admission
 from ...model.durable import Message
 from ...model.unique import Unique
@@ -99,14 +100,9 @@ _call: ContextVar[Call] = ContextVar("celery_sidejob_call", default=PLAIN)
 present_call = _call.get
 
 
-@contextmanager
-def calling(**changes: Any) -> Iterator[None]:
+def calling(**changes: Any) -> AbstractContextManager[None]:
     """Make the calls of the block with these facts; other facts are inherited from the surrounding block."""
-    token = _call.set(_call.get()._replace(**changes))
-    try:
-        yield
-    finally:
-        _call.reset(token)
+    return native.within(_call, _call.get()._replace(**changes))
 
 
 def is_lending() -> bool:
@@ -131,19 +127,16 @@ RUNS: dict[str, Run] = {}
 
 
 def run_of(task: Any) -> Run | None:
-    """Return the run of the task's present request, if it has begun one; a header may have the same name."""
-    found = getattr(getattr(task, "request", None), "sidejob_run", None)
-    return found if isinstance(found, Run) else None
+    """Return the run of the task's present request, if it has begun one."""
+    return run_of_request(getattr(task, "request", None))
 
 
 def run_of_request(request: Context | None) -> Run | None:
-    """Return the run of a request, even after Celery has left it."""
-    found = None if request is None else request.get("sidejob_run")
+    """Return the run of a request, even after Celery has left it; a header may have the same name."""
+    found = getattr(request, "sidejob_run", None)
     return found if isinstance(found, Run) else None
 
 
 def present_run(app: Celery) -> Run | None:
     """Return the run of the durable task whose body, or whose end, this thread executes."""
-    parent = app.current_worker_task
-    found: Run | None = getattr(parent.request, "sidejob_run", None) if parent is not None else None
-    return found
+    return run_of(app.current_worker_task)

@@ -27,6 +27,7 @@ from ...model.names import storable, text_of
 from ...operations.ledger.durable_ends import LATE_END_PATIENCE_S
 from ...operations.ledger.durable_runs import Run
 from ...operations.runtime import PAUSE_S
+from ...results.chords import AWAY
 from .. import bodies
 from ..patches import result_backend
 from . import chords, ending
@@ -196,7 +197,7 @@ def _call_errbacks(backend: Any, call: Callable[..., Any], request: Context, exc
         one.errbacks = errbacks[:1]
         try:
             call(one, exc, traceback)
-        except (*chords.AWAY, SoftTimeLimitExceeded) as error:
+        except (*AWAY, SoftTimeLimitExceeded) as error:
             if time.monotonic() > deadline:
                 request.errbacks = errbacks
                 raise

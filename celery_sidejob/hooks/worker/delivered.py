@@ -23,6 +23,7 @@ from ...services.heartbeat.deliveries import RELEASED, Deliveries, Delivery
 from ...services.heartbeat.heartbeat import Heartbeat
 from ...store.claims import Owed
 from ...store.outbox.holds import Fresh
+from ...store.results import Ended
 from ..patches.celery_worker import wrap_generated
 from ..patches.connections import is_redis
 from .pool_kind import has, has_processes, not_begun
@@ -52,7 +53,7 @@ class Delivered(Request):
     acks_at_end = False
     """Whether this worker acknowledges messages after their run, also where it might do so before."""
     held: Any = None
-    """How this worker holds its row, if it does: a `Fetched` or a `Claimed`."""
+    """How this worker holds its row, if it does: a `HeldRun` or a `Claimed`."""
     _is_acknowledged_for_hold = False
     _is_being_accepted = False
     _has_begun = False
@@ -97,9 +98,9 @@ class Delivered(Request):
         """Return what its process runs in place of Celery's tracer: this worker may have to write the run's end."""
         return partial(trace_leaving, trace)
 
-    def ended(self, outcome: Sequence[Any]) -> Sequence[Any]:
-        """Note what its process tells of its end beside what Celery knows, and return only that."""
-        return outcome
+    def end(self, over: Ended) -> None:
+        """End its run, as its process has left only that to this worker."""
+        raise NotImplementedError
 
     def send_event(self, type: str, **fields: Any) -> None:
         """Send a monitoring event, its error and traceback redacted."""
@@ -278,7 +279,9 @@ def is_busy() -> bool:
 
 def _then_over(self: Delivered, on_success: Callable[..., Any], outcome: Sequence[Any], **options: Any) -> Any:
     try:
-        return on_success(self, self.ended(outcome), **options)
+        for over in outcome[3:]:  # beside what Celery knows
+            self.end(over)
+        return on_success(self, outcome[:3], **options)
     finally:
         self.over()
 

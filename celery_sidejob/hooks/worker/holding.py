@@ -11,10 +11,8 @@ A bell wakes the event loop for what is held, from any thread.
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from time import monotonic
 from typing import Any
 
@@ -31,8 +29,9 @@ from ...services.heartbeat.run_ends import Page
 from ...services.loop import Loop
 from ...store.claims import Owed
 from ...store.outbox.holds import Fresh
+from ...transport.postgres.pipe import Pipe
 from .delivered import Delivered
-from .outbox import Fetched
+from .outbox import held_run
 
 PAGE = 64
 """Messages whose rows one statement holds at most."""
@@ -176,7 +175,7 @@ class Holding:
             raise
         for task_id, row in found.items():
             request, one = fresh[task_id]
-            request.hold(Fetched(Held(*one.key, worker_id, row.held_at), row.queue, row.waited_s, asked_at))
+            request.hold(held_run(Held(*one.key, worker_id, row.held_at), row, asked_at))
 
 
 def _fresh(request: Any) -> Fresh | Owed | None:
@@ -188,25 +187,16 @@ def _fresh(request: Any) -> Fresh | Owed | None:
     return fresh
 
 
-class Bell:
+class Bell(Pipe):
     """A pipe that the loop listens to. Loops of kombu before 5.7 have nothing of their own for other threads."""
 
-    def __init__(self) -> None:
-        self._ear, self._clapper = os.pipe()
-        os.set_blocking(self._ear, False)
-        os.set_blocking(self._clapper, False)
-
-    def ring(self) -> None:
-        """Wake the loop; from any thread."""
-        with suppress(BlockingIOError):
-            os.write(self._clapper, b"!")
+    ring = Pipe.write
 
     def register(self, hub: Any, heard: Callable[[], None]) -> None:
         """Have this loop call `heard`, in its own thread, after a ring."""
 
         def hear() -> None:
-            with suppress(BlockingIOError):
-                os.read(self._ear, 64)
+            self.drain()
             heard()
 
-        hub.add_reader(self._ear, hear)
+        hub.add_reader(self.fileno(), hear)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from time import monotonic
 from typing import Any, TypeVar
 
 from celery import Celery
 
 from ...model.crash_points import reach
-from ...model.durable import Held, Message
+from ...model.durable import Held, HeldRun, Message
 from ...model.errors import InvalidValueError
 from ...model.logger import logger
 from ...model.messages import Doorbell
+from ...services.heartbeat.deliveries import GRACE_S
 from ...store.broker.holds import NOBODY, Holder
 from ...transport.decoding import Payload
 from ...transport.postgres.outbox import Page
@@ -26,16 +26,13 @@ from .delivered import is_busy
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Fetched:
-    """How a worker holds the row of a message that it has fetched."""
+SURE_S = GRACE_S / 2
+"""The oldest fetch that counts when its message is received. Later, the heartbeat might give up the rows held here."""
 
-    held: Held
-    queue: str
-    waited_s: float
-    """Seconds from the moment at which it was due to its fetch."""
-    asked_at: float
-    """When the fetch was begun, by the monotonic clock."""
+
+def held_run(held: Held, row: Any, asked_at: float) -> HeldRun:
+    """Return how a worker holds the row of a message that it receives now, and has fetched since `asked_at`."""
+    return HeldRun(held, row.queue, row.waited_s, stands=monotonic() - asked_at < SURE_S)
 
 
 class WorkerOutbox:
@@ -69,7 +66,7 @@ class WorkerOutbox:
         """Return the message that a fetched reference leads to, with the hold of its row if it was held."""
         found = message_of(self._app, row)
         if found is not None and getattr(row, "held_at", None) is not None:
-            found.held = Fetched(self._held(row), row.queue, row.waited_s, self._asked_at)
+            found.held = held_run(self._held(row), row, self._asked_at)
         return found
 
     def unhold(self, rows: Sequence[Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from billiard.exceptions import TimeLimitExceeded
@@ -21,7 +22,7 @@ def is_to_stop(app: Celery, key: tuple[Any, int], *, place: int = 0) -> bool:
 
     A body in a thread cannot be stopped from outside; it can only look.
     """
-    runs = _runs(app, key, place)
+    runs = runs_beside(app, key, place)
     return worker_is_stopping() or (runs is not None and runs.is_over(key))
 
 
@@ -30,7 +31,7 @@ def is_left(app: Celery, key: tuple[Any, int], error: BaseException, *, place: i
 
     Not if the worker made it leave, because it stops or the run was revoked: then the worker sees to the run.
     """
-    runs = _runs(app, key, place)
+    runs = runs_beside(app, key, place)
     if runs is None or worker_is_stopping() or isinstance(error, WorkerShutdown | WorkerTerminate):
         return False
     unasked = runs.plan_of(key) is None and not runs.is_over(key)
@@ -39,10 +40,8 @@ def is_left(app: Celery, key: tuple[Any, int], error: BaseException, *, place: i
 
 def ident(app: Celery, *, place: int = 0) -> str | None:
     """Return the name of the worker whose bodies run in this process, in the store at this place."""
-    if _heartbeat(app) is None:
-        return None
-    heartbeat: Heartbeat = app.sidejob.heartbeats[place]
-    return heartbeat.ident
+    heartbeat = _heartbeat(app, place)
+    return None if heartbeat is None else heartbeat.ident
 
 
 def is_revoked(app: Celery, task_id: str | None) -> bool:
@@ -65,24 +64,21 @@ def limit(error: BaseException, app: Celery, task: Any, request: Context) -> Tim
     return TimeLimitExceeded(seconds) if seconds and error.seconds == seconds else None  # type: ignore[attr-defined]
 
 
-def runs_beside(app: Celery) -> Deliveries[Any] | None:
-    """Return the runs of jobs that this worker knows, if bodies run beside its heartbeat, not in other processes."""
-    heartbeat = _heartbeat(app)
-    return None if heartbeat is None else heartbeat.runs
+def runs_beside(app: Celery, key: tuple[Any, int], place: int = 0) -> Deliveries[Any] | None:
+    """Return the runs that this worker knows in one store, if bodies run beside its heartbeat, not in other processes.
 
-
-def _heartbeat(app: Celery) -> Heartbeat | None:
-    """Return this worker's heartbeat, if bodies run beside it."""
-    found: Heartbeat | None = app.sidejob.heartbeat
-    return None if found is None or found.has_processes else found
-
-
-def _runs(app: Celery, key: tuple[Any, int], place: int) -> Deliveries[Any] | None:
-    """Return what runs here of the kind of a run's key, a job's number or a task's id, and of one store."""
-    if _heartbeat(app) is None:
+    They are of the kind of this run, whose key has a job's number or a task's id.
+    """
+    heartbeat = _heartbeat(app, place)
+    if heartbeat is None:
         return None
-    heartbeat: Heartbeat = app.sidejob.heartbeats[place]
     return heartbeat.tasks.runs if isinstance(key[0], str) else heartbeat.runs
+
+
+def _heartbeat(app: Celery, place: int = 0) -> Heartbeat | None:
+    """Return this worker's heartbeat in one store, if bodies run beside it."""
+    found: Sequence[Heartbeat] = app.sidejob.heartbeats
+    return None if not found or found[0].has_processes else found[place]
 
 
 def _is_a(error: BaseException, module: str, name: str) -> bool:

@@ -8,7 +8,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -120,13 +119,9 @@ def _handle_signals_in_greenlets() -> None:
 
     A signal mostly finds a worker with gevent in its hub, where whatever waits raises.
     """
+    from gevent import spawn  # it is there, as the pool is
+
     for number in (signal.SIGTERM, signal.SIGQUIT, signal.SIGINT):
         handler = signal.getsignal(number)
         if callable(handler) and handler is not signal.default_int_handler:
-            signal.signal(number, partial(_handle_in_greenlet, handler))
-
-
-def _handle_in_greenlet(handler: Callable[[int, Any], Any], number: int, frame: Any) -> None:
-    from gevent import spawn  # it is there, as the pool is
-
-    spawn(handler, number, frame)
+            signal.signal(number, partial(spawn, handler))

@@ -15,6 +15,7 @@ from typing import Any
 from billiard import current_process
 from celery import signals
 
+from ...model import native
 from ...model.crash_points import reach
 from ...store.connection.turns import share_one
 from ...store.results import Ended
@@ -111,8 +112,5 @@ def trace_leaving(by: Callable[..., Any], *args: Any, **options: Any) -> Sequenc
     If the process dies before the worker has this, the run is lost.
     """
     told: list[Any] = []
-    token = _TOLD.set(told)
-    try:
+    with native.within(_TOLD, told):
         return (*by(*args, **options), *told)
-    finally:
-        _TOLD.reset(token)

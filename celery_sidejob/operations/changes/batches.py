@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 
+from ...model import native
 from ...model.changes import JoinBatch, NewJob
 from ...model.errors import BatchClosedError
 from ...store import batches
@@ -17,14 +18,9 @@ present = _present.get
 """Returns the id of the batch of the surrounding block, None outside of a block."""
 
 
-@contextmanager
-def within(batch_id: int | None) -> Iterator[None]:
+def within(batch_id: int | None) -> AbstractContextManager[None]:
     """Add the work that is made in the block to the batch; with None to no batch."""
-    token = _present.set(batch_id)
-    try:
-        yield
-    finally:
-        _present.reset(token)
+    return native.within(_present, batch_id)
 
 
 def join_new(executor: Transaction, new: Iterable[NewJob]) -> None:

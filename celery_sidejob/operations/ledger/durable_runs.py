@@ -7,13 +7,14 @@ The order is lock (`durable_locks.py`), body, result, then removal together with
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal, Protocol
 
+from ...model import native
 from ...model.durable import Content, Key, Message
 from ...model.errors import LeaseLostError
 from ...model.protocols import Rider
@@ -114,18 +115,13 @@ _BODY: ContextVar[Run | Literal["inline"] | None] = ContextVar("celery_sidejob_d
 """The run whose body runs here; "inline" for a body without a run."""
 
 
-@contextmanager
-def in_body(run: Run | None) -> Iterator[None]:
+def in_body(run: Run | None) -> AbstractContextManager[None]:
     """Make the block the body of a run, also in threads that run in this context.
 
     None: the body of a task that is called as a function or eagerly, which has no row. Inside the body of a run, such a
     body belongs to that run.
     """
-    token = _BODY.set(run or _BODY.get() or "inline")
-    try:
-        yield
-    finally:
-        _BODY.reset(token)
+    return native.within(_BODY, run or _BODY.get() or "inline")
 
 
 def current() -> Run | Literal["inline"] | None:

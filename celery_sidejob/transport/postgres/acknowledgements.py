@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from math import inf
 from time import monotonic
 from typing import Any, Protocol, TypeVar
@@ -60,22 +60,11 @@ class Removed(Reference):
     """That of a reference which its fetch has removed, as it holds the row: nothing is left to be acknowledged."""
 
 
-class Ends:
-    """What one statement is to remove: acknowledged messages, and rows of the outbox whose runs are over."""
+class Nothing:
+    """The `Page` of a connection without an outbox."""
 
-    def __init__(self, done: list[int], page: Page | None) -> None:
-        self.done = done
-        self._page = page
-
-    @property
-    def over(self) -> Sequence[Ended]:
-        """The runs that are over."""
-        return () if self._page is None else self._page.runs
-
-    def written(self, over: frozenset[str]) -> None:
-        """Note whose rows were removed, by task id."""
-        if self._page is not None:
-            self._page.over = over
+    runs: Sequence[Ended] = ()
+    over: Set[Any] | None = None
 
 
 class Acknowledgements:
@@ -160,13 +149,16 @@ class Acknowledgements:
         """Tell whether the first release has waited for so long."""
         return bool(self._back) and monotonic() - self._back_at >= after_s
 
-    def removing(self, statement: Callable[[Ends], T]) -> T:
-        """Run a statement that removes what is to be removed; if it raises that is to be removed still."""
+    def removing(self, statement: Callable[[list[int], Page], T]) -> T:
+        """Run a statement that removes acknowledged messages, and rows of the outbox whose runs are over.
+
+        If it raises, they are still to be removed.
+        """
         done, outbox = list(_emptied(self._done)), self._holder.outbox
         try:
             if outbox is None:
-                return statement(Ends(done, None))
-            return outbox.with_ends(lambda page: statement(Ends(done, page)))
+                return statement(done, Nothing())
+            return outbox.with_ends(lambda page: statement(done, page))
         except BaseException:
             self._done.extendleft(reversed(done))
             raise
@@ -175,12 +167,11 @@ class Acknowledgements:
         """Remove what was acknowledged, and the rows of runs that have ended."""
         holder = self._holder.consumer
 
-        def removed(ends: Ends) -> frozenset[int]:
+        def removed(done: list[int], page: Page) -> frozenset[int]:
             refused: frozenset[int]
-            refused, over = run(
-                "remove", lambda executor: messages.remove(executor, holder=holder, done=ends.done, over=ends.over)
+            refused, page.over = run(
+                "remove", lambda executor: messages.remove(executor, holder=holder, done=done, over=page.runs)
             )
-            ends.written(over)
             return refused
 
         if self._done:

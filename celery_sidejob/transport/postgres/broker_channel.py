@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from math import inf
 from time import monotonic
@@ -43,8 +43,8 @@ class Channel(virtual.Channel):
         self.link: Link = connection.link
         """The connection over which statements run."""
         self.acknowledgements = Acknowledgements(connection, lambda: self.closed)
-        self._fetching = Fetching(connection)
-        self._deliveries = Deliveries(self, connection, self.acknowledgements)
+        self.fetching = Fetching(connection)
+        self.deliveries = Deliveries(self, connection, self.acknowledgements)
         self._quarantine = Quarantine(limit=connection.delivery_limit, silence_s=connection.silence_s)
         self._acknowledged: set[str] = set()
         """The consumed queues whose messages are acknowledged."""
@@ -151,7 +151,7 @@ class Channel(virtual.Channel):
         (self._acknowledged.discard if no_ack else self._acknowledged.add)(queue)
         result = super().basic_consume(queue, no_ack, *args, **options)
         self.connection.update_rings()
-        self.look_at_all()
+        self.fetching.look_at_all()
         return result
 
     def basic_cancel(self, consumer_tag: str) -> Any:
@@ -167,41 +167,25 @@ class Channel(virtual.Channel):
         """The consumed queues that have messages of their own."""
         return [queue for queue in self._active_queues if not self.connection.broadcasts.is_listening(queue)]
 
-    @property
-    def consumed_queues(self) -> list[str]:
-        """All consumed queues."""
-        return list(self._active_queues)
-
-    def limit_to(self, spare: Callable[[], int]) -> None:
-        """Fetch from now on only as many messages as `spare` says that the worker can begin."""
-        self._fetching.spare = spare
-
-    def look(self) -> None:
-        """Have the next poll fetch: there may be messages."""
-        self._fetching.hungry = True
-
-    def look_at_all(self) -> None:
-        """Have the next fetch look from the beginning of each queue."""
-        self._fetching.look_at_all()
-
     def basic_get(self, queue: str, no_ack: bool = False, **options: Any) -> Any:
         """Replaces kombu's, which knows of no message that is taken without being acknowledged."""
         while True:
             found = (
-                self._fetching.take([queue], 1, whole=True)
+                self.fetching.take([queue], 1, whole=True)
                 if no_ack
-                else self._fetching.fetch_one(queue, self.acknowledgements)
+                else self.fetching.fetch_one(queue, self.acknowledgements)
             )
             if not found:
                 return None
             row = found[0]
             try:
-                message = self._deliveries.message_of(row)
+                payload = self.deliveries.payload_of(row)
+                if payload is None:
+                    self.acknowledgements.drop(row.id)
+                    continue
+                message = self.Message(payload, channel=self)
             except NotAMessageError as error:
-                self._deliveries.give_up_unreadable(row, error)
-                continue
-            if message is None:
-                self.acknowledgements.drop(row.id)
+                self.deliveries.give_up_unreadable(row, error)
                 continue
             if not no_ack:
                 self.qos.append(message, message.delivery_tag)
@@ -210,7 +194,7 @@ class Channel(virtual.Channel):
     def poll(self) -> bool:
         """Do what is to be done now; tell whether a message was delivered."""
         delivered = False
-        fetching = self._fetching
+        fetching = self.fetching
         self._release(self.link.run)
         room = 0 if self._quarantine.is_on(self.qos) else fetching.room(self.qos)
         to_fetch = [queue for queue in self.fetched_queues if queue in self._acknowledged]
@@ -218,7 +202,7 @@ class Channel(virtual.Channel):
         if to_fetch and room and fetching.is_worth_it(room, self.acknowledgements, self.qos):
             found = fetching.fetch(to_fetch, room, self.acknowledgements)
             self._rotate(to_fetch, found)
-            delivered = self._deliveries.deliver(self._without_suspects(found))
+            delivered = self.deliveries.deliver(self._without_suspects(found))
         elif self.acknowledgements.are_removals_late():
             self.flush()
         if self._quarantine.until is not None:
@@ -229,7 +213,7 @@ class Channel(virtual.Channel):
         if to_take:
             found = fetching.take(to_take, AT_MOST if self.connection.has_loop else 1)
             self._rotate(to_take, found)
-            delivered |= self._deliveries.deliver(found)
+            delivered |= self.deliveries.deliver(found)
         return delivered
 
     def _rotate(self, queues: Sequence[str], found: Sequence[Any]) -> None:
@@ -243,20 +227,16 @@ class Channel(virtual.Channel):
 
         If we die before a message is given up, whoever fetches it next gives it up.
         """
-        sorted_ = sort(found, self._quarantine)
-        for row in sorted_.doomed:
-            self._deliveries.bury(
+        doomed, delivered, released = sort(found, self._quarantine)
+        for row in doomed:
+            self.deliveries.bury(
                 row,
                 f"it came back {counted(times_back(row), 'time', 'times')} after it had begun: its worker died or gave "
                 "it up",
             )
-        self._deliveries.return_undelivered(sorted_.released)
+        self.deliveries.return_undelivered(released)
         self._release(self.link.run)
-        return sorted_.delivered
-
-    def payload_of(self, row: Any) -> dict[str, Any] | None:
-        """Return kombu's message; None for a reference that leads to nothing any more. May raise NotAMessageError."""
-        return self._deliveries.payload_of(row)
+        return delivered
 
     # -- ends of messages ------------------------------------------------------------------------------------------
 
@@ -268,12 +248,12 @@ class Channel(virtual.Channel):
     @property
     def is_busy(self) -> bool:
         """Whether it hands messages over just now, or has ends of messages to carry out."""
-        return bool(self._deliveries.are_under_way or self.acknowledgements.removals or self.acknowledgements.releases)
+        return bool(self.deliveries.are_under_way or self.acknowledgements.removals or self.acknowledgements.releases)
 
     @property
     def next_at(self) -> float:
         """When this channel has something to do that it puts off."""
-        return min(self._fetching.next_at, self.acknowledgements.next_at)
+        return min(self.fetching.next_at, self.acknowledgements.next_at)
 
     def flush(self) -> None:
         """Remove what was acknowledged."""
@@ -290,7 +270,7 @@ class Channel(virtual.Channel):
         """Release what was given back, and tell those who may fetch it."""
         if not self.acknowledgements.release(run):
             return
-        self.look_at_all()
+        self.fetching.look_at_all()
         channel, rings = self.link.channel, [ring_of_return(queue) for queue in self.fetched_queues]
         for ring in rings:
             run("ring", partial(consumers.notify, channel=channel, payload=ring))

@@ -64,7 +64,7 @@ def _and_waiting(scheduled: Callable[..., list[Any]]) -> Callable[..., list[Any]
             for row in transport.link.run("scheduled", lambda executor: messages.scheduled(executor, names)):
                 is_readable = row.task_id is None or transport.outbox is not None
                 with suppress(NotAMessageError):  # whoever fetches it gives it up
-                    payload = consumer.channel.payload_of(row) if is_readable else None
+                    payload = consumer.channel.deliveries.payload_of(row) if is_readable else None
                     if payload is not None:
                         found.append(_shown(row, payload, consumer))
         return found
@@ -120,7 +120,7 @@ def _limiting(start: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
                 limit = getattr(consumer.controller, "max_concurrency", None) or consumer.pool.num_processes
                 return int(limit) - len(reserved)
 
-            consumer.task_consumer.channel.limit_to(spare)
+            consumer.task_consumer.channel.fetching.spare = spare
 
     return started
 

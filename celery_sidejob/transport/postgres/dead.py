@@ -2,42 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 from kombu.log import get_logger
-from kombu.utils.json import loads
 
 from ...model.messages import Cursor
 from ...store.broker import dead
 from .. import dead_list
 from ..announcements import message_buried
-from ..dead_list import DAY_S, log_dropped
+from ..dead_list import DAY_S, DeadMessage, headers_in, log_dropped
 from .link import Link, Run, ring_of_queue
 
 logger = get_logger(__name__)
 
 
-@dataclass(frozen=True)
-class DeadMessage(dead_list.DeadMessage):
-    """A row of the dead list; `text` is its id."""
-
-    sent_headers: str = field(repr=False)
-
-    @property
-    def id(self) -> str:
-        """The number of its row."""
-        return self.text.decode()
-
-    @cached_property
-    def headers(self) -> Mapping[str, Any]:
-        """The message's headers; none if they cannot be read here."""
-        return headers_of(self.sent_headers)
-
-
-class DeadList(dead_list.DeadList[DeadMessage]):
+class DeadList(dead_list.DeadList):
     """The dead list of one broker."""
 
     def __init__(self, link: Link) -> None:
@@ -93,22 +72,12 @@ def bound(run: Run, *, limit: int | None, days: float | None) -> None:
         log_dropped(((row.queue, task_id_of(row.headers), row.died_at) for row in gone), limit=limit, days=days)
 
 
-def headers_of(text: str) -> Mapping[str, Any]:
-    """Return the headers of a message from their column; none if they cannot be read here."""
-    try:
-        headers = loads(text)
-    except Exception:  # of whatever decodes a type in them
-        return {}
-    return headers if isinstance(headers, Mapping) else {}
-
-
 def task_id_of(text: str) -> str | None:
     """Return the id of a message's task from the column of its headers; None if it has none that is a text."""
-    found = headers_of(text).get("id")
+    found = headers_in(text).get("id")
     return found if isinstance(found, str) else None
 
 
 def _message(row: Any) -> DeadMessage:
-    return DeadMessage(
-        str(row.id).encode(), row.queue, task_id_of(row.headers), row.reason, row.died_at, row.body, row.headers
-    )
+    text, task_id, headers = str(row.id), task_id_of(row.headers), headers_in(row.headers)
+    return DeadMessage(text.encode(), text, row.queue, task_id, row.reason, row.died_at, row.body, headers)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from kombu.log import get_logger
 
+from ..dead_list import headers_in
 from ..decoding import NotAMessageError, made
 from ..quarantine import Quarantine, is_counted_by_a_row
 from . import dead, rows
 from .acknowledgements import Acknowledgements, Reference, Removed
-from .dead import headers_of
 from .link import LOST
 
 logger = get_logger(__name__)
@@ -58,14 +58,6 @@ class Deliveries:
         held = [row for row in fetched if _is_held(row)]
         if held:
             self._transport.outbox.unhold(held)
-
-    def message_of(self, row: Any) -> Any:
-        """Return kombu's message for `basic_get`; None for a reference that leads to nothing any more.
-
-        May raise NotAMessageError.
-        """
-        payload = self.payload_of(row)
-        return None if payload is None else self._channel.Message(payload, channel=self._channel)
 
     def payload_of(self, row: Any) -> dict[str, Any] | None:
         """Return a message as kombu has it; None for a reference that leads nowhere. May raise NotAMessageError."""
@@ -114,34 +106,25 @@ def _is_held(row: Any) -> bool:
 # -- messages whose workers died with them -----------------------------------------------------------------------------
 
 
-class Sorted(NamedTuple):
-    """Fetched messages, by what is to be done with them."""
+def sort(found: Sequence[Any], quarantine: Quarantine) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
+    """Return which fetched messages are doomed, delivered and released; one whose worker died begins a quarantine.
 
-    doomed: Sequence[Any]
-    """Those that came back as often as they may."""
-    delivered: Sequence[Any]
-    released: Sequence[Any]
-    """Those that would be charged with the death of another."""
-
-
-def sort(found: Sequence[Any], quarantine: Quarantine) -> Sorted:
-    """Decide what is done with fetched messages; one whose worker died with it begins a quarantine.
-
-    The row that a reference leads to has a limit of its own.
+    The doomed came back as often as they may; the released would be charged with the death of another. The row that a
+    reference leads to has a limit of its own.
     """
     doomed = [row for row in found if times_back(row) >= quarantine.limit]
     left = [row for row in found if times_back(row) < quarantine.limit]
     first = next((place for place, row in enumerate(left) if row.deaths and row.task_id is None), None)
     if first is None:
-        return Sorted(doomed, left, ())
+        return doomed, left, ()
     if first == 0:
         quarantine.begin(left[0].id, times_back(left[0]))
     delivered = max(1, first)
-    return Sorted(doomed, left[:delivered], left[delivered:])
+    return doomed, left[:delivered], left[delivered:]
 
 
 def times_back(row: Any) -> int:
     """Return how often a message came back as the delivery limit counts: where a row counts, by deaths alone."""
     if not row.returns or row.task_id is not None:
         return 0
-    return int(row.deaths if is_counted_by_a_row(headers_of(row.headers)) else row.returns)
+    return int(row.deaths if is_counted_by_a_row(headers_in(row.headers)) else row.returns)

@@ -17,7 +17,8 @@ from ...model.crash_points import reach
 from ...store.broker import messages
 from ...store.broker.holds import NOBODY
 from ...store.broker.messages import HIGHEST_PRIORITY, Watermark
-from .acknowledgements import SOON_S, Acknowledgements, Ends, QoS
+from .acknowledgements import SOON_S, Acknowledgements, QoS
+from .outbox import Page
 
 AT_MOST = 64
 """The most messages that one fetch takes."""
@@ -127,23 +128,23 @@ class Fetching:
         consumer = transport.consumer
         worker = NOBODY if outbox is None else outbox.asks()
 
-        def fetched(ends: Ends) -> messages.Fetched:
+        def fetched(done: list[int], page: Page) -> messages.Fetched:
             found: messages.Fetched = transport.link.run(
                 "fetch",
                 lambda executor: messages.fetch(
                     executor,
                     holder=consumer,
-                    done=ends.done,
+                    done=done,
                     watermarks=watermarks,
                     room=room,
                     reads=outbox is not None,
                     worker=worker,
-                    over=ends.over,
+                    over=page.runs,
                 ),
             )
             if any(row.held_at is not None for row in found.rows):
                 reach("durable-hold:after-commit")
-            ends.written(found.over)
+            page.over = found.over
             return found
 
         found = acknowledgements.removing(fetched)

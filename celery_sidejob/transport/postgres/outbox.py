@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any, Protocol, TypeVar
 
 from ...store.broker.holds import Holder
@@ -15,7 +15,7 @@ class Page(Protocol):
     """Runs that have ended well, whose rows one statement is to remove."""
 
     runs: Sequence[Ended]
-    over: frozenset[str] | None
+    over: Set[Any] | None
     """The task ids of those whose rows it has removed; set by who has run it."""
 
 

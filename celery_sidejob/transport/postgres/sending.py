@@ -138,9 +138,7 @@ class PublishBatch:
         self._rows = []
         self._closed = True
 
-    def close(self) -> None:
-        """Take nothing any more."""
-        self.discard()
+    close = discard
 
     def _check_usable(self) -> None:
         if self._failed is not None:

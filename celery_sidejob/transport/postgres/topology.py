@@ -30,7 +30,8 @@ class Topology:
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        self._bindings = Bindings()
+        self._bindings: dict[str, tuple[float, Sequence[Any]]] = {}
+        """The bindings of exchanges that it has read, and when."""
         self._transient: dict[str, bool] = {}
         """The queues that were declared over this connection."""
         self._expires: dict[str, float | None] = {}
@@ -70,7 +71,14 @@ class Topology:
 
     def bound_to(self, exchange: str, *, may_be_old: bool = False) -> Sequence[Any]:
         """Return the bindings of an exchange: routing_key, queue, transient."""
-        return self._bindings.of(exchange, self._link, may_be_old=may_be_old)
+        read_at, found = self._bindings.get(exchange, (-inf, ()))
+        now, rings = monotonic(), self._link.channel
+        old_s = HEARD_S if _hearing[rings] > 0 else OLD_S
+        if may_be_old and now - read_at <= old_s and read_at > _changed_at.get(rings, -inf):
+            return found
+        found = self._link.run("read", lambda executor: queues.bound_to(executor, exchange))
+        self._bindings[exchange] = now, found  # as of before: it may lack a change that is heard while we read
+        return found
 
     def expiring(self, names: Iterable[str]) -> Iterator[str]:
         """Yield those of these queues that would expire, and whose use was not noted lately; they count as noted."""
@@ -95,7 +103,7 @@ def remove_expired(run: Run) -> None:
     run("forget", queues.forget_broadcasts)
 
 
-# -- bindings, as this process has read them ---------------------------------------------------------------------------
+# -- when bindings have changed, as this process has heard -----------------------------------------------------------
 
 _lock = native.lock()
 _changed_at: dict[str, float] = {}
@@ -119,21 +127,3 @@ def hear_no_more(channel: str) -> None:
 def note_change(channel: str) -> None:
     """Have all bindings read again that were read before now; `channel` is that of their schema's rings."""
     _changed_at[channel] = monotonic()
-
-
-class Bindings:
-    """The bindings that one connection has read."""
-
-    def __init__(self) -> None:
-        self._read: dict[str, tuple[float, Sequence[Any]]] = {}
-
-    def of(self, exchange: str, link: Link, *, may_be_old: bool = False) -> Sequence[Any]:
-        """Return the bindings of an exchange: routing_key, queue, transient."""
-        read_at, found = self._read.get(exchange, (-inf, ()))
-        now = monotonic()
-        old_s = HEARD_S if _hearing[link.channel] > 0 else OLD_S
-        if may_be_old and now - read_at <= old_s and read_at > _changed_at.get(link.channel, -inf):
-            return found
-        found = link.run("read", lambda executor: queues.bound_to(executor, exchange))
-        self._read[exchange] = now, found  # as of before: a change that is heard while we read may not be in there
-        return found

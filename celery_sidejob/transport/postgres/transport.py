@@ -79,6 +79,8 @@ class Transport(virtual.Transport):
         self._options = given = {**DEFAULTS, **client.transport_options}
         hide_password(client)
         self.silence_s = float(given.get("consumer_timeout", 10.0))
+        self.delivery_limit: int | None = given["delivery_limit"]
+        """How often a message may come back that had begun before it goes to the dead list."""
         self.pulse = Pulse(given["loop_timeout"])
         self.has_loop = False
         """Whether Celery's event loop runs the polls."""
@@ -106,12 +108,6 @@ class Transport(virtual.Transport):
     def topology(self) -> Topology:
         """Queues and bindings."""
         return Topology(self.link)
-
-    @property
-    def delivery_limit(self) -> float:
-        """How often a message may come back that had begun before it goes to the dead list."""
-        limit = self._options["delivery_limit"]
-        return inf if limit is None else int(limit)
 
     def driver_version(self) -> str:
         """Return psycopg's version."""
@@ -291,13 +287,12 @@ class Transport(virtual.Transport):
         is_time = now >= self._poll_at
         if self._due_at <= now:
             self._promote()
-        had_broadcasts = self.broadcasts.deliver_due(
-            rings, self._consumed_queues(), self._take_heard(), unrung=is_time, hears=hears
-        )
+        heard = () if self._heart is None else self._heart.take_heard()
+        had_broadcasts = self.broadcasts.deliver_due(rings, self._consumed_queues(), heard, unrung=is_time, hears=hears)
         delivered = False
         for channel in list(self.channels):
             if is_time:
-                channel.look()
+                channel.fetching.hungry = True
             self._pass_on(rings, channel)
             delivered |= channel.poll()
         is_news = delivered or any(not is_of_broadcast(ring) for ring in rings)
@@ -310,7 +305,7 @@ class Transport(virtual.Transport):
         return had_broadcasts or delivered
 
     def _consumed_queues(self) -> list[str]:
-        return [name for channel in list(self.channels) for name in channel.consumed_queues]
+        return [name for channel in list(self.channels) for name in list(channel._active_queues)]
 
     def _take_rings(self) -> set[str]:
         """Return what was rung; raise the error with which the heart has ended, as one of the connection."""
@@ -322,15 +317,12 @@ class Transport(virtual.Transport):
             raise psycopg.OperationalError(f"this consumer {what}: {error}") from error
         return self._heart.take_rings()
 
-    def _take_heard(self) -> Sequence[Any]:
-        return () if self._heart is None else self._heart.take_heard()
-
     def _pass_on(self, rings: set[str], channel: Any) -> None:
         for queue in channel.fetched_queues:
             if ring_of_queue(queue) in rings:
-                channel.look()
+                channel.fetching.hungry = True
             if DEATH in rings or ring_of_return(queue) in rings:
-                channel.look_at_all()
+                channel.fetching.look_at_all()
 
     def _promote(self) -> None:
         """Make ready what is due."""
@@ -342,7 +334,7 @@ class Transport(virtual.Transport):
             self.link.ring_apart(ring_of_return(queue))
         for channel in self.channels:
             if not set(due).isdisjoint(channel.fetched_queues):
-                channel.look_at_all()
+                channel.fetching.look_at_all()
 
     def _next_at(self) -> float:
         """Return when the next poll is due, if nothing wakes us before."""

@@ -10,7 +10,6 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
@@ -18,7 +17,7 @@ from kombu.transport import redis, virtual
 from redis.exceptions import ConnectionError, ResponseError, TimeoutError
 
 from .connections import connected, unless_full
-from .records import Records
+from .records import Records, parted
 
 FAILURES = (ConnectionError, TimeoutError, OSError)
 """The errors of a lost connection."""
@@ -26,21 +25,14 @@ AT_MOST = 100
 """The most outstanding answers; the next acknowledgement waits for them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Acknowledgement:
-    """The end of one message."""
-
-    consumer: str
-    token: str
-    verb: str
-    """What the consumer does with it: ack, reject or requeue."""
-
-
 class Acknowledgements:
-    """The acknowledgements of one channel, on their own connection; `refuse` is called with each that came too late."""
+    """The acknowledgements of one channel, on their own connection; `refuse` is called with each that came too late.
+
+    Each is a delivery tag, and what the consumer does with the message: ack or reject.
+    """
 
     def __init__(
-        self, records: Callable[[], Records], connect: Callable[[], Any], refuse: Callable[[Acknowledgement], None]
+        self, records: Callable[[], Records], connect: Callable[[], Any], refuse: Callable[[str, str], None]
     ) -> None:
         self._records = records
         self._connect = connect
@@ -48,23 +40,23 @@ class Acknowledgements:
         self._lock = threading.RLock()  # its receiver may make another acknowledgement
         self._pid = os.getpid()
         self._connection: Any = None
-        self._owed: deque[Acknowledgement] = deque()
+        self._owed: deque[tuple[str, str]] = deque()
 
-    def write(self, one: Acknowledgement) -> None:
+    def write(self, delivery_tag: str, verb: str) -> None:
         """Send an acknowledgement: Redis executes it even if this process dies."""
         self._reset_after_fork()
         with self._lock:
             if len(self._owed) >= AT_MOST:
                 self.settle()
             is_first = not self._owed
-            self._owed.append(one)
+            self._owed.append((delivery_tag, verb))
             try:
                 if not is_first:
                     self._check_open()
                 elif self._connection is None:
                     self._connection = self._connect()
                 connected(self._connection)
-                command = self._records().acknowledging(one.consumer, one.token)
+                command = self._records().acknowledging(*parted(delivery_tag))
                 self._connection.send_command(
                     *command, check_health=is_first
                 )  # the next command would read this answer
@@ -75,7 +67,7 @@ class Acknowledgements:
                 raise
 
     def hear(self) -> None:
-        """Read the answers that have arrived."""
+        """Read the answers that have arrived; announce the acknowledgements that Redis refused."""
         if self._owed:
             self._read(lambda connection: connection.can_read(timeout=0))
 
@@ -115,9 +107,9 @@ class Acknowledgements:
                 except BaseException:
                     self._hang_up()
                     raise
-                one = self._owed.popleft()
+                delivery_tag, verb = self._owed.popleft()
                 if not was_held:
-                    self._refuse(one)
+                    self._refuse(delivery_tag, verb)
 
     def _check_open(self) -> None:
         """Raise if answers are outstanding on a lost connection: redis-py would silently open another."""
@@ -138,8 +130,7 @@ class Acknowledgements:
         """
         self._hang_up()
         while self._owed:
-            one = self._owed[0]
-            self._records().acknowledge(one.consumer, one.token)
+            self._records().acknowledge(*parted(self._owed[0][0]))
             self._owed.popleft()
 
     def _hang_up(self) -> None:
@@ -166,7 +157,7 @@ class QoS(redis.QoS):
 
     def can_consume(self) -> bool:
         """Adds to kombu's: kombu calls it first, even while no more messages may be fetched."""
-        self.channel.hear()
+        self.channel.acknowledgements.hear()
         self.channel.consumer.check_silence()
         return not self.channel.quarantine.is_on(self) and bool(super().can_consume())
 

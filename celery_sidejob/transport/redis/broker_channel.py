@@ -12,7 +12,6 @@ import enum
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
-from math import inf
 from queue import Empty
 from time import monotonic
 from typing import Any
@@ -25,17 +24,17 @@ from redis.exceptions import NoScriptError
 
 from ..announcements import message_refused
 from ..decoding import Message
-from ..options import DEFAULTS
+from ..options import DEFAULTS, SHARED
 from ..quarantine import Quarantine
 from ..topics import TopicExchange
-from .acknowledgements import Acknowledgement, Acknowledgements, QoS
+from .acknowledgements import Acknowledgements, QoS
 from .connections import WITHOUT_NOTICES, breaking, has_come, unless_full
 from .consumer import Consumer
 from .dead import DeadList
 from .deliveries import Deliveries
 from .fetching import Fetch, Fetching
 from .keys import Keys
-from .records import BELL_MS, Records, parted, tag_of
+from .records import BELL_MS, Records, parted
 from .scripts import PUT, Line
 
 logger = get_logger(__name__)
@@ -64,14 +63,7 @@ class Channel(redis.Channel):
     Message = Message
     DeadList = DeadList
     exchange_types = {**redis.Channel.exchange_types, "topic": TopicExchange}
-    from_transport_options = (
-        *redis.Channel.from_transport_options,
-        "consumer_timeout",
-        "loop_timeout",
-        "delivery_limit",
-        "dead_list_limit",
-        "dead_list_days",
-    )
+    from_transport_options = (*redis.Channel.from_transport_options, *SHARED)
     consumer_timeout = 3.5
     """Seconds of silence after which a consumer counts as dead."""
     loop_timeout: float | None = DEFAULTS["loop_timeout"]
@@ -93,8 +85,7 @@ class Channel(redis.Channel):
         """Adds to kombu's: each duty of a channel is an object with its own file."""
         self._unrecorded_bindings: list[tuple[str, ...]] = []
         super().__init__(*args, **options)
-        limit = inf if self.delivery_limit is None else self.delivery_limit
-        self.quarantine = Quarantine(limit=limit, silence_s=self.consumer_timeout)
+        self.quarantine = Quarantine(limit=self.delivery_limit, silence_s=self.consumer_timeout)
         self.consumer = Consumer(self, self._waited_for)
         self._fetching = Fetching(self, self.consumer)
         self._deliveries = Deliveries(self, self.quarantine)
@@ -239,17 +230,12 @@ class Channel(redis.Channel):
         consumer, token = parted(delivery_tag)
         if not consumer:
             return
-        one = Acknowledgement(consumer, token, verb)
         if self.closed:  # closing it gave back everything
-            self._refuse(one)
+            self._refuse(delivery_tag, verb)
         elif self.connection.has_loop:
-            self.acknowledgements.write(one)
+            self.acknowledgements.write(delivery_tag, verb)
         elif not self.records.acknowledge(consumer, token):
-            self._refuse(one)
-
-    def hear(self) -> None:
-        """Read the answers to acknowledgements; announce those that Redis refused."""
-        self.acknowledgements.hear()
+            self._refuse(delivery_tag, verb)
 
     def send_back(self, delivery_tag: str) -> None:
         """Give a message that had begun back to the head of its list, behind those that came back before.
@@ -259,13 +245,13 @@ class Channel(redis.Channel):
         """
         consumer, token = parted(delivery_tag)
         if consumer and (self.closed or not self.records.send_back(consumer, token)):
-            self._refuse(Acknowledgement(consumer, token, "requeue"))
+            self._refuse(delivery_tag, "requeue")
 
     def give_back(self, delivery_tag: str) -> None:
         """Give a message that has not begun back to its list's head, without counting; announces one no longer ours."""
         consumer, token = parted(delivery_tag)
         if consumer and (self.closed or not self.records.give_back(consumer, [token])):
-            self._refuse(Acknowledgement(consumer, token, "requeue"))
+            self._refuse(delivery_tag, "requeue")
         virtual.QoS.ack(self.qos, delivery_tag)
 
     # -- its end ---------------------------------------------------------------------------------------------------
@@ -379,14 +365,14 @@ class Channel(redis.Channel):
             self._renew()
             raise
 
-    def _refuse(self, one: Acknowledgement) -> None:
-        delivery_tag = tag_of(one.consumer, one.token)
+    def _refuse(self, delivery_tag: str, verb: str) -> None:
+        consumer, _ = parted(delivery_tag)
         logger.warning(
             "Cannot %s the message %s: %s was declared dead or has lost its connection, and the message has gone to "
             "another consumer",
-            one.verb,
+            verb,
             delivery_tag,
-            one.consumer,
+            consumer,
         )
-        message_refused.send(verb=one.verb, consumer=one.consumer, delivery_tag=delivery_tag)
+        message_refused.send(verb=verb, consumer=consumer, delivery_tag=delivery_tag)
         self.consumer.note_silence()  # its other messages were taken away too

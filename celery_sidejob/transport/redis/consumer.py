@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -13,11 +12,10 @@ from redis.exceptions import ConnectionError
 
 from ...model.native import new_process_name
 from ..quarantine import holds, running_tags, waiting_tags
+from .heart import Waits
 from .records import parted, tag_of, tokens_of
 
 logger = get_logger(__name__)
-
-Waits = Callable[[], list[tuple[str, list[str]]]]
 
 
 class Consumer:

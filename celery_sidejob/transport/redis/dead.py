@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cached_property
 from hashlib import sha1
 from typing import Any
 
@@ -16,7 +13,7 @@ from redis import Redis
 
 from ...model.messages import Cursor
 from .. import dead_list
-from ..dead_list import DAY_S, log_dropped
+from ..dead_list import DAY_S, DeadMessage, headers_in, log_dropped
 from ..quarantine import SUSPECT
 from .keys import Keys
 from .records import BELL_MS
@@ -25,45 +22,27 @@ from .scripts import BOUND_DEAD, DELIVER_AGAIN
 PAGE = 100
 
 
-@dataclass(frozen=True)
-class DeadMessage(dead_list.DeadMessage):
-    """An entry of the dead list; `text` is the whole entry in its stored form."""
-
-    list_key: str
-
-    @classmethod
-    def of(cls, text: bytes) -> DeadMessage:
-        """Read an entry; an entry from another program is no message of any queue."""
-        try:
-            entry = json.loads(text)
-            return cls(
-                text,
-                entry["queue"],
-                entry["task_id"],
-                entry["reason"],
-                datetime.fromtimestamp(entry["at"], UTC),
-                entry["message"],
-                entry["list"],
-            )
-        except (ValueError, TypeError, KeyError):
-            return cls(text, "", None, "no entry of this transport", datetime.fromtimestamp(0, UTC), "", "")
-
-    @cached_property
-    def id(self) -> str:
-        """The name of the entry for people: not every message has a task id."""
-        return sha1(self.text, usedforsecurity=False).hexdigest()[:12]
-
-    @cached_property
-    def headers(self) -> Mapping[str, Any]:
-        """The message's headers; empty if the entry is no message."""
-        try:
-            headers = loads(self.message)["headers"]
-        except (ValueError, TypeError, KeyError):
-            return {}
-        return headers if isinstance(headers, Mapping) else {}
+def _read(text: bytes) -> DeadMessage:
+    """Read an entry; an entry from another program is no message of any queue."""
+    name = sha1(text, usedforsecurity=False).hexdigest()[:12]
+    try:
+        entry = json.loads(text)
+        return DeadMessage(
+            text,
+            name,
+            entry["queue"],
+            entry["task_id"],
+            entry["reason"],
+            datetime.fromtimestamp(entry["at"], UTC),
+            entry["message"],
+            headers_in(entry["message"], "headers"),
+            entry["list"],
+        )
+    except Exception:  # whatever another program has put there
+        return DeadMessage(text, name, "", None, "no entry of this transport", datetime.fromtimestamp(0, UTC), "", {})
 
 
-class DeadList(dead_list.DeadList[DeadMessage]):
+class DeadList(dead_list.DeadList):
     """The dead list of one broker."""
 
     def __init__(self, client: Any, keys: Keys) -> None:
@@ -86,7 +65,7 @@ class DeadList(dead_list.DeadList[DeadMessage]):
             if not texts or texts[0] != cursor.last:
                 return self.page(Cursor())
             del texts[0]
-        return cursor, [DeadMessage.of(text) for text in texts]
+        return cursor, [_read(text) for text in texts]
 
     def bound(self, *, limit: int | None, days: float | None) -> int:
         """Drop the oldest entries beyond `limit`, and those older than `days`; each is logged. Returns how many.
@@ -97,7 +76,7 @@ class DeadList(dead_list.DeadList[DeadMessage]):
         dropped = 0
         while True:
             gone = BOUND_DEAD.run(self._client, [self._keys.dead], [-1 if limit is None else limit, since, PAGE])
-            entries = map(DeadMessage.of, gone)
+            entries = map(_read, gone)
             log_dropped(((one.queue, one.task_id, one.at) for one in entries), limit=limit, days=days)
             dropped += len(gone)
             if len(gone) < PAGE:
@@ -117,7 +96,7 @@ class DeadList(dead_list.DeadList[DeadMessage]):
             for name in ("delivery_count", SUSPECT):
                 message["properties"].pop(name, None)
             message["headers"]
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except Exception:  # of whatever decodes a type in it
             raise ValueError(f"{dead.id} is not a valid message: {dead.reason}") from None
         keys = [self._keys.dead, dead.list_key, self._keys.bell(dead.queue)]
         return bool(DELIVER_AGAIN.run(self._client, keys, [dead.text, dumps(message), BELL_MS]))

@@ -58,20 +58,16 @@ class Deliveries:
         return None
 
     def _hand_over(self, payload: Any, one: Taken) -> bool:
-        self._begin_quarantine(payload, one)
+        properties = payload["properties"]
+        is_suspect = SUSPECT in properties and not is_for_later(payload.get("headers") or {})
+        if is_suspect and one.tag is not None:  # its worker died with it, or left
+            self._quarantine.begin(one.tag, returns(properties))
         try:
             self._channel.connection._deliver(payload, one.queue)
         except NotAMessageError as error:
             self._bury(one, error)
             return False
         return True
-
-    def _begin_quarantine(self, payload: Any, one: Taken) -> None:
-        """Put a message whose worker died with it, or left, into quarantine."""
-        properties = payload["properties"]
-        is_suspect = SUSPECT in properties and not is_for_later(payload.get("headers") or {})
-        if is_suspect and one.tag is not None:
-            self._quarantine.begin(one.tag, returns(properties))
 
     def _decoded(self, taken: Iterable[Taken]) -> Iterator[tuple[Any, Taken]]:
         """Decode messages; bury those that are invalid."""

@@ -100,7 +100,8 @@ class Fetching:
         """
         qos = self._channel.qos
         one_by_one = "can_consume" in vars(qos) and "can_consume_max_estimate" not in vars(qos)
-        if not self.is_buffered or one_by_one or not (self._rotates or self._keeps_order):
+        keeps_order = type(self._channel._queue_cycle).rotate is priority_cycle.rotate
+        if not self.is_buffered or one_by_one or not (self._rotates or keeps_order):
             return 1
         free = qos.can_consume_max_estimate()
         return 1 if free is None else max(1, min(free, AT_MOST))
@@ -147,7 +148,3 @@ class Fetching:
     @property
     def _rotates(self) -> bool:
         return type(self._channel._queue_cycle).rotate is round_robin_cycle.rotate
-
-    @property
-    def _keeps_order(self) -> bool:
-        return type(self._channel._queue_cycle).rotate is priority_cycle.rotate

@@ -7,36 +7,23 @@ for the first key of a script.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True)
 class Keys:
     """The keys of one broker."""
 
-    prefix: str
-    separator: str
-    """The text between a queue and a priority in the name of a list (kombu's `sep`)."""
-
-    @property
-    def consumers(self) -> str:
+    def __init__(self, prefix: str, separator: str) -> None:
+        """`separator`: the text between a queue and a priority in the name of a list (kombu's `sep`)."""
+        self.prefix = prefix
+        self._separator = separator
+        self.consumers = f"{prefix}_sidejob.consumers"
         """A sorted set: the consumers, and until when each counts as alive (by Redis' clock, in milliseconds)."""
-        return f"{self.prefix}_sidejob.consumers"
-
-    @property
-    def recovering(self) -> str:
+        self.recovering = f"{prefix}_sidejob.recovering"
         """A sorted set: consumers that are being recovered, and until when other hearts leave them alone."""
-        return f"{self.prefix}_sidejob.recovering"
-
-    @property
-    def era(self) -> str:
+        self.era = f"{prefix}_sidejob.era"
         """A text that the first beat writes: a different text means that Redis has lost its data."""
-        return f"{self.prefix}_sidejob.era"
-
-    @property
-    def dead(self) -> str:
+        self.dead = f"{prefix}_sidejob.dead"
         """A list of JSON: messages that are not delivered again."""
-        return f"{self.prefix}_sidejob.dead"
 
     def held(self, consumer: str) -> str:
         """A hash: the messages of a consumer by their tokens, each with the list that it came from."""
@@ -60,7 +47,7 @@ class Keys:
 
     def queue_of(self, list_key: str) -> str:
         """The queue that a list belongs to."""
-        return list_key[len(self.prefix) :].rsplit(self.separator, 1)[0]
+        return list_key[len(self.prefix) :].rsplit(self._separator, 1)[0]
 
     def bells_of(self, list_keys: Sequence[str]) -> list[str]:
         """The bell of each list's queue."""

@@ -66,7 +66,7 @@ class Line:
         if not self._lock.acquire(blocking=False):
             return script.run(client, keys, arguments)
         try:
-            return self._say(script, keys, arguments)
+            return script.run(self, keys, arguments)
         except ConnectionError:
             self._hang_up()
         except ResponseError:
@@ -83,16 +83,13 @@ class Line:
         if self._pid == os.getpid():
             self._hang_up()
 
-    def _say(self, script: Script, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
+    def execute_command(self, *command: Any) -> Any:
+        """Send a command and return its answer, as a client does."""
         if self._connection is None:
             self._connection = self._connect()
         connection = connected(self._connection)
-        try:
-            connection.send_command(*script.command(keys, arguments))
-            return connection.read_response()
-        except NoScriptError:
-            connection.send_command(*script.command(keys, arguments, by_text=True))
-            return connection.read_response()
+        connection.send_command(*command)
+        return connection.read_response()
 
     def _hang_up(self) -> None:
         connection, self._connection = self._connection, None

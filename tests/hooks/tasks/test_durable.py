@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import redis
 from celery import Celery, signals
+from celery.app.trace import trace_task
 from kombu import Exchange, Queue
 from kombu.serialization import register, unregister
 
@@ -698,6 +699,16 @@ def test_a_run_that_is_over_leaves_the_next_one_of_its_task(app: Celery, monkeyp
     for run, left in ((first, {"one": second}), (second, {})):
         ending._over(SimpleNamespace(request=SimpleNamespace(sidejob_run=run)), state="RETRY")
         assert left == RUNS
+
+
+def test_a_header_by_the_name_of_our_run_hinders_no_call_of_its_task(app: Celery) -> None:
+    @app.task(name="plain.calling")
+    def calling() -> str:
+        return str(app.send_task("shop.mail").id)
+
+    request = {"id": "one", "sidejob_run": "forged", "is_eager": False, "called_directly": False}
+    traced = trace_task(calling, "one", [], {}, request, app=app)
+    assert TaskViews(app.sidejob.runtime).task(traced.retval) is not None
 
 
 @pytest.mark.parametrize("how", ["alone", "together", "by name"])

@@ -19,8 +19,8 @@ from kombu import Connection
 from celery_sidejob import CapacityPool
 from celery_sidejob.hooks.tasks.durable_request import DurableRequest
 from celery_sidejob.hooks.worker.holding import Holding
-from celery_sidejob.hooks.worker.outbox import Fetched, WorkerOutbox
-from celery_sidejob.model.durable import HELD, WORKER, Held, Terms
+from celery_sidejob.hooks.worker.outbox import WorkerOutbox
+from celery_sidejob.model.durable import HELD, WORKER, Held, HeldRun, Terms
 from celery_sidejob.model.errors import StoreUnavailableError
 from celery_sidejob.model.loss import Loss, LossKind
 from celery_sidejob.operations.ledger import durable_ends, durable_locks
@@ -88,7 +88,7 @@ def consuming(shop: Stage, worker: Heartbeat, connect: Callable[..., Connection]
     return known
 
 
-def fetched(consuming: Consuming, count: int = 1) -> dict[str, Fetched | None]:
+def fetched(consuming: Consuming, count: int = 1) -> dict[str, HeldRun | None]:
     """Take messages, and return how their rows are held, by task id."""
     consuming.take(count)
     return {message.headers["id"]: message.held for message in consuming.messages[-count:]}
@@ -195,7 +195,7 @@ def test_only_its_own_end_ends_a_hold(shop: Stage, worker: Heartbeat, consuming:
     first = held(consuming, "one")
     worker.tasks.unhold(first)
     worker.errands.run_once()
-    consuming.channel.look_at_all()
+    consuming.channel.fetching.look_at_all()
     second = held(consuming, "one")
 
     ends(worker, shop, first)
@@ -452,7 +452,7 @@ def test_a_busy_worker_fetches_a_little_later(
     shop: Stage, worker: Heartbeat, consuming: Consuming, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As long as as many messages wait in it as run; the next statement is then for more of them."""
-    fetching, acknowledgements = consuming.channel._fetching, consuming.channel.acknowledgements
+    fetching, acknowledgements = consuming.channel.fetching, consuming.channel.acknowledgements
     fetching.hungry = True
     now = [monotonic() + 60]
     monkeypatch.setattr("celery_sidejob.transport.postgres.fetching.monotonic", lambda: now[0])

@@ -142,7 +142,7 @@ def test_what_comes_too_late_is_announced_when_the_loop_comes_round(
         for message in zombie.messages:
             getattr(message, verb)()
         zombie.channel.qos.can_consume()  # as each turn of the loop asks
-        wait_until(lambda: zombie.channel.hear() or len(told) == 2, message="both to be announced")
+        wait_until(lambda: zombie.channel.acknowledgements.hear() or len(told) == 2, message="both to be announced")
     finally:
         message_refused.disconnect(receiver)
     tags = [message.delivery_tag for message in zombie.messages]

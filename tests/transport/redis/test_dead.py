@@ -132,8 +132,9 @@ def test_only_a_row_that_waits_is_doomed_by_it(app: Celery, server: redis.Redis,
 @pytest.mark.parametrize(
     ("task_id", "header"),
     [("nul\0", {"n": 1}), ("surrogate\ud800", {"n": 1}), ("huge", {"n": 2**70}), ("list", {"n": 1, "t": 5}),
-     ("store", {"n": 1, "s": ["main"]}), ("infinite", {"n": float("inf")}), (["list"], {"n": 1})],
-    ids=["nul", "surrogate", "huge", "tried", "store", "infinite", "id"],
+     ("store", {"n": 1, "s": ["main"]}), ("infinite", {"n": float("inf")}), (["list"], {"n": 1}),
+     ("decimal", {"n": {"__type__": "decimal", "__value__": "x"}})],
+    ids=["nul", "surrogate", "huge", "tried", "store", "infinite", "id", "undecodable"],
 )  # fmt: skip
 def test_an_entry_that_no_row_can_have_is_left_and_keeps_none_behind_it(
     app: Celery, server: redis.Redis, killed: Any, task_id: Any, header: Any
