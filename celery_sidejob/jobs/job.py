@@ -71,6 +71,7 @@ from ..operations.waiting import waiting_for
 from ..store import asks, history, jobs, labels, ports, trees
 from ..store import dependencies as dependency_rows
 from ..store import state as state_rows
+from ..store.statement import picked
 from ..unit import view as unit_view
 from ..unit.lookup import locate
 from ..unit.open_unit import active, submit
@@ -231,18 +232,12 @@ class Job:
             **given,
             "status": row.status,
             "change": row.changes,
-            "created_at": row.created_at,
-            "ran_at": row.ran_at,
-            "ended_at": row.ended_at,
-            "task_id": row.task_id,
+            **picked(row, "created_at", "ran_at", "ended_at", "task_id"),
             "unique": redacted(row.unique_key),
             "tags": [redacted(tag) for tag in self.tags],
             "tracked": self.tracked,
             "in_run": row.unit_no is not None,
-            "asked_again": row.asked_again,
-            "run_no": row.run_no,
-            "losses": row.losses,
-            "retries": row.retries,
+            **picked(row, "asked_again", "run_no", "losses", "retries"),
             "error": error,
         }
 
