@@ -40,7 +40,7 @@ from .jobs.workers import WorkerInfo, present, register
 from .model import values
 from .model.changes import Publish
 from .model.checks import MOST_S, check_number, check_texts, is_seconds, shown
-from .model.errors import InvalidChannelError, InvalidValueError, SettingsError, StoreUnavailableError, job_not_found
+from .model.errors import InvalidChannelError, InvalidValueError, SettingsError, StoreUnavailableError
 from .model.logger import logger
 from .model.names import check_channel, check_channels
 from .model.settings import Settings
@@ -276,10 +276,7 @@ class SideJob:
 
     def get(self, id_or_alias: int | str | Job) -> Job:
         """Return the job with this id or alias; raises JobNotFoundError."""
-        found = self.find(id_or_alias)
-        if found is None:
-            raise job_not_found(id_or_alias)
-        return found
+        return jobs_of.get(self.runtime, id_or_alias)
 
     def for_task_id(self, task_id: str) -> Job | None:
         """Return the job that has an asking with this Celery task id."""

@@ -816,6 +816,14 @@ def find(runtime: Runtime, id_or_alias: int | str | Job) -> Job | None:
     return None if found is None else Job(found[0], runtime=runtime, row=found[1])
 
 
+def get(runtime: Runtime, id_or_alias: int | str | Job) -> Job:
+    """Return the job of this id or alias; raises JobNotFoundError."""
+    found = find(runtime, id_or_alias)
+    if found is None:
+        raise job_not_found(id_or_alias)
+    return found
+
+
 def find_by_task_id(runtime: Runtime, task_id: str) -> Job | None:
     """Return the job one of whose askings has this Celery task id."""
     task_id = text_of(task_id)
