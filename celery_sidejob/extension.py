@@ -28,13 +28,14 @@ from .jobs import job as jobs_of
 from .jobs import scheduling, steps
 from .jobs.batch import Batch
 from .jobs.capacity import declare
+from .jobs.context import context, current_context
 from .jobs.filters import JobFilters, check_filters, filters_of
 from .jobs.job import Job
 from .jobs.log_entries import log_entry
 from .jobs.queue import Queue
 from .jobs.running import RunningJob
 from .jobs.schedule import Schedule
-from .jobs.scopes import context, current_context, port_options
+from .jobs.scopes import port_options
 from .jobs.steps import Tries
 from .jobs.workers import WorkerInfo, present, register
 from .model import values
@@ -475,7 +476,7 @@ class SideJob:
         The entry also has the context and a timestamp. It goes to the ports that subscribe to ``/sidejob/log``, and to
         the listeners of that channel. In a run it belongs to the unit.
         """
-        log_entry(self.runtime, entry, current_context())
+        log_entry(self.runtime, entry)
 
     # -- operations ----------------------------------------------------------------------------------------------
 

@@ -75,6 +75,7 @@ from ..store.statement import picked
 from ..unit import view as unit_view
 from ..unit.lookup import locate
 from ..unit.open_unit import active, submit
+from .context import current_context
 from .creation import create
 from .depending import check_in_run, check_on_failure, ids_of, pending_edges
 from .drafts import (
@@ -90,7 +91,6 @@ from .drafts import (
 )
 from .history import HistoryEntry, entry_of, pending
 from .port import Port
-from .scopes import current_context
 from .steps import Step, step_list
 from .timers import Timer, timer_id, timers
 

@@ -22,8 +22,9 @@ from ..store import packets, ports
 from ..store.statement import Reader, first
 from ..unit.open_unit import active, submit
 from ..unit.read_ahead import FIRST_PAUSE_S, LONGEST_PAUSE_S, READ_AHEAD
-from .log_entries import are_received, is_unlogged, note, options_for
-from .scopes import current_context, current_port_scope, writes_defaults
+from .context import current_context
+from .log_entries import Kind, are_received, is_unlogged, note, options_for
+from .scopes import current_port_scope, writes_defaults
 
 if TYPE_CHECKING:
     from ..aio import AioPort
@@ -121,8 +122,7 @@ class Port:
                     raise
             yield Pause(min(pause_s, left_s))
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-        if scope.log and (yield lambda: are_received(self._runtime, transaction)):
-            yield lambda: note(self._runtime, [("write", self._key)], texts, current_context, transaction)
+        yield lambda: self._note([("write", self._key)], texts, transaction)
 
     def _seconds_to_wait(self, wait: float | bool, transaction: Any) -> float:
         if wait is False or wait is True:
@@ -148,7 +148,7 @@ class Port:
         """
         found, default = self._next(transaction)
         if found is None and default is not None:
-            self._note_read(default, None, transaction)
+            self._note([("read", self._key)], [default], transaction)
         text = found.value if found is not None else default
         return NO_DATA if text is None else values.decode(text)
 
@@ -165,20 +165,15 @@ class Port:
         InvalidValueError and consumes none.
         """
         check_number("limit", limit, least=1, of="packets")
-        unit = active()
-        if transaction is not None:
-            self._refuse_to_read_in(transaction)
-            found, read, borrowed = read_packets_with(self._runtime, self._key, transaction, limit=limit)
-            if not found:
-                self._row(borrowed)
-        elif unit is None:
-            found, read = read_packets(self._runtime, self._key, limit=limit)
+        unit, executor = active(), None
+        if unit is None or transaction is not None:
+            found, read, executor = self._popped(transaction, limit)
         else:
             found = unit.drain(self._key, limit)
             read = [values.decode(row.value) for row in found if row.value is not None]
-        if not found and transaction is None:
-            self._row()
-        self._note_packets([row for row in found if row.value is not None], (), transaction)
+        if not found:
+            self._row(executor)
+        self._note_packets([row for row in found if row.value is not None], transaction)
         return read
 
     def __iter__(self) -> Iterator[Any]:
@@ -234,7 +229,7 @@ class Port:
         if unit is None or transaction is not None:
             self._refuse_to_read_in(transaction)
             applied = carry_out(self._runtime, "connect", [Connect(self._key, keys, notify=notify)], transaction)
-            self._note_packets(applied.moved, keys, transaction)
+            self._note_packets(applied.moved, transaction, keys)
             return [values.decode(row.value) for row in applied.moved]
         for port in targets:
             if not unit.seen.knows_port(port._key):
@@ -248,15 +243,8 @@ class Port:
                 unit.add(Write(*key, written, notify=notify))
             if default is not None:
                 unit.add(SetDefault(*key, default, notify=notify))
-        self._note_packets(found, keys, None)
+        self._note_packets(found, None, keys)
         return moved
-
-    def _note_packets(self, read: Sequence[Any], targets: Sequence[PortKey], transaction: Any) -> None:
-        """Make one log entry for packets that were read and moved to other ports, but for packets that make none."""
-        texts = [row.value for row in read if not is_unlogged(row.options)]
-        if texts and current_port_scope().log and are_received(self._runtime, transaction):
-            uses: list[Any] = [("read", self._key), *(("write", target) for target in targets)]
-            note(self._runtime, uses, texts, current_context, transaction)
 
     def _check_targets(self, targets: tuple[Port, ...]) -> None:
         if not targets:
@@ -325,25 +313,37 @@ class Port:
         """Read the oldest packet; if there is none, return None and the default."""
         found, default = self._taken(transaction, many)
         if found is not None:
-            self._note_read(found.value, found.options, transaction)
+            self._note_packets([found], transaction)
         return found, default
 
-    def _note_read(self, text: str, options: str | None, transaction: Any) -> None:
-        """Note a read for the log, unless the packet or the surrounding block says otherwise."""
-        if not is_unlogged(options) and current_port_scope().log and are_received(self._runtime, transaction):
-            note(self._runtime, [("read", self._key)], [text], current_context, transaction)
+    def _note_packets(self, read: Sequence[Any], transaction: Any, targets: Sequence[PortKey] = ()) -> None:
+        """Make one log entry for packets that were read and moved to other ports, but for packets that make none."""
+        texts = [row.value for row in read if not is_unlogged(row.options)]
+        if texts:
+            self._note([("read", self._key), *(("write", target) for target in targets)], texts, transaction)
+
+    def _note(self, uses: Sequence[tuple[Kind, PortKey]], texts: Sequence[str], transaction: Any) -> None:
+        """Note values for the log, unless the surrounding block says otherwise, or nobody would receive the entry."""
+        if current_port_scope().log and are_received(self._runtime, transaction):
+            note(self._runtime, uses, texts, transaction)
 
     def _taken(self, transaction: Any, many: bool) -> tuple[Any | None, str | None]:
-        unit, runtime = active(), self._runtime
-        if transaction is not None:
-            self._refuse_to_read_in(transaction)
-            popped, _, borrowed = read_packets_with(runtime, self._key, transaction, limit=1)
-            return self._packet_or_default(first(popped), borrowed)
-        if unit is None:
-            popped, _ = read_packets(runtime, self._key, limit=1)
-            return self._packet_or_default(first(popped), runtime.connections)
-        packet = unit.next_packet(self._key, many=many)
-        return packet, None if packet is not None else self._row().default_value
+        unit = active()
+        if unit is not None and transaction is None:
+            packet = unit.next_packet(self._key, many=many)
+            return packet, None if packet is not None else self._row().default_value
+        popped, _, executor = self._popped(transaction, 1)
+        row = first(popped)
+        if row is not None and row.id is not None:
+            return row, None
+        return None, (row or self._row(executor)).default_value
+
+    def _popped(self, transaction: Any, limit: int) -> tuple[Sequence[Any], list[Any], Reader]:
+        """Read packets outside of units; return their rows, their values, and where to ask about the port."""
+        if transaction is None:
+            return *read_packets(self._runtime, self._key, limit=limit), self._runtime.connections
+        self._refuse_to_read_in(transaction)
+        return read_packets_with(self._runtime, self._key, transaction, limit=limit)
 
     def _refuse_to_read_in(self, transaction: Any) -> None:
         if transaction is not None and active() is not None:
@@ -351,11 +351,6 @@ class Port:
                 f"{self.direction}put port {self.name!r} of job {self.job.id} is read with transaction= inside a "
                 "run, which may have read ahead of it: read it inside of `with job.unit(transaction=...)`."
             )
-
-    def _packet_or_default(self, popped: Any | None, executor: Reader) -> tuple[Any | None, str | None]:
-        if popped is not None and popped.id is not None:
-            return popped, None
-        return None, (popped or self._row(executor)).default_value
 
     def _row(self, executor: Reader | None = None) -> Any:
         """Return the port's row as stored, or as this unit leaves it. A port allowed by `"*"` has the options of `"*"`.

@@ -25,7 +25,6 @@ from .drafts import stage_of, when
 from .job import Job
 from .log_entries import one_entry
 from .port import Port
-from .scopes import current_context
 from .steps import RetryOn, StepInTransaction, Tries, Was, steps_of
 
 if TYPE_CHECKING:
@@ -326,7 +325,7 @@ class _Turns:
         if (yield self._has_begun_with_defaults):
             yield from self._only_defaults()  # this turn has begun in an earlier run, and packets have come since
         while True:
-            with one_entry(current_context):
+            with one_entry():
                 values, packets = yield from unit.reading(self._next)
                 if values is None:
                     break
@@ -405,7 +404,7 @@ class _Turns:
         self._unit.add(RememberInputs(self._job.id, json.dumps(memo)))
         before, self._unit.has_defaults_only = self._unit.has_defaults_only, True
         try:  # by no context: another task may come for the next turn than for this one
-            with one_entry(current_context), self._turn((), defaults):
+            with one_entry(), self._turn((), defaults):
                 yield Item(self._shape(defaults))
         finally:
             self._unit.has_defaults_only = before

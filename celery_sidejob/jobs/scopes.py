@@ -1,19 +1,14 @@
-"""Context managers whose effect ends with their block: `context` and `port_options`."""
+"""`port_options`: how ports behave in a block."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from types import MappingProxyType
-from typing import Any
 
-from ..model import values
 from ..unit.open_unit import active
 from .log_entries import one_entry
-
-_EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +21,6 @@ class PortScope:
     """None: as the turn of `for_inputs` wants it."""
 
 
-_context: ContextVar[Mapping[str, Any]] = ContextVar("celery_sidejob_context", default=_EMPTY)
 _PLAIN = PortScope()
 _port_scope: ContextVar[PortScope] = ContextVar("celery_sidejob_port_scope", default=_PLAIN)
 
@@ -38,23 +32,6 @@ def writes_defaults() -> bool:
     """Tell whether a value written here is a port's default: a block says so, or a turn that has defaults only."""
     chosen, unit = _port_scope.get().set_default, active()
     return bool(chosen if chosen is not None else unit is not None and unit.has_defaults_only)
-
-
-@contextmanager
-def context(**data: Any) -> Iterator[None]:
-    """Add `data` to the context of every packet written in the block; an inner context overrides an outer one."""
-    values.encode(data, what="context")
-    token = _context.set({**_context.get(), **data})
-    try:
-        yield
-    finally:
-        _context.reset(token)
-
-
-def current_context(*, limit: int | None = None) -> str | None:
-    """Return the context of packets written now, as JSON text of at most `limit` bytes; None if it is empty."""
-    data = _context.get()
-    return values.encode(dict(data), limit=limit, what="context") if data else None
 
 
 @contextmanager
@@ -70,7 +47,7 @@ def port_options(
     changed = {name: value for name, value in given.items() if value is not None}
     token = _port_scope.set(replace(_port_scope.get(), **changed))
     try:
-        with one_entry(current_context):
+        with one_entry():
             yield
     finally:
         _port_scope.reset(token)
