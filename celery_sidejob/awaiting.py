@@ -11,13 +11,13 @@ import inspect
 import math
 import os
 import time
-from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from .model.checks import MOST_S, is_near, shown
 from .model.errors import InvalidValueError
@@ -270,7 +270,7 @@ class parted(verb[P, R]):  # noqa: N801 - likewise
         return await whole(self._parts(method.__self__, *args, **kwargs))
 
 
-class Each(Generic[T]):
+class Each(AsyncIterator[T]):
     """Iterates over what items in parts hand over: ``async for job in sidejob.aio.iter_jobs()``.
 
     It is no asynchronous generator: an iteration that is left ends at once, in the context of the code that leaves it.
@@ -278,9 +278,6 @@ class Each(Generic[T]):
 
     def __init__(self, items: Items) -> None:
         self._items = items
-
-    def __aiter__(self) -> Self:
-        return self
 
     async def __anext__(self) -> T:
         found = await _awaited_to_item(self._items)

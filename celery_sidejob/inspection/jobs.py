@@ -94,10 +94,7 @@ class JobViews:
         `more_children` say whether there are more.
         """
 
-        def work(executor: Transaction) -> dict[str, Any]:
-            return self._details(executor, job.id)
-
-        return self._runtime.connections.transact("inspect", work)
+        return self._runtime.connections.transact("inspect", lambda executor: self._details(executor, job.id))
 
     def standing(self, job: Job) -> dict[str, Any]:
         """Return a job's `info`, its progress and the reasons why it waits."""
