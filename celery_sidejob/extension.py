@@ -25,17 +25,18 @@ from .inspection.jobs import JobViews
 from .inspection.statistics import StatisticsViews
 from .jobs import batch as batch_of
 from .jobs import job as jobs_of
-from .jobs import scheduling, steps
+from .jobs import schedule as schedule_of
+from .jobs import steps
 from .jobs.batch import Batch
 from .jobs.capacity import declare
 from .jobs.context import context, current_context
 from .jobs.filters import JobFilters, check_filters, filters_of
 from .jobs.job import Job
 from .jobs.log_entries import log_entry
+from .jobs.port import port_options
 from .jobs.queue import Queue
 from .jobs.running import RunningJob
 from .jobs.schedule import Schedule
-from .jobs.scopes import port_options
 from .jobs.steps import Tries
 from .jobs.workers import WorkerInfo, present, register
 from .model import values
@@ -429,7 +430,7 @@ class SideJob:
             "jitter": jitter,
             **options,
         }
-        scheduling.declare(self.runtime, name, given)
+        schedule_of.declare(self.runtime, name, given)
         return Schedule(name, runtime=self.runtime)
 
     def schedules(self) -> list[Schedule]:
