@@ -109,9 +109,7 @@ class Queue:
         A setting stays until another call changes it, or the declaration in `sidejob_queues` changes.
         """
         changes = {"ordered": ordered, "limit": limit, "limit_per_key": limit_per_key, "rate": rate}
-        queues.configure(
-            self._runtime, self.name, {name: value for name, value in changes.items() if value is not UNCHANGED}
-        )
+        queues.configure(self._runtime, self.name, changes)
         return self
 
     def unmanage(self) -> bool:
