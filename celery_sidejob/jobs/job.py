@@ -13,12 +13,15 @@ from ..model.changes import (
     AddAlias,
     Adopt,
     Ask,
+    BeginAnew,
     CancelTimer,
     Change,
     ConfigurePorts,
+    CopySteps,
     DependOn,
     Direction,
     Disown,
+    ForgetSteps,
     Log,
     NewJob,
     Publish,
@@ -57,7 +60,7 @@ from ..model.names import (
 )
 from ..model.port import WILDCARD
 from ..model.status import FINISHED, Progress, Status, statuses_of
-from ..model.steps import BeginAnew, CopySteps, ForgetSteps, label, parse_label
+from ..model.steps import label, parse_label
 from ..operations.changes.deletion import delete
 from ..operations.changes.dependencies import check_waits
 from ..operations.changes.family import check_may_move

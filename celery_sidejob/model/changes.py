@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from .capacity import Admission
 from .columns import JobColumns
-from .steps import StepChange
+from .steps import StepKey, StepKind
 from .unique import Unique
 
 Direction = Literal["in", "out"]
@@ -330,12 +330,87 @@ class Log(OfJob):
     worker_id: int | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepStep(OfJob):
+    """The new record of a step; value and error are JSON texts.
+
+    While it is not `done`, the value of a call is a list: the ids of its children, how many there will be, and the ids
+    of failed ones that are still to be asked again; `due_at` or `wait_s` tell how long a receive waits, or when a
+    failed step is tried again. A sleep is done once that time has come.
+    """
+
+    turn: str
+    name: str
+    number: int
+    kind: StepKind
+    run_no: int
+    worker_id: int
+    done: bool = True
+    value: str | None = None
+    error: str | None = None
+    tries: int = 1
+    due_at: datetime | None = None
+    wait_s: float | None = None
+    took_s: float = 0.0
+
+    @property
+    def key(self) -> StepKey:
+        """The key under which it is found."""
+        return self.turn, self.name, self.number
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetSteps(OfJob):
+    """Records that are removed from the job: of these names, (name, number), with None for all numbers of a name."""
+
+    names: tuple[tuple[str, int | None], ...]
+    turn: str | None = None
+    """The turn whose records they are; None for those of all turns, and of none."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveTurns(OfJob):
+    """The records of the job's turns, which are committed, so that their packets will not come again."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishSteps(OfJob):
+    """All records of a job whose run completes; its history lists them."""
+
+    run_no: int
+    worker_id: int
+    of_body: bool
+    """Whether some records belong to no turn: then late events do not ask the job for a further run."""
+    reads: tuple[str, ...]
+    """Input ports that the body has read outside of steps: late packets on these ask for a further run."""
+
+
+@dataclass(frozen=True, slots=True)
+class BeginAnew(OfJob):
+    """Removes all records of a job, and those that the run in progress will still make.
+
+    Without `force` this is done only if the job may be asked.
+    """
+
+    force: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CopySteps(OfJob):
+    """The finished records of another job, from before the step `before`; None for all of them."""
+
+    source: int
+    before: tuple[str, int] | None
+
+
 @dataclass(frozen=True, slots=True)
 class Track(OfJob):
     """Whether the job is tracked."""
 
     on: bool
 
+
+StepChange = KeepStep | ForgetSteps | LeaveTurns | FinishSteps | BeginAnew | CopySteps
 
 FamilyChange = AddAlias | RemoveAlias | Adopt | Disown
 
@@ -347,23 +422,5 @@ FindingChange = Tag | Untag | Track
 
 PortChange = Write | SetDefault | SetChannels | MarkReceived | ConfigurePorts
 
-Change = (
-    NewJob
-    | Ask
-    | CancelTimer
-    | Terminate
-    | Publish
-    | Announce
-    | Connect
-    | SetState
-    | UnsetState
-    | RememberInputs
-    | Log
-    | StepChange
-    | FamilyChange
-    | DependencyChange
-    | BatchChange
-    | Move
-    | FindingChange
-    | PortChange
-)
+Change = NewJob | OfJob | FamilyChange | BatchChange | Publish | Announce | Connect
+"""Whatever can be asked of the store: something of a job, or of its family, a batch or a channel."""

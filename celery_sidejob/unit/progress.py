@@ -37,9 +37,9 @@ class Told:
 
     def write(self) -> None:
         """Keep what was said last; never raises for the store, because the work goes on without it."""
-        if self._pending is None:
-            return
         told, self._pending, hold = self._pending, None, self.hold
+        if told is None:
+            return
         self._written_at = time.monotonic()
         work = partial(state.set_progress, job_id=hold.job_id, run_no=hold.run_no, worker_id=hold.worker_id, **told)
         try:
