@@ -5,7 +5,7 @@ Nothing is done here: a coroutine of a handle calls the handle's own method (`aw
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from functools import partial
@@ -263,19 +263,15 @@ class AioSideJob(Aio[SideJob]):
         return AwaitedSubscription(partial(self._handle.subscribe, *channels, timeout=timeout))
 
 
-class AwaitedSubscription:
+class AwaitedSubscription(AsyncIterator[Announcement]):
     """A subscription that begins when it is first awaited."""
 
     def __init__(self, make: Callable[[], Subscription]) -> None:
         self._make = make
         self._made: Subscription | None = None
 
-    def __aiter__(self) -> Self:
-        return self
-
     async def __anext__(self) -> Announcement:
-        if self._made is None:
-            await self.__aenter__()
+        await self.__aenter__()
         assert self._made is not None
         return await self._made.__anext__()
 

@@ -11,13 +11,13 @@ import inspect
 import math
 import os
 import time
-from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from .model.checks import MOST_S, is_near, shown
 from .model.errors import InvalidValueError
@@ -149,24 +149,12 @@ async def _done(part: Any) -> Any:
     return await (part.awaited() if hasattr(part, "awaited") else in_thread(part))
 
 
-class _Process:
-    threads: Executor | None = None
-
-
-_process = _Process()
-
-
-def _after_fork() -> None:
-    _process.threads = None  # they are the parent's
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
-
+@cache
 def _threads() -> Executor:
-    if _process.threads is None:
-        _process.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="celery_sidejob aio")
-    return _process.threads
+    return ThreadPoolExecutor(THREADS, thread_name_prefix="celery_sidejob aio")
+
+
+os.register_at_fork(after_in_child=_threads.cache_clear)  # they are the parent's
 
 
 async def in_thread(work: Callable[[], R], *, is_brief: bool = True) -> R:
@@ -269,24 +257,20 @@ class reading(Generic[T, R]):  # noqa: N801 - likewise
         return self if aio is None else in_thread(partial(self._read, aio._handle))  # type: ignore[return-value]
 
 
-class parted(Generic[P, R]):  # noqa: N801 - likewise
+class parted(verb[P, R]):  # noqa: N801 - likewise
     """A method as a coroutine function that does the work in parts, which another method of the handle has."""
 
     def __init__(self, method: Callable[Concatenate[Any, P], R], parts: Callable[..., Parts[R]]) -> None:
-        self._name = method.__name__
-        self._parts = parts.__name__
-        self.__doc__ = method.__doc__
+        super().__init__(method)
+        self._parts = parts
 
-    def __get__(self, aio: Any, owner: Any = None) -> Callable[P, Coroutine[Any, Any, R]]:
-        return self if aio is None else partial(self._called, aio._handle)  # type: ignore[return-value]
-
-    async def _called(self, handle: Any, *args: Any, **kwargs: Any) -> R:
+    async def _called(self, method: Any, *args: Any, **kwargs: Any) -> R:
         if kwargs.get("transaction") is not None:
-            return await ask(getattr(handle, self._name), *args, **kwargs)
-        return await whole(getattr(handle, self._parts)(*args, **kwargs))
+            return await ask(method, *args, **kwargs)
+        return await whole(self._parts(method.__self__, *args, **kwargs))
 
 
-class Each(Generic[T]):
+class Each(AsyncIterator[T]):
     """Iterates over what items in parts hand over: ``async for job in sidejob.aio.iter_jobs()``.
 
     It is no asynchronous generator: an iteration that is left ends at once, in the context of the code that leaves it.
@@ -294,9 +278,6 @@ class Each(Generic[T]):
 
     def __init__(self, items: Items) -> None:
         self._items = items
-
-    def __aiter__(self) -> Self:
-        return self
 
     async def __anext__(self) -> T:
         found = await _awaited_to_item(self._items)

@@ -29,7 +29,7 @@ from .operations.ledger import burials
 from .operations.runtime import Runtime
 from .operations.stores import Store
 from .store import dead
-from .store.statement import Transaction
+from .store.statement import Transaction, picked
 
 if TYPE_CHECKING:
     from .aio import AioDeadSet
@@ -381,16 +381,10 @@ class DeadSet:
         hide, label = self._runtime.settings.redacted, self._stores.label_of(store)
         return DeadEntry(
             id=burials.entry_id_of(label, row.id),
-            job_id=row.job_id,
-            task_id=row.task_id,
-            task=row.task,
-            queue=row.queue,
+            **picked(row, "job_id", "task_id", "task", "queue", "reason", "died_at", "retries"),
             group=row.failure_group,
-            reason=row.reason,
             error=str(hide(row.error or "")),
             traceback=None if row.traceback is None else str(hide(row.traceback)),
-            died_at=row.died_at,
-            retries=row.retries,
             store=label,
             loss=_loss_of(row.payload, hide),
             **(_of_message(row.payload, hide) if row.job_id is None else {}),

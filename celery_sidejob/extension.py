@@ -25,22 +25,24 @@ from .inspection.jobs import JobViews
 from .inspection.statistics import StatisticsViews
 from .jobs import batch as batch_of
 from .jobs import job as jobs_of
-from .jobs import scheduling, steps
+from .jobs import schedule as schedule_of
+from .jobs import steps
 from .jobs.batch import Batch
 from .jobs.capacity import declare
+from .jobs.context import context, current_context
 from .jobs.filters import JobFilters, check_filters, filters_of
 from .jobs.job import Job
 from .jobs.log_entries import log_entry
+from .jobs.port import port_options
 from .jobs.queue import Queue
 from .jobs.running import RunningJob
 from .jobs.schedule import Schedule
-from .jobs.scopes import context, current_context, port_options
 from .jobs.steps import Tries
 from .jobs.workers import WorkerInfo, present, register
 from .model import values
 from .model.changes import Publish
 from .model.checks import MOST_S, check_number, check_texts, is_seconds, shown
-from .model.errors import InvalidChannelError, InvalidValueError, SettingsError, StoreUnavailableError, job_not_found
+from .model.errors import InvalidChannelError, InvalidValueError, SettingsError, StoreUnavailableError
 from .model.logger import logger
 from .model.names import check_channel, check_channels
 from .model.settings import Settings
@@ -276,10 +278,7 @@ class SideJob:
 
     def get(self, id_or_alias: int | str | Job) -> Job:
         """Return the job with this id or alias; raises JobNotFoundError."""
-        found = self.find(id_or_alias)
-        if found is None:
-            raise job_not_found(id_or_alias)
-        return found
+        return jobs_of.get(self.runtime, id_or_alias)
 
     def for_task_id(self, task_id: str) -> Job | None:
         """Return the job that has an asking with this Celery task id."""
@@ -431,7 +430,7 @@ class SideJob:
             "jitter": jitter,
             **options,
         }
-        scheduling.declare(self.runtime, name, given)
+        schedule_of.declare(self.runtime, name, given)
         return Schedule(name, runtime=self.runtime)
 
     def schedules(self) -> list[Schedule]:
@@ -478,7 +477,7 @@ class SideJob:
         The entry also has the context and a timestamp. It goes to the ports that subscribe to ``/sidejob/log``, and to
         the listeners of that channel. In a run it belongs to the unit.
         """
-        log_entry(self.runtime, entry, current_context())
+        log_entry(self.runtime, entry)
 
     # -- operations ----------------------------------------------------------------------------------------------
 

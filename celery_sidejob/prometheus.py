@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, TypeVar
 
-from .inspection.statistics import COUNTED, GAUGES, LIVES, Amounts, StatisticsViews, added, by_step, by_task, life_of
+from .inspection.statistics import COUNTED, GAUGES, LIVES, Amounts, StatisticsViews, added, life_of, of_each
 from .model.errors import MissingLibraryError
 from .model.measures import COUNTED_BY
 from .model.printable import printable
@@ -127,8 +127,8 @@ def _metrics(found: Mapping[str, Any] | None) -> Iterator[Metric]:
         yield family
     yield _durations(found["durations"])
     runs, steps = ([item for item in found["tallies"] if bool(item[0].step) is of_step] for of_step in (False, True))
-    yield from _of_tasks(by_task(_labelled(runs, *TASKS.labels), {}, None), TASKS)
-    yield from _of_tasks(by_step(_labelled(steps, *STEPS.labels), None), STEPS)
+    for amounts, metrics in ((runs, TASKS), (steps, STEPS)):
+        yield from _of_tasks(of_each(_labelled(amounts, *metrics.labels), {}, None), metrics)
 
 
 QUEUE = (

@@ -39,7 +39,7 @@ from celery_sidejob.hooks.beat import declaration_of
 from celery_sidejob.hooks.messages import carried, encoding
 from celery_sidejob.hooks.tasks import durable_task
 from celery_sidejob.hooks.worker import pool_kind
-from celery_sidejob.jobs import scheduling
+from celery_sidejob.jobs import schedule as scheduling
 from celery_sidejob.model import errors, libpq, native
 from celery_sidejob.model.durable import Message
 from celery_sidejob.model.schedule import parse

@@ -25,14 +25,6 @@ OF_FURTHER_STORE = tuple(check for check in OF_FIRST_STORE if check not in OF_JO
 """The checks of a failover store, which has durable tasks only."""
 
 
-def of_each_store(runtime: Runtime, owner: Mapping[str, str], *, thorough: bool) -> Iterator[Finding]:
-    """Yield the findings about all stores, good and bad; `thorough` reads all jobs."""
-    primary, *others = (Diagnosis(there, owner) for there in runtime.in_each_store())
-    yield from primary.findings(thorough=thorough)
-    for other in others:
-        yield from other.of_further_store()
-
-
 class Diagnosis:
     """Checks one store."""
 

@@ -16,7 +16,7 @@ from celery.concurrency.solo import TaskPool as Solo
 from celery.platforms import EX_FAILURE
 from celery.worker.state import active_requests
 
-from ..jobs import scheduling
+from ..jobs.schedule import apply_declared
 from ..model.errors import SideJobError, StoreUnavailableError
 from ..model.logger import logger
 from ..model.settings import Settings
@@ -129,7 +129,7 @@ class SideJobStep(bootsteps.StartStopStep):
             queues.apply_declared(runtime, self._sidejob.settings.queues or {})
             if runtime.store.place == 0:
                 self._sidejob.register_tasks()
-                scheduling.apply_declared(runtime, self._sidejob.settings.schedules or {})
+                apply_declared(runtime, self._sidejob.settings.schedules or {})
 
         return Heartbeat(
             runtime,

@@ -9,7 +9,7 @@ from ..model import values
 from ..model.errors import batch_not_found
 from ..operations.runtime import Runtime
 from ..store import batches
-from ..store.statement import Transaction
+from ..store.statement import Transaction, picked
 
 COUNTED = 10_000
 """The most members of a batch that a list of batches counts."""
@@ -53,15 +53,11 @@ class BatchViews:
 def _batch(row: Any, most: int | None = None) -> dict[str, Any]:
     state = "ended" if row.ended_at is not None else "closed" if row.closed_at is not None else "takes members"
     return {
-        "id": row.id,
-        "name": row.name,
+        **picked(row, "id", "name"),
         "state": state,
-        "created_at": row.created_at,
-        "ended_at": row.ended_at,
+        **picked(row, "created_at", "ended_at"),
         "is_more": most is not None and row.total > most,
         "total": min(row.total, most or row.total),
-        "completed": row.completed,
-        "failed": row.failed,
-        "terminated": row.terminated,
+        **picked(row, "completed", "failed", "terminated"),
         "done": min(row.completed + row.failed + row.terminated, most or row.total),
     }

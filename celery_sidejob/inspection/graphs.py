@@ -105,27 +105,21 @@ class _Found:
     is_whole: bool = True
 
 
-class GraphViews:
-    """Read-only views of the graph of one store."""
+def around(runtime: Runtime, job: Job) -> Graph:
+    """Return a job's place in the graph; eight statements, each of them bounded."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
+    def work(executor: Transaction) -> Graph:
+        found = _Found()
+        _read_tree(executor, job.id, found)
+        _read_edges(executor, job.id, found)
+        graph = folded(found, job.id)
+        if not found.is_cut:
+            return graph
+        alone = {node.job_id: found.children[node.job_id] for node in graph.nodes if node.job_id is not None}
+        found.unread = trees.children_beyond(executor, alone, most=UNREAD)
+        return folded(found, job.id)
 
-    def around(self, job: Job) -> Graph:
-        """Return a job's place in the graph; eight statements, each of them bounded."""
-
-        def work(executor: Transaction) -> Graph:
-            found = _Found()
-            _read_tree(executor, job.id, found)
-            _read_edges(executor, job.id, found)
-            graph = folded(found, job.id)
-            if not found.is_cut:
-                return graph
-            alone = {node.job_id: found.children[node.job_id] for node in graph.nodes if node.job_id is not None}
-            found.unread = trees.children_beyond(executor, alone, most=UNREAD)
-            return folded(found, job.id)
-
-        return self._runtime.connections.transact("inspect", work)
+    return runtime.connections.transact("inspect", work)
 
 
 def _read_tree(executor: Transaction, job_id: int, found: _Found) -> None:

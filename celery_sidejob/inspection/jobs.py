@@ -34,7 +34,7 @@ from ..store import (
     trees,
 )
 from ..store.outbox import doorbells
-from ..store.statement import Transaction
+from ..store.statement import Transaction, picked
 from .queues import served_queues
 
 LOOK_S = 0.06
@@ -94,10 +94,7 @@ class JobViews:
         `more_children` say whether there are more.
         """
 
-        def work(executor: Transaction) -> dict[str, Any]:
-            return self._details(executor, job.id)
-
-        return self._runtime.connections.transact("inspect", work)
+        return self._runtime.connections.transact("inspect", lambda executor: self._details(executor, job.id))
 
     def standing(self, job: Job) -> dict[str, Any]:
         """Return a job's `info`, its progress and the reasons why it waits."""
@@ -190,15 +187,9 @@ class JobViews:
             why, took = waiting.reasons(executor, self._runtime, ids), history.lasted(executor, ids)
             return [
                 {
-                    "id": row.id,
-                    "status": row.status,
-                    "task": row.task,
-                    "queue": row.queue,
+                    **picked(row, "id", "status", "task", "queue"),
                     "parent": row.parent_id,
-                    "created_at": row.created_at,
-                    "ran_at": row.ran_at,
-                    "retries": row.retries,
-                    "losses": row.losses,
+                    **picked(row, "created_at", "ran_at", "retries", "losses"),
                     "error": _error(row.error, hide),
                     "waiting_for": why.get(row.id, []),
                     "lasted_s": took.get(row.id),
@@ -257,7 +248,7 @@ class JobViews:
             "history": [asdict(entry_of(row, hide)) for row in history.read(executor, job_id)],
             "state": hide({key: values.decode(text) for key, text in state.read(executor, job_id).items()}),
             **_ports(executor, job_id, hide),
-            "children": {row.name: {"id": row.id, "task": row.task, "status": row.status} for row in children},
+            "children": {row.name: picked(row, "id", "task", "status") for row in children},
             "children_count": min(node.children, trees.COUNTED),
             "more_children": node.children > trees.COUNTED,
             "message": message and message._asdict(),
@@ -281,13 +272,10 @@ class JobViews:
         if row is None:
             return None
         return {
-            "id": row.id,
-            "task_id": row.task_id,
-            "reason": row.reason,
+            **picked(row, "id", "task_id", "reason"),
             "error": row.error and self._runtime.settings.redacted(row.error),
             "traceback": row.traceback and self._runtime.settings.redacted(row.traceback),
-            "died_at": row.died_at,
-            "retries": row.retries,
+            **picked(row, "died_at", "retries"),
         }
 
 

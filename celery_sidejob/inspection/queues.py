@@ -12,7 +12,7 @@ from ..jobs.schedule import info_of
 from ..model.settings import Settings
 from ..operations.runtime import Runtime
 from ..store import capacity, dead, job_lists, measured, queues, registry, schedules, stats, waiting, workers
-from ..store.statement import Transaction
+from ..store.statement import Transaction, picked
 
 
 class QueueViews:
@@ -60,9 +60,7 @@ class QueueViews:
             {
                 "name": row.name,
                 "limit": row.capacity,
-                "used": row.used,
-                "covers": row.covers,
-                "shards": row.shards,
+                **picked(row, "used", "covers", "shards"),
                 "in": row.admitted,
                 "out": row.freed,
                 "refused": row.refused,
@@ -80,9 +78,7 @@ class QueueViews:
                 "name": name,
                 "paused_at": found.paused_at,
                 "reason": found.pause_reason,
-                "ordered": found.settings.ordered,
-                "limit": found.settings.limit,
-                "limit_per_key": found.settings.limit_per_key,
+                **picked(found.settings, "ordered", "limit", "limit_per_key"),
                 "rate": None if found.settings.rate is None else rate_in_text(found.settings.rate),
             }
             for name, found in sorted(queues.read(self._runtime.connections).items())
@@ -130,14 +126,8 @@ def _is_sure(executor: Transaction, row: Any, horizon_s: float) -> bool:
     return bool(not row.is_estimated or row.soon or not waiting.is_any_soon(executor, row.queue, horizon_s=horizon_s))
 
 
-class ScheduleViews:
-    """Read-only views of schedules."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-
-    def all(self, next_times: int) -> list[dict[str, Any]]:
-        """Return the `info` of each schedule, by name, with its `next_times`; one statement."""
-        found = sorted(schedules.read(self._runtime.connections).items())
-        hide = self._runtime.settings.redacted
-        return [{**info_of(row, hide), "next_times": list(islice(row.plan.upcoming(), next_times))} for _, row in found]
+def all_schedules(runtime: Runtime, next_times: int) -> list[dict[str, Any]]:
+    """Return the `info` of each schedule, by name, with its `next_times`; one statement."""
+    found = sorted(schedules.read(runtime.connections).items())
+    hide = runtime.settings.redacted
+    return [{**info_of(row, hide), "next_times": list(islice(row.plan.upcoming(), next_times))} for _, row in found]

@@ -18,7 +18,7 @@ from ..services.sweep.sweeper import TOTALS
 from ..store import measured, queues, registry, stats, waiting, workers
 from ..store.estimates import Count
 from ..store.queues import ManagedQueue
-from ..store.statement import Transaction
+from ..store.statement import Transaction, picked
 
 NUMBERS = ("depth", "running", "delayed", "scheduled", "parked", "unpublished")
 AGES = ("oldest_due_s", "oldest_unpublished_s")
@@ -119,8 +119,8 @@ class StatisticsViews:
 
     def statistics_of_tasks(self, day: date | None) -> tuple[list[Statistics], list[Statistics]]:
         """Return the same for each task in each of its queues, and for each of their steps, by name."""
-        amounts, failed = self._tallies(None, None, day, None)
-        return by_task([item for item in amounts if not item[0].step], failed, day), by_step(amounts, day)
+        found = of_each(*self._tallies(None, None, day, None), day)
+        return [one for one in found if one.step is None], [one for one in found if one.step is not None]
 
     def days(self) -> dict[date, tuple[int, int]]:
         """Return the numbers of runs and of failures of each day that is kept, in UTC."""
@@ -171,9 +171,7 @@ class StatisticsViews:
             "results": {"unsent": results.number, "oldest_s": oldest_s},
             "workers": [
                 {
-                    "id": row.id,
-                    "ident": row.ident,
-                    "broker": row.broker,
+                    **picked(row, "id", "ident", "broker"),
                     "alive": row.dead_at is None and row.silent_s is None,
                     "suspected": row.dead_at is None and row.suspect_at is not None,
                     "stopped": row.dead_at is not None and row.suspect_at is None,  # it stopped as planned
@@ -188,25 +186,20 @@ class StatisticsViews:
         }
 
 
-def by_task(amounts: Iterable[tuple[Tally, Amount]], failed: Entries, day: date | None) -> list[Statistics]:
-    """Return the statistics of each task in each of its queues, in the order of the names."""
-    found: dict[tuple[str, str], Amounts] = {key: [] for key in failed}
+def of_each(amounts: Iterable[tuple[Tally, Amount]], failed: Entries, day: date | None) -> list[Statistics]:
+    """Return the statistics of each task in each of its queues, and of each of its steps, in the order of the names."""
+    found: dict[tuple[str, str, str], Amounts] = {(queue, task, ""): [] for queue, task in failed}
     for tally, amount in amounts:
-        found.setdefault((tally.queue, tally.task), []).append((tally, amount))
+        found.setdefault((tally.queue, tally.task, tally.step), []).append((tally, amount))
     return [
-        statistics_of(of_one, queue=queue, task=task, day=day, failed_now=failed.get((queue, task), 0))
-        for (queue, task), of_one in sorted(found.items())
-    ]
-
-
-def by_step(amounts: Iterable[tuple[Tally, Amount]], day: date | None) -> list[Statistics]:
-    """Return the statistics of each step of each task in each of its queues, in the order of the names."""
-    found: dict[tuple[str, str, str], Amounts] = {}
-    for tally, amount in amounts:
-        if tally.step:
-            found.setdefault((tally.queue, tally.task, tally.step), []).append((tally, amount))
-    return [
-        statistics_of(of_one, queue=queue, task=task, day=day, step=step)
+        statistics_of(
+            of_one,
+            queue=queue,
+            task=task,
+            day=day,
+            failed_now=0 if step else failed.get((queue, task), 0),
+            step=step or None,
+        )
         for (queue, task, step), of_one in sorted(found.items())
     ]
 

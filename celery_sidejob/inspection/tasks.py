@@ -15,6 +15,7 @@ from ..model.errors import InvalidValueError, StoreUnavailableError
 from ..model.loss import Loss
 from ..operations.runtime import Runtime
 from ..store import history, job_lists, kept
+from ..store.statement import picked
 
 LOOK_S = 0.06
 """For how many seconds a page looks through messages."""
@@ -146,22 +147,14 @@ class TaskViews:
     def _task(self, row: Any, store: str | None) -> dict[str, Any]:
         headers, hide = headers_of(row.publication), self._runtime.settings.redacted
         return {
-            "task_id": row.task_id,
-            "task": row.task,
-            "status": row.status,
-            "waits_for": row.waits_for,
-            "queue": row.queue,
+            **picked(row, "task_id", "task", "status", "waits_for", "queue"),
             "store": store,
             "unique": hide(row.unique_key),
             "args": hide(headers.get("argsrepr")),
             "kwargs": hide(headers.get("kwargsrepr")),
-            "due_at": row.due_at,
-            "declined_at": row.declined_at,
-            "expires_at": row.expires_at,
-            "published_at": row.published_at,
+            **picked(row, "due_at", "declined_at", "expires_at", "published_at"),
             "running_since": row.locked_at,
-            "runs_s": row.runs_s,
-            "worker": row.worker,
+            **picked(row, "runs_s", "worker"),
             "retries": headers.get("retries") or 0,
             "losses": row.losses,
             "last_loss": None if row.last_loss is None else Loss.of_json(row.last_loss).redacted(hide).facts,

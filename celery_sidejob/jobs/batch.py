@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -159,7 +159,7 @@ def open_batch(runtime: Runtime, name: str, calls: Mapping[str, Any]) -> Batch:
     """Return the open batch of this name, which takes members; make it if there is none."""
     check_label("name", name)
     follows = {key: following_of(runtime, key, call) for key, call in calls.items() if call is not None}
-    text = json.dumps({key: each.as_json() for key, each in follows.items()})
+    text = json.dumps({key: asdict(each) for key, each in follows.items()})
 
     def work(executor: Transaction) -> Any:
         return rows.open_(executor, name, text) or rows.read(executor, name)

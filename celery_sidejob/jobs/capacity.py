@@ -13,6 +13,7 @@ from ..model.errors import IllegalMoveError, InvalidValueError, Overloaded
 from ..operations.gates import capacity
 from ..operations.runtime import Runtime
 from ..store import capacity as rows
+from ..store.statement import picked
 from .job import Job, runtime_here
 
 if TYPE_CHECKING:
@@ -150,12 +151,8 @@ class CapacityPool:
         runtime = self._runtime
         return [
             SlotHolder(
-                row.task_id,
-                None if row.job_id is None else Job(row.job_id, runtime=runtime),
-                row.task,
-                row.queue,
-                row.weight,
-                row.running,
+                **picked(row, "task_id", "task", "queue", "weight", "running"),
+                job=None if row.job_id is None else Job(row.job_id, runtime=runtime),
             )
             for row in rows.holders(runtime.connections, self.name)
         ]

@@ -23,13 +23,12 @@ from ..model.errors import (
 from ..model.names import child_name_taken
 from ..operations.after_commit import AfterCommit, follow
 from ..operations.changes.unique_keys import KeysTakenError, is_replaced
-from ..operations.changes.unit_of_work import carry_out
 from ..operations.gates import capacity
 from ..operations.runtime import Runtime
 from ..store import askings, jobs
 from ..store.errors import NoAnswer, OutcomeUnknown
 from ..store.statement import Transaction
-from ..unit.open_unit import OpenUnit, active
+from ..unit.open_unit import OpenUnit, active, submit
 
 Make = Callable[[Sequence[NewJob]], Sequence[NewJob]]
 """Makes jobs, all or none, and returns them with their ids."""
@@ -57,19 +56,19 @@ def create(runtime: Runtime, drafts: Sequence[NewJob], transaction: Any = None) 
 
 
 def _create(runtime: Runtime, drafts: Sequence[NewJob], transaction: Any) -> Sequence[NewJob]:
-    unit = active()
+    unit = active() if transaction is None else None
     if transaction is not None:
         _check_child_names(transaction, drafts)
-        made = _numbered(drafts, jobs.next_ids(transaction, len(drafts)))
-        carry_out(runtime, "enqueue", with_the_replaced(made), transaction)
+    if unit is not None:
+        _check_room(runtime, unit, drafts)
+    made = _numbered(drafts, jobs.next_ids(transaction or runtime.connections, len(drafts)))
+    changes: list[Change] = [*made, *(Terminate(new.replaces) for new in made if new.replaces is not None)]
+
+    def make() -> Sequence[NewJob]:
+        submit(runtime, "enqueue", *changes, transaction=transaction)
         return made
-    made = _numbered(drafts, jobs.next_ids(runtime.connections, len(drafts)))
-    if unit is None:
-        return _until_known(runtime, drafts, lambda: _create_all(runtime, made))
-    _check_room(runtime, unit, made)
-    for change in with_the_replaced(made):
-        unit.add(change)
-    return made
+
+    return make() if unit is not None or transaction is not None else _until_known(runtime, drafts, make)
 
 
 def _numbered(drafts: Sequence[NewJob], ids: Iterable[int]) -> list[NewJob]:
@@ -83,9 +82,9 @@ def _is_plain(new: NewJob) -> bool:
     )
 
 
-def _check_room(runtime: Runtime, unit: OpenUnit, made: Sequence[NewJob]) -> None:
+def _check_room(runtime: Runtime, unit: OpenUnit, drafts: Sequence[NewJob]) -> None:
     """Refuse a job at the call, inside a run, if its pool is full now; the commit takes the slots."""
-    judged = [admission for admission in map(capacity.judged, made) if admission is not None]
+    judged = [admission for admission in map(capacity.judged, drafts) if admission is not None]
     if not judged:
         return
     pending = Counter[str]()
@@ -123,11 +122,6 @@ def _followed(runtime: Runtime, drafts: Sequence[NewJob], rows: Sequence[Any]) -
     follow(runtime, after_commit)
     if after_commit.pools:
         capacity.ring(runtime, after_commit.pools)
-    return made
-
-
-def _create_all(runtime: Runtime, made: Sequence[NewJob]) -> Sequence[NewJob]:
-    carry_out(runtime, "enqueue", with_the_replaced(made))
     return made
 
 
@@ -215,11 +209,6 @@ def first_of_each(drafts: Sequence[NewJob]) -> list[NewJob]:
                 "on_duplicate='return', which uses the first."
             )
     return left
-
-
-def with_the_replaced(made: Sequence[NewJob]) -> Sequence[Change]:
-    """Return the changes that make these jobs and terminate the jobs that they replace."""
-    return [*made, *(Terminate(new.replaces) for new in made if new.replaces is not None)]
 
 
 def _judged(new: NewJob, taken: Mapping[str, Any], found: dict[str, int], transaction: Any) -> NewJob:

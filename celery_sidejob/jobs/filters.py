@@ -7,11 +7,12 @@ from datetime import datetime, timedelta
 from typing import Any, TypedDict
 
 from ..model.checks import MOST, SECONDS, check_age, check_texts, did_you_mean, is_number, shown
-from ..model.errors import InvalidValueError, batch_not_found, job_not_found
+from ..model.errors import InvalidValueError
 from ..model.status import statuses_of
 from ..operations.runtime import Runtime
-from ..store import batches, job_lists
-from .job import Job, find
+from ..store import job_lists
+from .batch import get_batch
+from .job import Job, get
 
 
 class JobFilters(TypedDict, total=False):
@@ -49,11 +50,11 @@ def filters_of(runtime: Runtime, given: Mapping[str, Any]) -> job_lists.Filters:
     check_texts(**texts)
     batch = texts.pop("batch")
     since_at, since_s = _since(runtime, given.get("since"))
-    status = given.get("status")
+    status, parent = given.get("status"), given.get("parent")
     return job_lists.Filters(
         statuses=None if status is None else [str(one) for one in sorted(statuses_of(status))],
-        parent_id=_parent_id(runtime, given.get("parent")),
-        batch_id=_batch_id(runtime, batch),
+        parent_id=None if parent is None else get(runtime, parent).id,
+        batch_id=None if batch is None else get_batch(runtime, batch)._id,
         older_s=check_age("older_than", given.get("older_than")),
         since=since_at,
         since_s=since_s,
@@ -68,24 +69,6 @@ def _since(runtime: Runtime, since: Any) -> tuple[datetime | None, float | None]
     if isinstance(since, datetime):
         return runtime.tasks.localize(since), None
     return None, check_age("since", since, form=f"a datetime, or a timedelta or {SECONDS}")
-
-
-def _parent_id(runtime: Runtime, parent: Any) -> int | None:
-    if parent is None:
-        return None
-    found = find(runtime, parent)
-    if found is None:
-        raise job_not_found(parent)
-    return found.id
-
-
-def _batch_id(runtime: Runtime, name: str | None) -> int | None:
-    if name is None:
-        return None
-    found = batches.read(runtime.connections, name)
-    if found is None:
-        raise batch_not_found(name)
-    return int(found.id)
 
 
 def _id_of(name: str, job: int | Job | None, otherwise: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
 
@@ -28,38 +28,23 @@ class Following:
     kwargs: str
     options: str
 
-    def as_json(self) -> Mapping[str, str]:
-        """Return it as JSON values."""
-        return asdict(self)
-
 
 def following_of(runtime: Runtime, where: str, call: Any) -> Following:
     """Check a call: a task, or a signature of a task with its arguments, `queue`, `priority` and `countdown`."""
-    task: Any = call
-    args: Any = ()
-    kwargs: Any = {}
-    options: dict[str, Any] = {}
-    if isinstance(call, Mapping):
-        if not isinstance(call.get("task"), str) or call.get("subtask_type") is not None:
-            raise InvalidValueError(f"{where}= takes a task or a signature of one task, not {shown(call)}.")
-        task, args, kwargs, options = (
-            call["task"],
-            call.get("args"),
-            call.get("kwargs"),
-            dict(call.get("options") or {}),
-        )
-    name = getattr(task, "name", task)
-    if not isinstance(name, str):
+    given: Mapping[str, Any] = call if isinstance(call, Mapping) else {"task": getattr(call, "name", call)}
+    name = given.get("task")
+    if not isinstance(name, str) or given.get("subtask_type") is not None:
         raise InvalidValueError(f"{where}= takes a task or a signature of one task, not {shown(call)}.")
-    unknown = [key for key, value in options.items() if key not in OPTIONS and value is not None]
+    options = {key: value for key, value in (given.get("options") or {}).items() if value is not None}
+    unknown = [key for key in options if key not in OPTIONS]
     if unknown:
         raise InvalidValueError(f"{where}= takes a signature with {', '.join(OPTIONS)}, not with {', '.join(unknown)}.")
     limit = runtime.settings.max_value_bytes
     found = Following(
         name,
-        values.encode(list(args or ()), limit=limit, what=f"args of {where}"),
-        values.encode(dict(kwargs or {}), limit=limit, what=f"kwargs of {where}"),
-        values.encode({key: value for key, value in options.items() if value is not None}, what=f"options of {where}"),
+        values.encode(list(given.get("args") or ()), limit=limit, what=f"args of {where}"),
+        values.encode(dict(given.get("kwargs") or {}), limit=limit, what=f"kwargs of {where}"),
+        values.encode(options, what=f"options of {where}"),
     )
     works_of(runtime, [found])  # refuses the call as a real call would; nothing is written
     return found

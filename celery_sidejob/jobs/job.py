@@ -13,12 +13,15 @@ from ..model.changes import (
     AddAlias,
     Adopt,
     Ask,
+    BeginAnew,
     CancelTimer,
     Change,
     ConfigurePorts,
+    CopySteps,
     DependOn,
     Direction,
     Disown,
+    ForgetSteps,
     Log,
     NewJob,
     Publish,
@@ -57,7 +60,7 @@ from ..model.names import (
 )
 from ..model.port import WILDCARD
 from ..model.status import FINISHED, Progress, Status, statuses_of
-from ..model.steps import BeginAnew, CopySteps, ForgetSteps, label, parse_label
+from ..model.steps import label, parse_label
 from ..operations.changes.deletion import delete
 from ..operations.changes.dependencies import check_waits
 from ..operations.changes.family import check_may_move
@@ -71,9 +74,11 @@ from ..operations.waiting import waiting_for
 from ..store import asks, history, jobs, labels, ports, trees
 from ..store import dependencies as dependency_rows
 from ..store import state as state_rows
+from ..store.statement import picked
 from ..unit import view as unit_view
 from ..unit.lookup import locate
 from ..unit.open_unit import active, submit
+from .context import current_context
 from .creation import create
 from .depending import check_in_run, check_on_failure, ids_of, pending_edges
 from .drafts import (
@@ -89,7 +94,6 @@ from .drafts import (
 )
 from .history import HistoryEntry, entry_of, pending
 from .port import Port
-from .scopes import current_context
 from .steps import Step, step_list
 from .timers import Timer, timer_id, timers
 
@@ -231,18 +235,12 @@ class Job:
             **given,
             "status": row.status,
             "change": row.changes,
-            "created_at": row.created_at,
-            "ran_at": row.ran_at,
-            "ended_at": row.ended_at,
-            "task_id": row.task_id,
+            **picked(row, "created_at", "ran_at", "ended_at", "task_id"),
             "unique": redacted(row.unique_key),
             "tags": [redacted(tag) for tag in self.tags],
             "tracked": self.tracked,
             "in_run": row.unit_no is not None,
-            "asked_again": row.asked_again,
-            "run_no": row.run_no,
-            "losses": row.losses,
-            "retries": row.retries,
+            **picked(row, "asked_again", "run_no", "losses", "retries"),
             "error": error,
         }
 
@@ -819,6 +817,14 @@ def find(runtime: Runtime, id_or_alias: int | str | Job) -> Job | None:
     """Return the job of this id or alias; None only if there is none."""
     found = locate(runtime, _id_of(id_or_alias))
     return None if found is None else Job(found[0], runtime=runtime, row=found[1])
+
+
+def get(runtime: Runtime, id_or_alias: int | str | Job) -> Job:
+    """Return the job of this id or alias; raises JobNotFoundError."""
+    found = find(runtime, id_or_alias)
+    if found is None:
+        raise job_not_found(id_or_alias)
+    return found
 
 
 def find_by_task_id(runtime: Runtime, task_id: str) -> Job | None:

@@ -6,7 +6,7 @@ Without a receiver no entry is made. An entry that is made in a run belongs to i
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Literal
 
@@ -17,14 +17,14 @@ from ..model.names import LOG_CHANNEL
 from ..operations import log
 from ..operations.runtime import Runtime
 from ..unit.open_unit import OpenUnit, active, submit
+from .context import current_context
 
 Kind = Literal["read", "write"]
-Context = Callable[[], str | None]
-"""Returns the surrounding context, as JSON text."""
 
 
-def log_entry(runtime: Runtime, entry: Any, context: str | None) -> None:
+def log_entry(runtime: Runtime, entry: Any) -> None:
     """Make a user's entry: a mapping, a string, or an exception; in a run it belongs to its unit."""
+    context = current_context()
     head = {**_loaded(context), **_run_of(active()), "timestamp": log.timestamp()}
     limit = runtime.settings.max_value_bytes
     text = values.encode({**head, **_fields(runtime, entry)}, limit=limit, what="log entry")
@@ -63,14 +63,14 @@ class Group:
                 self._size += len(text)
                 found.append(text)
 
-    def make_entry(self, context_around: Context, transaction: Any = None) -> None:
+    def make_entry(self, transaction: Any = None) -> None:
         """Make the entry, if anything was read or written, even if the surrounding block has raised."""
         if self._runtime is None:
             return
         unit = active()
         if unit is not self._unit:  # a generator of an earlier run is closed late
             return
-        runtime, context = self._runtime, context_around()
+        runtime, context = self._runtime, current_context()
         head = {**_loaded(context), **_run_of(unit), "timestamp": log.timestamp()}
         fields = [f"{json.dumps(name)}: {values.encode(value)}" for name, value in head.items() if name not in KINDS]
         fields += [f"{json.dumps(kind)}: [{', '.join(self._ports(kind))}]" for kind in KINDS]
@@ -98,10 +98,9 @@ _group: ContextVar[Group | None] = ContextVar("celery_sidejob_log_group", defaul
 class one_entry:  # noqa: N801 - it is used as a function is
     """Makes one entry of everything that is read and written in the block; the outermost of nested blocks does it."""
 
-    __slots__ = ("_context", "_group")
+    __slots__ = ("_group",)
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    def __init__(self) -> None:
         self._group: Group | None = None
 
     def __enter__(self) -> None:
@@ -112,7 +111,7 @@ class one_entry:  # noqa: N801 - it is used as a function is
     def __exit__(self, *error: object) -> None:
         if self._group is not None:
             _group.set(None)  # by no token: the block may be a generator's, which another context goes on with
-            self._group.make_entry(self._context)
+            self._group.make_entry()
 
 
 def are_received(runtime: Runtime, transaction: Any = None) -> bool:
@@ -132,20 +131,14 @@ def _may_ask(transaction: Any) -> bool:
     return transaction is None and (unit is None or not unit.in_block)
 
 
-def note(
-    runtime: Runtime,
-    uses: Sequence[tuple[Kind, PortKey]],
-    texts: Sequence[str],
-    context: Context,
-    transaction: Any = None,
-) -> None:
+def note(runtime: Runtime, uses: Sequence[tuple[Kind, PortKey]], texts: Sequence[str], transaction: Any = None) -> None:
     """Note values that were read from ports or written to ports, in the block's entry or in an entry of their own."""
     around = _group.get() if transaction is None else None
     group = Group() if around is None else around
     for kind, port in uses:
         group.add(runtime, kind, port, texts)
     if around is None:
-        group.make_entry(context, transaction)
+        group.make_entry(transaction)
 
 
 def is_unlogged(options: str | None) -> bool:

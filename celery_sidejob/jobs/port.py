@@ -1,16 +1,18 @@
-"""A job's port: a mailbox whose packets have the order of their commits, and perhaps a default."""
+"""A job's port: a mailbox whose packets have the order of their commits, and perhaps a default; `port_options`."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from datetime import datetime
 from math import inf
 from typing import TYPE_CHECKING, Any
 
 from ..awaiting import AioOf, Parts, Pause, here
-from ..model import values
+from ..model import native, values
 from ..model.changes import Change, Connect, Direction, PortKey, SetChannels, SetDefault, Write
 from ..model.checks import MOST_S, check_number, is_seconds, shown
 from ..model.errors import IllegalMoveError, InvalidChannelError, InvalidPortError, InvalidValueError, PortFullError
@@ -22,8 +24,8 @@ from ..store import packets, ports
 from ..store.statement import Reader, first
 from ..unit.open_unit import active, submit
 from ..unit.read_ahead import FIRST_PAUSE_S, LONGEST_PAUSE_S, READ_AHEAD
-from .log_entries import are_received, is_unlogged, note, options_for
-from .scopes import current_context, current_port_scope, writes_defaults
+from .context import current_context
+from .log_entries import Kind, are_received, is_unlogged, note, one_entry, options_for
 
 if TYPE_CHECKING:
     from ..aio import AioPort
@@ -121,8 +123,7 @@ class Port:
                     raise
             yield Pause(min(pause_s, left_s))
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-        if scope.log and (yield lambda: are_received(self._runtime, transaction)):
-            yield lambda: note(self._runtime, [("write", self._key)], texts, current_context, transaction)
+        yield lambda: self._note([("write", self._key)], texts, transaction)
 
     def _seconds_to_wait(self, wait: float | bool, transaction: Any) -> float:
         if wait is False or wait is True:
@@ -148,7 +149,7 @@ class Port:
         """
         found, default = self._next(transaction)
         if found is None and default is not None:
-            self._note_read(default, None, transaction)
+            self._note([("read", self._key)], [default], transaction)
         text = found.value if found is not None else default
         return NO_DATA if text is None else values.decode(text)
 
@@ -165,20 +166,15 @@ class Port:
         InvalidValueError and consumes none.
         """
         check_number("limit", limit, least=1, of="packets")
-        unit = active()
-        if transaction is not None:
-            self._refuse_to_read_in(transaction)
-            found, read, borrowed = read_packets_with(self._runtime, self._key, transaction, limit=limit)
-            if not found:
-                self._row(borrowed)
-        elif unit is None:
-            found, read = read_packets(self._runtime, self._key, limit=limit)
+        unit, executor = active(), None
+        if unit is None or transaction is not None:
+            found, read, executor = self._popped(transaction, limit)
         else:
             found = unit.drain(self._key, limit)
             read = [values.decode(row.value) for row in found if row.value is not None]
-        if not found and transaction is None:
-            self._row()
-        self._note_packets([row for row in found if row.value is not None], (), transaction)
+        if not found:
+            self._row(executor)
+        self._note_packets([row for row in found if row.value is not None], transaction)
         return read
 
     def __iter__(self) -> Iterator[Any]:
@@ -234,7 +230,7 @@ class Port:
         if unit is None or transaction is not None:
             self._refuse_to_read_in(transaction)
             applied = carry_out(self._runtime, "connect", [Connect(self._key, keys, notify=notify)], transaction)
-            self._note_packets(applied.mailboxes.moved, keys, transaction)
+            self._note_packets(applied.mailboxes.moved, transaction, keys)
             return [values.decode(row.value) for row in applied.mailboxes.moved]
         for port in targets:
             if not unit.seen.knows_port(port._key):
@@ -248,15 +244,8 @@ class Port:
                 unit.add(Write(*key, written, notify=notify))
             if default is not None:
                 unit.add(SetDefault(*key, default, notify=notify))
-        self._note_packets(found, keys, None)
+        self._note_packets(found, None, keys)
         return moved
-
-    def _note_packets(self, read: Sequence[Any], targets: Sequence[PortKey], transaction: Any) -> None:
-        """Make one log entry for packets that were read and moved to other ports, but for packets that make none."""
-        texts = [row.value for row in read if not is_unlogged(row.options)]
-        if texts and current_port_scope().log and are_received(self._runtime, transaction):
-            uses: list[Any] = [("read", self._key), *(("write", target) for target in targets)]
-            note(self._runtime, uses, texts, current_context, transaction)
 
     def _check_targets(self, targets: tuple[Port, ...]) -> None:
         if not targets:
@@ -325,25 +314,37 @@ class Port:
         """Read the oldest packet; if there is none, return None and the default."""
         found, default = self._taken(transaction, many)
         if found is not None:
-            self._note_read(found.value, found.options, transaction)
+            self._note_packets([found], transaction)
         return found, default
 
-    def _note_read(self, text: str, options: str | None, transaction: Any) -> None:
-        """Note a read for the log, unless the packet or the surrounding block says otherwise."""
-        if not is_unlogged(options) and current_port_scope().log and are_received(self._runtime, transaction):
-            note(self._runtime, [("read", self._key)], [text], current_context, transaction)
+    def _note_packets(self, read: Sequence[Any], transaction: Any, targets: Sequence[PortKey] = ()) -> None:
+        """Make one log entry for packets that were read and moved to other ports, but for packets that make none."""
+        texts = [row.value for row in read if not is_unlogged(row.options)]
+        if texts:
+            self._note([("read", self._key), *(("write", target) for target in targets)], texts, transaction)
+
+    def _note(self, uses: Sequence[tuple[Kind, PortKey]], texts: Sequence[str], transaction: Any) -> None:
+        """Note values for the log, unless the surrounding block says otherwise, or nobody would receive the entry."""
+        if current_port_scope().log and are_received(self._runtime, transaction):
+            note(self._runtime, uses, texts, transaction)
 
     def _taken(self, transaction: Any, many: bool) -> tuple[Any | None, str | None]:
-        unit, runtime = active(), self._runtime
-        if transaction is not None:
-            self._refuse_to_read_in(transaction)
-            popped, _, borrowed = read_packets_with(runtime, self._key, transaction, limit=1)
-            return self._packet_or_default(first(popped), borrowed)
-        if unit is None:
-            popped, _ = read_packets(runtime, self._key, limit=1)
-            return self._packet_or_default(first(popped), runtime.connections)
-        packet = unit.next_packet(self._key, many=many)
-        return packet, None if packet is not None else self._row().default_value
+        unit = active()
+        if unit is not None and transaction is None:
+            packet = unit.next_packet(self._key, many=many)
+            return packet, None if packet is not None else self._row().default_value
+        popped, _, executor = self._popped(transaction, 1)
+        row = first(popped)
+        if row is not None and row.id is not None:
+            return row, None
+        return None, (row or self._row(executor)).default_value
+
+    def _popped(self, transaction: Any, limit: int) -> tuple[Sequence[Any], list[Any], Reader]:
+        """Read packets outside of units; return their rows, their values, and where to ask about the port."""
+        if transaction is None:
+            return *read_packets(self._runtime, self._key, limit=limit), self._runtime.connections
+        self._refuse_to_read_in(transaction)
+        return read_packets_with(self._runtime, self._key, transaction, limit=limit)
 
     def _refuse_to_read_in(self, transaction: Any) -> None:
         if transaction is not None and active() is not None:
@@ -351,11 +352,6 @@ class Port:
                 f"{self.direction}put port {self.name!r} of job {self.job.id} is read with transaction= inside a "
                 "run, which may have read ahead of it: read it inside of `with job.unit(transaction=...)`."
             )
-
-    def _packet_or_default(self, popped: Any | None, executor: Reader) -> tuple[Any | None, str | None]:
-        if popped is not None and popped.id is not None:
-            return popped, None
-        return None, (popped or self._row(executor)).default_value
 
     def _row(self, executor: Reader | None = None) -> Any:
         """Return the port's row as stored, or as this unit leaves it. A port allowed by `"*"` has the options of `"*"`.
@@ -375,6 +371,47 @@ class Port:
             self.job._found(rows)
             raise port_not_found(self.job.id, self.direction, self.name, rows)
         return row
+
+
+# -- options of a block ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PortScope:
+    """How reads and writes behave inside a `port_options` block."""
+
+    log: bool = True
+    notify: bool = True
+    set_default: bool | None = None
+    """None: as the turn of `for_inputs` wants it."""
+
+
+_PLAIN = PortScope()
+_port_scope: ContextVar[PortScope] = ContextVar("celery_sidejob_port_scope", default=_PLAIN)
+
+current_port_scope = _port_scope.get
+"""Returns the settings of the surrounding `port_options` blocks."""
+
+
+def writes_defaults() -> bool:
+    """Tell whether a value written here is a port's default: a block says so, or a turn that has defaults only."""
+    chosen, unit = _port_scope.get().set_default, active()
+    return bool(chosen if chosen is not None else unit is not None and unit.has_defaults_only)
+
+
+@contextmanager
+def port_options(
+    log: bool | None = None, notify: bool | None = None, set_default: bool | None = None
+) -> Iterator[None]:
+    """Change how ports behave in the block: `notify=False` asks no job to run, `set_default=True` writes defaults.
+
+    All reads and writes of the outermost block make one entry of the log. With `log=False` they make none, and packets
+    written then make none when they are read. An option that is not given is inherited from the surrounding block.
+    """
+    given = {"log": log, "notify": notify, "set_default": set_default}
+    changed = {name: value for name, value in given.items() if value is not None}
+    with native.within(_port_scope, replace(_port_scope.get(), **changed)), one_entry():
+        yield
 
 
 def _packet(found: Any) -> Packet:

@@ -82,14 +82,12 @@ class Queue:
     @property
     def paused_at(self) -> datetime | None:
         """When the queue was paused; None if it is not."""
-        found = self._read()
-        return None if found is None else found.paused_at
+        return self._read().paused_at
 
     @property
     def pause_reason(self) -> str | None:
         """Why the queue was paused, as given to `pause`."""
-        found = self._read()
-        return None if found is None else found.pause_reason
+        return self._read().pause_reason
 
     # -- settings ------------------------------------------------------------------------------------------------
 
@@ -111,9 +109,7 @@ class Queue:
         A setting stays until another call changes it, or the declaration in `sidejob_queues` changes.
         """
         changes = {"ordered": ordered, "limit": limit, "limit_per_key": limit_per_key, "rate": rate}
-        queues.configure(
-            self._runtime, self.name, {name: value for name, value in changes.items() if value is not UNCHANGED}
-        )
+        queues.configure(self._runtime, self.name, changes)
         return self
 
     def unmanage(self) -> bool:
@@ -133,27 +129,28 @@ class Queue:
     @property
     def managed(self) -> bool:
         """Whether the queue is managed; asks the store."""
-        return self._read() is not None
+        return self.name in rows.read(self._runtime.connections, [self.name])
 
     @property
     def ordered(self) -> bool:
         """Whether exact order was asked for."""
-        return self._settings.ordered
+        return self._read().settings.ordered
 
     @property
     def limit(self) -> int | None:
         """How many runs may be in progress at once; None without a limit."""
-        return self._settings.limit
+        return self._read().settings.limit
 
     @property
     def limit_per_key(self) -> int | None:
         """How many runs with the same `limit_key` may be in progress at once; None without a limit."""
-        return self._settings.limit_per_key
+        return self._read().settings.limit_per_key
 
     @property
     def rate(self) -> str | None:
         """How many runs may begin, as it was given: "600/m"; None without a rate."""
-        return None if self._settings.rate is None else rate_in_text(self._settings.rate)
+        rate = self._read().settings.rate
+        return None if rate is None else rate_in_text(rate)
 
     # -- contents ------------------------------------------------------------------------------------------------
 
@@ -170,13 +167,10 @@ class Queue:
 
     # ------------------------------------------------------------------------------------------------------------
 
-    @property
-    def _settings(self) -> QueueSettings:
-        found = self._read()
-        return QueueSettings() if found is None else found.settings
-
-    def _read(self) -> ManagedQueue | None:
-        return rows.read(self._runtime.connections, [self.name]).get(self.name)
+    def _read(self) -> ManagedQueue:
+        """Return its row; a queue that is not managed has no settings and no pause."""
+        none = ManagedQueue(self.name, QueueSettings(), paused_at=None, pause_reason=None, declared=None)
+        return rows.read(self._runtime.connections, [self.name]).get(self.name, none)
 
 
 def rate_in_text(rate: Rate) -> str:

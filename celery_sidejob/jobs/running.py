@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast, overload
 
 from ..awaiting import AioOf, Item, Items, Parts, each, here
 from ..model import values
-from ..model.changes import PortKey, RememberInputs
+from ..model.changes import RememberInputs
 from ..model.checks import SECONDS, check_age, check_number, is_seconds, shown
 from ..model.errors import IllegalMoveError, InvalidPortError, InvalidValueError, LeaseLostError
 from ..model.port import NO_DATA
@@ -25,7 +25,6 @@ from .drafts import stage_of, when
 from .job import Job
 from .log_entries import one_entry
 from .port import Port
-from .scopes import current_context
 from .steps import RetryOn, StepInTransaction, Tries, Was, steps_of
 
 if TYPE_CHECKING:
@@ -313,9 +312,8 @@ class _Turns:
         self._job = job
         self._unit = unit
         self._ports = ports
-        self._keys: list[PortKey] = [(job.id, port.direction, port.name) for port in ports]
-        for key in self._keys:
-            unit.note_reader(key)
+        for port in ports:
+            unit.note_reader(port._key)
         self._every = commit_every
         self._within = commit_within
 
@@ -326,7 +324,7 @@ class _Turns:
         if (yield self._has_begun_with_defaults):
             yield from self._only_defaults()  # this turn has begun in an earlier run, and packets have come since
         while True:
-            with one_entry(current_context):
+            with one_entry():
                 values, packets = yield from unit.reading(self._next)
                 if values is None:
                     break
@@ -358,27 +356,25 @@ class _Turns:
 
     def _next(self) -> list[Any] | None:
         """Read one value of each port; None when no further turn is complete."""
-        waiting = [self._unit.has_packet(key) for key in self._keys]
+        waiting = [self._unit.has_packet(port._key) for port in self._ports]
         if not any(waiting):
             return None
         if not all(has or port.has_default for has, port in zip(waiting, self._ports, strict=True)):
             self._job.suspend()
         late = self._late()
-        return [port.default if key in late else port.read() for key, port in zip(self._keys, self._ports, strict=True)]
+        return [port.default if port in late else port.read() for port in self._ports]
 
-    def _late(self) -> set[PortKey]:
+    def _late(self) -> set[Port]:
         """Return the ports whose packets came after the turn had begun with their defaults, in a run that has ended.
 
         The turn goes on with the packets that it had, because its steps belong to them; a later turn has these.
         """
         begun = self._unit.begun_turns()
-        heads = {key: str(self._unit.head(key)) for key in self._keys if self._unit.head(key)} if begun else {}
+        heads = {port: str(head) for port in self._ports if begun and (head := self._unit.head(port._key))}
         for turn in begun:
             packets = set(turn.split(","))
-            late = {key for key, head in heads.items() if head not in packets}
-            if packets <= set(heads.values()) and all(
-                port.has_default for key, port in zip(self._keys, self._ports, strict=True) if key in late
-            ):
+            late = {port for port, head in heads.items() if head not in packets}
+            if packets <= set(heads.values()) and all(port.has_default for port in late):
                 return late
         return set()
 
@@ -405,7 +401,7 @@ class _Turns:
         self._unit.add(RememberInputs(self._job.id, json.dumps(memo)))
         before, self._unit.has_defaults_only = self._unit.has_defaults_only, True
         try:  # by no context: another task may come for the next turn than for this one
-            with one_entry(current_context), self._turn((), defaults):
+            with one_entry(), self._turn((), defaults):
                 yield Item(self._shape(defaults))
         finally:
             self._unit.has_defaults_only = before

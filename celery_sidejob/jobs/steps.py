@@ -23,6 +23,7 @@ from ..model.status import RunEnd, Status
 from ..model.steps import StepKind, backoff_s, check_name, error_of, failure_of, label
 from ..operations.runs.runs import NO_END
 from ..store import steps as rows
+from ..store.statement import picked
 from ..unit.open_unit import OpenUnit, active
 from ..unit.steps import Place, Steps
 from .creation import create
@@ -478,17 +479,9 @@ def step_list(connections: Any, job_id: int, hide: Callable[[Any], Any]) -> list
     """Return the stored steps of a job, in the order in which they began."""
     return [
         Step(
-            row.name,
-            row.number,
-            row.kind,
-            row.done,
-            hide(values.decode(row.value)) if row.value is not None and row.done and row.kind != "since" else None,
-            None if row.error is None else _shown_error(row.error, hide),
-            row.tries,
-            row.began_at,
-            row.took_s,
-            row.worker,
-            row.due_at,
+            **picked(row, "name", "number", "kind", "done", "tries", "began_at", "took_s", "worker", "due_at"),
+            value=hide(values.decode(row.value)) if row.value and row.done and row.kind != "since" else None,
+            error=None if row.error is None else _shown_error(row.error, hide),
         )
         for row in rows.read(connections, job_id)
     ]

@@ -15,6 +15,7 @@ from ..operations.changes.unit_of_work import carry_out
 from ..operations.log import UNLOGGED
 from ..operations.runtime import Runtime
 from ..store import registry, workers
+from ..store.statement import picked
 from .job import Job
 
 
@@ -66,17 +67,12 @@ def present(runtime: Runtime) -> list[WorkerInfo]:
 def document_of(worker: WorkerInfo, *, runs: str) -> dict[str, Any]:
     """Return a worker as JSON values, but for the times; `runs` is the key of its runs."""
     return {
-        "name": worker.name,
-        "started_at": worker.started_at,
-        "heard_at": worker.heard_at,
-        "queues": worker.queues,
+        **picked(worker, "name", "started_at", "heard_at", "queues"),
         runs: [
             {
                 "job": run.of.id if isinstance(run.of, Job) else None,
                 "task_id": None if isinstance(run.of, Job) else str(run.of.id),
-                "task": run.task,
-                "began_at": run.began_at,
-                "lasts_s": run.lasts_s,
+                **picked(run, "task", "began_at", "lasts_s"),
             }
             for run in worker.runs
         ],

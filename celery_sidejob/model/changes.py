@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from .capacity import Admission
 from .columns import JobColumns
-from .steps import StepChange
+from .steps import StepKey, StepKind
 from .unique import Unique
 
 Direction = Literal["in", "out"]
@@ -71,10 +71,24 @@ class NewJob(JobColumns):
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """A request that the job (`of_parent`: its parent) run at least once after this, or after a given time."""
+class OfJob:
+    """A change of one job."""
 
     job_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class OfPort(OfJob):
+    """A change of one port of a job."""
+
+    direction: Direction
+    port: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ask(OfJob):
+    """A request that the job (`of_parent`: its parent) run at least once after this, or after a given time."""
+
     force: bool = False
     of_parent: bool = False
     due_at: datetime | None = None
@@ -89,31 +103,26 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class CancelTimer:
+class CancelTimer(OfJob):
     """A timer of the job that shall not fire."""
 
-    job_id: int
     timer_id: int
 
 
 @dataclass(frozen=True, slots=True)
-class Terminate:
+class Terminate(OfJob):
     """A request that the job be shut down (`tree`: with everything below it)."""
 
-    job_id: int
     tree: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
+class Write(OfPort):
     """Packets for a port, each as JSON texts (value, context, options).
 
     `notify` asks the port's reader to run; `as_default` sets the port's default to the last value instead.
     """
 
-    job_id: int
-    direction: Direction
-    port: str
     packets: tuple[tuple[str, str | None, str | None], ...]
     notify: bool = True
     as_default: bool = False
@@ -153,73 +162,58 @@ class Announce:
 
 
 @dataclass(frozen=True, slots=True)
-class SetState:
+class SetState(OfJob):
     """Keys of the job's state, as JSON texts."""
 
-    job_id: int
     values: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class UnsetState:
+class UnsetState(OfJob):
     """Keys to be removed from the job's state."""
 
-    job_id: int
     keys: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class SetDefault:
+class SetDefault(OfPort):
     """A port's default as JSON text; None clears it. `notify` asks the port's reader to run if that changes it."""
 
-    job_id: int
-    direction: Direction
-    port: str
     value: str | None
     notify: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class SetChannels:
+class SetChannels(OfPort):
     """A port's channels."""
 
-    job_id: int
-    direction: Direction
-    port: str
     channels: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class MarkReceived:
+class MarkReceived(OfPort):
     """A port of a job whose packets a step receives: late packets do not ask the job once it has completed."""
-
-    job_id: int
-    direction: Direction
-    port: str
 
 
 @dataclass(frozen=True, slots=True)
-class ConfigurePorts:
+class ConfigurePorts(OfJob):
     """All ports of these directions that the job shall have; other ports are removed, with their packets."""
 
-    job_id: int
     ports: tuple[PortRow, ...]
     directions: tuple[Direction, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class AddAlias:
+class AddAlias(OfJob):
     """A further name of the job."""
 
-    job_id: int
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class RemoveAlias:
+class RemoveAlias(OfJob):
     """A name that the job loses."""
 
-    job_id: int
     name: str
 
 
@@ -241,19 +235,17 @@ class Disown:
 
 
 @dataclass(frozen=True, slots=True)
-class DependOn:
+class DependOn(OfJob):
     """Further jobs that the job waits for."""
 
-    job_id: int
     on: tuple[int, ...]
     on_failure: OnFailure
 
 
 @dataclass(frozen=True, slots=True)
-class Undepend:
+class Undepend(OfJob):
     """Jobs that the job waits for no longer; all of them with None."""
 
-    job_id: int
     on: tuple[int, ...] | None
 
 
@@ -276,10 +268,9 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class Move(OfJob):
     """Another stage for a job that is in no run. With `has_time` the job runs at that time, otherwise now."""
 
-    job_id: int
     stage: Stage
     has_time: bool = False
     due_at: datetime | None = None
@@ -308,34 +299,30 @@ class CloseBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class RememberInputs:
+class RememberInputs(OfJob):
     """The defaults with which `for_inputs` was called; a further call with the same defaults changes nothing."""
 
-    job_id: int
     memo: str
 
 
 @dataclass(frozen=True, slots=True)
-class Tag:
+class Tag(OfJob):
     """Tags that are added to the job, after its present tags."""
 
-    job_id: int
     names: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Untag:
+class Untag(OfJob):
     """Tags that are removed from the job."""
 
-    job_id: int
     names: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
+class Log(OfJob):
     """An entry of the job itself in its history; `made_at` is a moment of the monotonic clock, `detail` JSON text."""
 
-    job_id: int
     message: str
     detail: str | None
     made_at: float
@@ -343,13 +330,87 @@ class Log:
     worker_id: int | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepStep(OfJob):
+    """The new record of a step; value and error are JSON texts.
+
+    While it is not `done`, the value of a call is a list: the ids of its children, how many there will be, and the ids
+    of failed ones that are still to be asked again; `due_at` or `wait_s` tell how long a receive waits, or when a
+    failed step is tried again. A sleep is done once that time has come.
+    """
+
+    turn: str
+    name: str
+    number: int
+    kind: StepKind
+    run_no: int
+    worker_id: int
+    done: bool = True
+    value: str | None = None
+    error: str | None = None
+    tries: int = 1
+    due_at: datetime | None = None
+    wait_s: float | None = None
+    took_s: float = 0.0
+
+    @property
+    def key(self) -> StepKey:
+        """The key under which it is found."""
+        return self.turn, self.name, self.number
+
+
 @dataclass(frozen=True, slots=True)
-class Track:
+class ForgetSteps(OfJob):
+    """Records that are removed from the job: of these names, (name, number), with None for all numbers of a name."""
+
+    names: tuple[tuple[str, int | None], ...]
+    turn: str | None = None
+    """The turn whose records they are; None for those of all turns, and of none."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveTurns(OfJob):
+    """The records of the job's turns, which are committed, so that their packets will not come again."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishSteps(OfJob):
+    """All records of a job whose run completes; its history lists them."""
+
+    run_no: int
+    worker_id: int
+    of_body: bool
+    """Whether some records belong to no turn: then late events do not ask the job for a further run."""
+    reads: tuple[str, ...]
+    """Input ports that the body has read outside of steps: late packets on these ask for a further run."""
+
+
+@dataclass(frozen=True, slots=True)
+class BeginAnew(OfJob):
+    """Removes all records of a job, and those that the run in progress will still make.
+
+    Without `force` this is done only if the job may be asked.
+    """
+
+    force: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CopySteps(OfJob):
+    """The finished records of another job, from before the step `before`; None for all of them."""
+
+    source: int
+    before: tuple[str, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Track(OfJob):
     """Whether the job is tracked."""
 
-    job_id: int
     on: bool
 
+
+StepChange = KeepStep | ForgetSteps | LeaveTurns | FinishSteps | BeginAnew | CopySteps
 
 FamilyChange = AddAlias | RemoveAlias | Adopt | Disown
 
@@ -361,23 +422,5 @@ FindingChange = Tag | Untag | Track
 
 PortChange = Write | SetDefault | SetChannels | MarkReceived | ConfigurePorts
 
-Change = (
-    NewJob
-    | Ask
-    | CancelTimer
-    | Terminate
-    | Publish
-    | Announce
-    | Connect
-    | SetState
-    | UnsetState
-    | RememberInputs
-    | Log
-    | StepChange
-    | FamilyChange
-    | DependencyChange
-    | BatchChange
-    | Move
-    | FindingChange
-    | PortChange
-)
+Change = NewJob | OfJob | FamilyChange | BatchChange | Publish | Announce | Connect
+"""Whatever can be asked of the store: something of a job, or of its family, a batch or a channel."""

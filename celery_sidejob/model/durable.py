@@ -217,16 +217,10 @@ def headers_of(publication: str) -> Mapping[str, Any]:
     return headers if isinstance(headers, Mapping) else {}
 
 
-_USUAL = {"v": HEADER_FORMAT, "n": 1}
-"""The header of nearly all messages: of a first generation, in the only store."""
-
-
 def why_no_header(header: object) -> str | None:
     """Say why the header of a durable task's message is invalid, or return None; newer formats are not checked."""
     if not isinstance(header, Mapping):
         return "it is no mapping"
-    if header == _USUAL and type(header["v"]) is type(header["n"]) is int:  # `True` is 1 as well
-        return None
     if not is_number(header.get("v", HEADER_FORMAT)):
         return "its version is no number"
     if header.get("v", HEADER_FORMAT) > HEADER_FORMAT:

@@ -98,8 +98,8 @@ def parse(name: Any, given: Mapping[str, Any], *, timezone: str | None, limit: i
     if not isinstance(name, str) or not name:
         raise InvalidValueError(f"A schedule's name is a text, not {shown(name)}.")
     check_label("name", name)
-    given = _opened(given)
-    options = {key: value for key, value in given.items() if key not in KEYS and value is not None}
+    given = {key: value for key, value in _opened(given).items() if value is not None}
+    options = {key: value for key, value in given.items() if key not in KEYS}
     task = _task(where, given.get("task"))
     _check_spelling(where, options)
     args, kwargs = given.get("args") or (), given.get("kwargs") or {}
@@ -127,9 +127,9 @@ def parse(name: Any, given: Mapping[str, Any], *, timezone: str | None, limit: i
         timezone=None if cron is None else zone.key,
         start_at=start,
         end_at=end,
-        catch_up=_catch_up(where, given.get("catch_up")),
-        overlap=_overlap(where, given.get("overlap")),
-        jitter_s=_jitter(where, given.get("jitter"), every_s),
+        catch_up=_catch_up(where, given.get("catch_up", "last")),
+        overlap=_overlap(where, given.get("overlap", "allow")),
+        jitter_s=_jitter(where, given.get("jitter", 0.0), every_s),
     )
 
 
@@ -230,8 +230,6 @@ def _time(where: str, key: str, time: Any, zone: ZoneInfo) -> datetime | None:
 
 
 def _catch_up(where: str, catch_up: Any) -> int | None:
-    if catch_up is None:
-        return 1
     if isinstance(catch_up, str) and catch_up in CATCH_UPS:
         return CATCH_UPS[catch_up]
     if is_number(catch_up, least=1, most=MOST_CAUGHT_UP):
@@ -243,8 +241,6 @@ def _catch_up(where: str, catch_up: Any) -> int | None:
 
 
 def _overlap(where: str, overlap: Any) -> str:
-    if overlap is None:
-        return "allow"
     if overlap not in OVERLAPS:
         near = did_you_mean(overlap, OVERLAPS) if isinstance(overlap, str) else ""
         raise InvalidValueError(f"overlap of {where} is 'allow', 'skip' or 'wait', not {shown(overlap)}.{near}")
@@ -252,8 +248,6 @@ def _overlap(where: str, overlap: Any) -> str:
 
 
 def _jitter(where: str, jitter: Any, every_s: float | None) -> float:
-    if jitter is None:
-        return 0.0
     jitter_s = in_seconds(jitter)
     most = LONGEST_JITTER_S if every_s is None else min(every_s, LONGEST_JITTER_S)
     if not is_seconds(jitter_s) or jitter_s > most:

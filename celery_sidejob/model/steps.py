@@ -1,11 +1,9 @@
-"""The words of steps: their names, their records, and how the error of a step is raised again."""
+"""The words of steps: their names, and how the error of a step is raised again."""
 
 from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import dataclass
-from datetime import datetime
 from importlib import import_module
 from typing import Any, Literal
 
@@ -22,89 +20,6 @@ StepKey = tuple[str, str, int]
 MOST_STEPS = 10_000
 """The most records of one job: with more, each of its runs would be slow to begin."""
 LONGEST_BACKOFF_S = 600.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeepStep:
-    """The new record of a step; value and error are JSON texts.
-
-    While it is not `done`, the value of a call is a list: the ids of its children, how many there will be, and the ids
-    of failed ones that are still to be asked again; `due_at` or `wait_s` tell how long a receive waits, or when a
-    failed step is tried again. A sleep is done once that time has come.
-    """
-
-    job_id: int
-    turn: str
-    name: str
-    number: int
-    kind: StepKind
-    run_no: int
-    worker_id: int
-    done: bool = True
-    value: str | None = None
-    error: str | None = None
-    tries: int = 1
-    due_at: datetime | None = None
-    wait_s: float | None = None
-    took_s: float = 0.0
-
-    @property
-    def key(self) -> StepKey:
-        """The key under which it is found."""
-        return self.turn, self.name, self.number
-
-
-@dataclass(frozen=True, slots=True)
-class ForgetSteps:
-    """Records that are removed from the job: of these names, (name, number), with None for all numbers of a name."""
-
-    job_id: int
-    names: tuple[tuple[str, int | None], ...]
-    turn: str | None = None
-    """The turn whose records they are; None for those of all turns, and of none."""
-
-
-@dataclass(frozen=True, slots=True)
-class LeaveTurns:
-    """The records of the job's turns, which are committed, so that their packets will not come again."""
-
-    job_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class FinishSteps:
-    """All records of a job whose run completes; its history lists them."""
-
-    job_id: int
-    run_no: int
-    worker_id: int
-    of_body: bool
-    """Whether some records belong to no turn: then late events do not ask the job for a further run."""
-    reads: tuple[str, ...]
-    """Input ports that the body has read outside of steps: late packets on these ask for a further run."""
-
-
-@dataclass(frozen=True, slots=True)
-class BeginAnew:
-    """Removes all records of a job, and those that the run in progress will still make.
-
-    Without `force` this is done only if the job may be asked.
-    """
-
-    job_id: int
-    force: bool
-
-
-@dataclass(frozen=True, slots=True)
-class CopySteps:
-    """The finished records of another job, from before the step `before`; None for all of them."""
-
-    job_id: int
-    source: int
-    before: tuple[str, int] | None
-
-
-StepChange = KeepStep | ForgetSteps | LeaveTurns | FinishSteps | BeginAnew | CopySteps
 
 
 def check_name(name: Any) -> str:

@@ -141,6 +141,11 @@ def first(rows: Sequence[Any]) -> Any | None:
     return rows[0] if rows else None
 
 
+def picked(row: Any, *names: str) -> dict[str, Any]:
+    """Return these columns of a row, by name."""
+    return {name: getattr(row, name) for name in names}
+
+
 def violated(error: BaseException) -> str | None:
     """Return the name of the violated constraint, from the driver's own error or a wrapped one."""
     for found in (error, getattr(error, "orig", None), error.__cause__):

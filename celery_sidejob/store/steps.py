@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
-from ..model.steps import BeginAnew, CopySteps, FinishSteps, ForgetSteps, KeepStep, LeaveTurns, StepChange
+from ..model.changes import BeginAnew, CopySteps, FinishSteps, ForgetSteps, KeepStep, LeaveTurns, StepChange
 from .statement import Frequent, Reader, Statement, Transaction
 
 MOST_TOLD = 100

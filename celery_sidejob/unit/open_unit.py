@@ -20,11 +20,10 @@ from weakref import proxy
 
 from ..awaiting import Parts
 from ..model import native
-from ..model.changes import Change, ConfigurePorts, PortKey, RememberInputs, Stage, Terminate
+from ..model.changes import Change, ConfigurePorts, KeepStep, PortKey, RememberInputs, Stage, Terminate
 from ..model.crash_points import reach
 from ..model.errors import IllegalMoveError, LeaseLostError, PortFullError, SideJobError, StoreUnavailableError
 from ..model.status import RunEnd
-from ..model.steps import KeepStep
 from ..operations.changes.unit_of_work import Applied, carry_out
 from ..operations.hold import BeginsAgainError, Hold
 from ..operations.runs import measuring, runs

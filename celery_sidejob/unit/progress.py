@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from ..model.errors import StoreUnavailableError
 from ..model.logger import logger
 from ..operations.hold import Hold
 from ..operations.runtime import Runtime
 from ..store import state
-from ..store.statement import Transaction
 
 EVERY_S = 1.0
 
@@ -25,37 +26,26 @@ class Told:
     hold: Hold
     show: Callable[[str], object] | None = None
     """Shows it, as JSON text, to callers that wait for the result."""
-    _pending: tuple[float | None, float | None, str | None] | None = None
+    _pending: Mapping[str, Any] | None = None
     _written_at: float = float("-inf")
 
     def tell(self, done: float | None, total: float | None, note: str | None) -> None:
         """Keep this, now or with the next that is kept."""
-        self._pending = done, total, note
+        self._pending = {"done": done, "total": total, "note": note}
         if time.monotonic() - self._written_at >= EVERY_S:
             self.write()
 
     def write(self) -> None:
         """Keep what was said last; never raises for the store, because the work goes on without it."""
-        if self._pending is None:
+        told, self._pending, hold = self._pending, None, self.hold
+        if told is None:
             return
-        (done, total, note), self._pending = self._pending, None
         self._written_at = time.monotonic()
-
-        def work(executor: Transaction) -> None:
-            state.set_progress(
-                executor,
-                self.hold.job_id,
-                run_no=self.hold.run_no,
-                worker_id=self.hold.worker_id,
-                done=done,
-                total=total,
-                note=note,
-            )
-
+        work = partial(state.set_progress, job_id=hold.job_id, run_no=hold.run_no, worker_id=hold.worker_id, **told)
         try:
             self.runtime.connections.transact("progress", work, single=True)
         except StoreUnavailableError as error:
-            logger.debug("The progress of job %d is not kept: %s", self.hold.job_id, error)
+            logger.debug("The progress of job %d is not kept: %s", hold.job_id, error)
             return
         if self.show is not None:
-            self.show(json.dumps({"current": done, "total": total, "note": note}))
+            self.show(json.dumps({"current": told["done"], "total": told["total"], "note": told["note"]}))

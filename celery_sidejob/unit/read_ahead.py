@@ -65,8 +65,7 @@ class ReadAhead:
     def drain(self, unit: Unit, key: PortKey, most: int | None = None) -> list[Any]:
         """Read all stored packets of a port as part of a unit, or `most`: those at hand, then those behind them."""
         found: list[Any] = []
-        at_hand = self._buffers.get(key)
-        for _ in range(2 if at_hand is not None and at_hand.ahead else 1):
+        for _ in range(2 if self._at_hand(key).ahead else 1):
             left = None if most is None else most - len(found)
             if left == 0:
                 break
@@ -83,22 +82,21 @@ class ReadAhead:
 
     def head(self, key: PortKey) -> int | None:
         """Return the id of the next packet at hand."""
-        kept = self._buffers.get(key)
-        return int(kept.ahead[0].id) if kept is not None and kept.ahead else None
+        ahead = self._at_hand(key).ahead
+        return int(ahead[0].id) if ahead else None
 
     def empty(self, key: PortKey) -> Any | None:
         """Return the stored port, with its default and channels, if this unit has found it without packets."""
-        kept = self._buffers.get(key)
-        return kept.empty if kept is not None else None
+        return self._at_hand(key).empty
 
     def peek(self, key: PortKey, limit: int) -> list[Any]:
         """Return the next stored packets without reading them."""
-        hold, seen = self._hold, self._seen(key)
+        hold, seen = self._hold, self._at_hand(key).seen
         return packets.peek(self._connections, key, seen=seen, limit=limit, job_id=hold.job_id, run_no=hold.run_no)
 
     def count(self, key: PortKey) -> int:
         """Return how many stored packets wait on a port."""
-        hold, seen = self._hold, self._seen(key)
+        hold, seen = self._hold, self._at_hand(key).seen
         return packets.count(self._connections, key, seen=seen, job_id=hold.job_id, run_no=hold.run_no)
 
     def begin_next(self, still: Sequence[tuple[int, int]]) -> None:
@@ -115,14 +113,13 @@ class ReadAhead:
             kept.ahead.extendleft(reversed([row for row in kept.read if row.id in ids]))
             kept.read = [row for row in kept.read if row.id not in ids]
 
-    def _seen(self, key: PortKey) -> list[int]:
-        kept = self._buffers.get(key)
-        return kept.seen if kept is not None else []
+    def _at_hand(self, key: PortKey) -> _Buffer:
+        """Return the buffer of a port. Without one it is empty and not kept: other threads may go through them all."""
+        return self._buffers.get(key) or _Buffer()
 
     def _page(self, key: PortKey) -> int:
         """Return how many packets are read ahead: as many as the unit has read, for each look passes over those."""
-        kept = self._buffers.get(key)
-        return READ_AHEAD if kept is None else max(READ_AHEAD, len(kept.read))
+        return max(READ_AHEAD, len(self._at_hand(key).read))
 
     def _fill(self, unit: Unit, key: PortKey, most: int | None = 1) -> _Buffer:
         """Fill the buffer of a port if it is empty, with `most` packets (None: all) or a few more.

@@ -19,22 +19,10 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..model import crash_points, values
-from ..model.changes import Ask, Change
+from ..model.changes import Ask, Change, FinishSteps, ForgetSteps, KeepStep, LeaveTurns
 from ..model.errors import IllegalMoveError, StepNameError
 from ..model.status import RunEnd
-from ..model.steps import (
-    MOST_STEPS,
-    FinishSteps,
-    ForgetSteps,
-    KeepStep,
-    LeaveTurns,
-    StepKey,
-    StepKind,
-    check_name,
-    failure_of,
-    label,
-    parse_label,
-)
+from ..model.steps import MOST_STEPS, StepKey, StepKind, check_name, failure_of, label, parse_label
 from ..operations.hold import lease_lost, repeat_until_known
 from ..operations.runs.runs import NO_END, Unit
 from ..store import steps

@@ -14,7 +14,7 @@ from ..deadset import DeadEntry
 from ..examination import examine
 from ..inspection.dead import DeadViews
 from ..inspection.jobs import JobViews
-from ..inspection.queues import QueueViews, ScheduleViews
+from ..inspection.queues import QueueViews, all_schedules
 from ..inspection.statistics import StatisticsViews
 from ..inspection.tasks import TaskViews
 from ..jobs.job import Job
@@ -293,7 +293,7 @@ def resize_pool(call: Call) -> Any:
 
 def list_schedules(call: Call) -> Any:
     """List the schedules, with their next times."""
-    return {"items": ScheduleViews(call.sidejob.runtime).all(NEXT_TIMES)}
+    return {"items": all_schedules(call.sidejob.runtime, NEXT_TIMES)}
 
 
 def pause_schedule(call: Call) -> Any:

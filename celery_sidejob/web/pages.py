@@ -10,11 +10,11 @@ from starlette.responses import Response
 from ..deadset import REASONS as DEATHS
 from ..deadset import DeadEntry
 from ..examination import examine
+from ..inspection import graphs
 from ..inspection.batches import BatchViews
 from ..inspection.dead import DeadViews
-from ..inspection.graphs import GraphViews
 from ..inspection.jobs import JobPage, JobViews
-from ..inspection.queues import QueueViews, ScheduleViews
+from ..inspection.queues import QueueViews, all_schedules
 from ..inspection.statistics import StatisticsViews, life_of
 from ..inspection.tasks import TaskViews
 from ..jobs.job import Job
@@ -174,7 +174,7 @@ def tree(visit: Visit) -> Shown:
 def graph(visit: Visit) -> Shown:
     """Show a job among the jobs above and below it, its dependencies and its channels."""
     found = job_of(visit)
-    shown = GraphViews(visit.sidejob.runtime).around(found)
+    shown = graphs.around(visit.sidejob.runtime, found)
     names = {node.key: f"job {node.job_id}" if node.job_id else node.label or "several tasks" for node in shown.nodes}
     return visit.show("graph.html", job=found, graph=shown, drawn=drawn(shown), names=names)
 
@@ -288,7 +288,7 @@ def queues(visit: Visit) -> Shown:
 
 def schedules(visit: Visit) -> Shown:
     """List the schedules with their next times."""
-    return visit.show("schedules.html", schedules=ScheduleViews(visit.sidejob.runtime).all(NEXT_TIMES))
+    return visit.show("schedules.html", schedules=all_schedules(visit.sidejob.runtime, NEXT_TIMES))
 
 
 def doctor(visit: Visit) -> Shown:

@@ -22,7 +22,7 @@ from celery_sidejob import (
     StoreUnavailableError,
     UnknownTaskError,
 )
-from celery_sidejob.jobs import scheduling
+from celery_sidejob.jobs import schedule as scheduling
 from celery_sidejob.model import recurrence
 from celery_sidejob.model import schedule as model_schedule
 from celery_sidejob.model.crash_points import Died

@@ -29,8 +29,9 @@ from celery_sidejob import (
     UnitNotCommittedError,
     UnknownTaskError,
 )
+from celery_sidejob.model.changes import KeepStep
 from celery_sidejob.model.crash_points import AnswerLost, Died, acting
-from celery_sidejob.model.steps import MOST_STEPS, KeepStep
+from celery_sidejob.model.steps import MOST_STEPS
 from celery_sidejob.operations.runs import measuring, recovery
 from celery_sidejob.store.connection.own_executor import OwnExecutor
 from celery_sidejob.store.statement import Statement

@@ -9,14 +9,14 @@ import pytest
 
 from celery_sidejob import Job
 from celery_sidejob.inspection import graphs
-from celery_sidejob.inspection.graphs import FEW, WIDE, Graph, GraphViews
+from celery_sidejob.inspection.graphs import FEW, WIDE, Graph
 from celery_sidejob.web.graph_drawing import HEIGHT, WIDTH, drawn
 from tests.tools.browsers import Browser
 from tests.tools.in_process import Stage
 
 
 def around(stage: Stage, job: Job) -> Graph:
-    return GraphViews(stage.runtime).around(job)
+    return graphs.around(stage.runtime, job)
 
 
 def counts(graph: Graph) -> dict[str, int]:

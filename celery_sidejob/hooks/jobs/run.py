@@ -13,9 +13,9 @@ from typing import Any, NoReturn
 from celery.app.task import Context
 from celery.exceptions import Ignore
 
+from ...jobs.context import context
 from ...jobs.job import Job
 from ...jobs.running import RetryRun, RunningJob
-from ...jobs.scopes import context
 from ...model import values
 from ...model.changes import Ask
 from ...model.crash_points import Died

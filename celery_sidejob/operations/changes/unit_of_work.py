@@ -31,12 +31,12 @@ from ...model.changes import (
     RememberInputs,
     RemoveAlias,
     SetState,
+    StepChange,
     Terminate,
     UnsetState,
     Write,
 )
 from ...model.errors import JobNotFoundError
-from ...model.steps import StepChange
 from ...store import jobs, state, steps
 from ...store.batches import close as close_batch
 from ...store.borrowed.borrowed import Borrowed

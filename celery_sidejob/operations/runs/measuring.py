@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import time
 
+from ...model.changes import KeepStep
 from ...model.events import Measured, StepEnded, TaskFinished
 from ...model.statistics import Measure
 from ...model.status import RunEnd
-from ...model.steps import KeepStep
 from ..hold import Hold
 from ..ledger.durable_runs import Run
 from ..runtime import Runtime

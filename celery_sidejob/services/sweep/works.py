@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from ...jobs.batch import settle
-from ...jobs.scheduling import make_due
+from ...jobs.schedule import make_due
 from ...store import batches, schedules
 from ..duty import Count, Report
 from .sweep import PAGE, SLICE_S, Sweep, SweepDuty
