@@ -147,7 +147,7 @@ def is_there(call: str) -> bool:
     if call.endswith("://"):
         return call.removesuffix("://") in TRANSPORT_ALIASES
     if call.startswith("_sidejob."):
-        return hasattr(Keys, call.removeprefix("_sidejob."))
+        return hasattr(Keys("", ""), call.removeprefix("_sidejob."))
     if call in OPTIONS or call in dict(Task.from_config):
         return True
     if call.startswith("celery -A app sidejob "):

@@ -388,7 +388,7 @@ def stage_looking(stage_database_url: str) -> Iterator[Callable[[], psycopg.Conn
 
 @pytest.fixture(scope="session")
 def stage_connections() -> Iterator[dict[str, OwnExecutor]]:
-    """An idle connection to the store of each URL that a test with a `stage` has left to the next one.
+    """The connection to the store of each URL that tests with a `stage` hand on to each other.
 
     To plan our statements anew, a backend takes as long as for all else in most tests.
     """
@@ -409,6 +409,9 @@ def stage(
     if (left := stage_connections.pop(url, None)) is not None:
         idle.give_back(left)
     made = Stage(url, looking=stage_looking(), idle=idle)
+    handed_on = idle.take()  # none that the test opens: it may do so while the server has other defaults
+    if handed_on is not None:
+        idle.give_back(handed_on)
     try:
         yield made
         assert made.missed == []
@@ -416,6 +419,9 @@ def stage(
     finally:
         made.sql(EMPTY)
         made.runtime.connections.write_behind_now()  # as the close would, on another connection
-        if (left := idle.take()) is not None:
-            stage_connections[url] = left
+        while (left := idle.take()) is not None:
+            if left is handed_on:
+                stage_connections[url] = left
+            else:
+                left.close()
         made.close()
