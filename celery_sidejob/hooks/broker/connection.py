@@ -8,6 +8,7 @@ ways try again for seconds, or without end.
 from __future__ import annotations
 
 import logging
+import os
 import random
 import threading
 import time
@@ -22,7 +23,6 @@ from kombu import Connection, Producer
 from kombu.exceptions import OperationalError
 
 from ...model.logger import logger
-from ...store.connection import fork
 from .. import configuration
 from ..patches.connections import keep_client
 from . import rabbitmq
@@ -40,7 +40,7 @@ WARN_S = 60.0
 class BrokerConnection:
     """Opens at its first use and again after each failure.
 
-    Hold the lock while you use it; `ask` does.
+    Call `reset_after_fork` and hold the lock while you use it; `ask` does both.
     """
 
     def __init__(self, app: Celery) -> None:
@@ -48,12 +48,12 @@ class BrokerConnection:
         self.declared: set[str] = set()
         """Queues of ordinary tasks that were declared over it."""
         self._app = app
+        self._pid = os.getpid()
         self._producer: Producer | None = None
         self._paused_until = float("-inf")
         self._warned_at = float("-inf")
         self._refusing: dict[str, float] = {}
         """Queues that took no message though the broker is there, and until when they are passed over."""
-        fork.register(self)
 
     @cached_property
     def family(self) -> str:
@@ -80,6 +80,7 @@ class BrokerConnection:
 
     def ask(self, question: Callable[[Any], T]) -> T | None:
         """Ask the broker something; None if it does not answer, which begins a pause, or not this question."""
+        self.reset_after_fork()
         with self.lock:
             if not self.ready:
                 return None
@@ -95,6 +96,7 @@ class BrokerConnection:
 
     def close(self) -> None:
         """Close it; the next use opens another."""
+        self.reset_after_fork()
         with self.lock:
             self.drop()
 
@@ -190,11 +192,13 @@ class BrokerConnection:
 
     # -- forks ---------------------------------------------------------------------------------------------------
 
-    def forget(self) -> None:
+    def reset_after_fork(self) -> None:
         """In a child of the process that has opened it: leave that one alone, and begin anew."""
-        self.lock = threading.RLock()
-        _inherited.append(self._producer)  # the parent's: not even its destructor may speak on that socket
-        self._producer = None
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self.lock = threading.RLock()
+            _inherited.append(self._producer)  # the parent's: not even its destructor may speak on that socket
+            self._producer = None
 
 
 _inherited: list[Any] = []

@@ -52,6 +52,7 @@ class CeleryPublisher:
         `refused` is given those that no queue will ever take.
         """
         connection = self._connection
+        connection.reset_after_fork()
         sent: list[Publication] = []
         ordinary = [message for message in messages if isinstance(message, Message)]
         if len(ordinary) < len(messages):
