@@ -172,8 +172,8 @@ def process_table() -> dict[int, tuple[str, int, int]]:
         for pid in filter(str.isdigit, os.listdir("/proc")):
             try:
                 found = Path("/proc", pid, "stat").read_text(errors="replace")
-            except (FileNotFoundError, ProcessLookupError):
-                continue  # it ended during the read
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                continue  # it ended during the read, or is hidden from this user
             # The name before these is in parentheses, and may itself contain spaces and parentheses.
             state, parent, group = found.rpartition(")")[2].split()[:3]
             table[int(pid)] = (state, int(parent), int(group))

@@ -171,7 +171,7 @@ def claim(
     """Begin a run of a job for this worker; returns the job, then the children of the same snapshot.
 
     No children if there are more than `most` (`has_many_children`), and none for a shutdown. Returns nothing if the
-    delivery is stale, or the job is of another `task`. `came_late`: the job never came to rest and was not terminated,
+    delivery is stale, or the job is of another task. `came_late`: the job never came to rest and was not terminated,
     and its parent was terminated recursively before the transaction that made it a child was committed. `is_too_soon`:
     the run is beyond the job's rate, by which the job is to be terminated. `waited_s`: how long it was due. With
     `schema` the job's row also tells `WHO_LISTENS`. A run takes a token of its job's bucket: it moves the moment from

@@ -59,9 +59,14 @@ CALLS_LOCK_CLASS = 0x53_4A_49_4B - 0x40_00_00_00
 """The first half of the advisory locks' keys ("SJIK", made to fit as `workers.LOCK_CLASS` is)."""
 
 
-def take_turn(executor: Transaction, token: str, key: str) -> None:
-    """Wait until no other transaction serves a call with this key of the token: it would lock the same rows first."""
-    advisory.take(executor, CALLS_LOCK_CLASS, [f"{token}\n{key}"])
+def take_turn(executor: Transaction, token: str, key: str, *, call: str) -> None:
+    """Wait until no other transaction serves a call with this key of the token: it would lock the same rows first.
+
+    A call that has committed its key waits for no other.
+    """
+    found = find_answer(executor, token, key)
+    if found is None or found.call != call:
+        advisory.take(executor, CALLS_LOCK_CLASS, [f"{token}\n{key}"])
 
 
 _HAS_WRITTEN = Statement("SELECT pg_current_xact_id_if_assigned() IS NOT NULL AS found")

@@ -48,7 +48,7 @@ def once(runtime: Runtime, token: str, request: Request, body: bytes, do: Callab
             raise _taken()
 
     try:
-        with runtime.connections.beside(partial(web_tokens.take_turn, token=token, key=key), note):
+        with runtime.connections.beside(partial(web_tokens.take_turn, token=token, key=key, call=call), note):
             done = do()
         if done.status_code < 500:
             keep = partial(_keep, token=token, key=key, asked=asked, call=call, done=done)

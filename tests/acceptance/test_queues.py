@@ -199,9 +199,10 @@ def storm(scene: Scene, kills: int, number_of_runs: int) -> None:
         last = scene.record.of("began")[-1]["pid"]
         if kill % 5 == 4:
             victim = workers.pop(0)
-            pids = {line["pid"] for line in scene.record.of("began")}
+            at = time.time()  # under load its runs may have begun elsewhere before the next line here is reached
             victim.kill()
-            killed_at.update({pid: time.time() for pid in pids if pid not in killed_at and not _lives(pid)})
+            pids = {line["pid"] for line in scene.record.of("began")}  # also of one that had just begun
+            killed_at.update({pid: at for pid in pids if pid not in killed_at and not _lives(pid)})
             workers.append(scene.worker(concurrency=4, **QUICK))
         elif _lives(last):
             # Its run is over now. Its death may be seen only after the next run has begun in its place: the worker
