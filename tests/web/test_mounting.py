@@ -130,6 +130,16 @@ def test_as_a_wsgi_application(with_users: Stage) -> None:
         assert "There are no jobs." in browser.get("/jobs").text
 
 
+def run_program(text: str, directory: Path, stage: Stage) -> subprocess.CompletedProcess[str]:
+    """Run a program in a process of its own, with the URL of the stage's database."""
+    program = directory / "program.py"
+    program.write_text(text)
+    return subprocess.run(
+        [sys.executable, program, stage.database_url], cwd=ROOT, capture_output=True, text=True, timeout=120,
+        check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+
+
 FORKS = """
 import os, signal, sys
 import httpx
@@ -151,12 +161,7 @@ print(os.waitstatus_to_exitcode(os.wait()[1]), ask())
 
 
 def test_a_wsgi_application_is_served_before_and_after_a_fork(stage: Stage, tmp_path: Path) -> None:
-    program = tmp_path / "forks.py"
-    program.write_text(FORKS)
-    done = subprocess.run(
-        [sys.executable, program, stage.database_url], cwd=ROOT, capture_output=True, text=True, timeout=120,
-        check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    done = run_program(FORKS, tmp_path, stage)
     assert (done.returncode, done.stdout) == (0, "0 200\n"), done.stderr
 
 
@@ -230,12 +235,7 @@ print(len([place for place in led_to if place]) >= 10, any("/live/" in path for 
 
 def test_in_django_it_stands_behind_the_admins_login(stage: Stage, tmp_path: Path) -> None:
     furnish(stage)
-    program = tmp_path / "project.py"
-    program.write_text(DJANGO)
-    done = subprocess.run(
-        [sys.executable, program, stage.database_url], cwd=ROOT, capture_output=True, text=True, timeout=120,
-        check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    done = run_program(DJANGO, tmp_path, stage)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "None 302 /admin/login/?next=/sidejob/jobs%3Fstatus%3Dqueued False False False",

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from celery_sidejob import CapacityPool, InvalidValueError, Job, Port, RunningJob
+from celery_sidejob.store import web_tokens
 from celery_sidejob.web import tokens
 from celery_sidejob.web.operations import OPERATIONS
 from celery_sidejob.web.site import Site
@@ -259,6 +260,30 @@ def test_packets_are_taken_once_by_many_calls_at_once(stage: Stage, program: Pro
         taken = {found.text for found in answers if found.status_code == 200}
         assert taken == {f'{{"values": [{number}]}}'}, "the oldest, which no repeated call has locked"
     assert len(job.input("orders")) == 0
+
+
+def test_a_repeated_call_locks_nothing_while_it_waits(
+    stage: Stage, program: Program, aside: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = stage.job(inports=["orders"])
+    job.input("orders").write_many(range(2))
+    note_call, repeated, free = web_tokens.note_call, list[Any](), list[int]()
+
+    def take() -> httpx.Response:
+        at = f"/jobs/{job.id}/ports/in/orders/take"
+        return program.ask("POST", at, {"limit": 1}, headers={"idempotency-key": "k"})
+
+    def beside_the_repeated_one(*args: Any, **given: Any) -> bool:
+        if not repeated:
+            repeated.append(aside(take))
+            stage.wait_for_waiters()
+            free.extend(*stage.sql("SELECT count(*) FROM (SELECT FROM packets FOR UPDATE SKIP LOCKED) f"))
+        return note_call(*args, **given)
+
+    monkeypatch.setattr(web_tokens, "note_call", beside_the_repeated_one)
+    assert take().json() == {"values": [0]}
+    assert repeated[0].result().status_code in (200, 409)
+    assert free == [1], "the packet that the first call has not taken"
 
 
 @pytest.mark.parametrize("path", ["/dead/retry", "/dead/{id}/retry", "/tasks/{task_id}/revoke"])
