@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, _state
 from celery.backends.cache import DummyClient
 
 from celery_sidejob import SideJob
@@ -17,6 +18,18 @@ def make_app(name: str = "shop", *, broker: str | None = "memory://", **settings
     app.conf.update(settings)
     SideJob(app)
     return app
+
+
+@pytest.fixture(autouse=True)
+def no_other_tests_apps() -> Iterator[None]:
+    """Have Celery forget the apps that a test makes, also while they wait for the garbage collector.
+
+    A handle that is unpickled would look for its own among them.
+    """
+    before = set(_state._get_active_apps())
+    yield
+    for app in set(_state._get_active_apps()) - before:
+        app.close()
 
 
 @pytest.fixture(autouse=True)
