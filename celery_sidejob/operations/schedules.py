@@ -13,8 +13,7 @@ from functools import partial
 from typing import Any
 
 from ..model.errors import ScheduleNotFoundError
-from ..model.recurrence import Plan
-from ..model.schedule import Spec
+from ..model.schedule import Plan, Spec
 from ..store import schedules
 from ..store.errors import Moved
 from ..store.schedules import Row

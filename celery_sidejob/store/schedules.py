@@ -12,8 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from typing import Any
 
-from ..model.recurrence import Plan, Window
-from ..model.schedule import Spec
+from ..model.schedule import Plan, Spec, Window
 from .statement import Autocommit, Reader, Statement, Transaction, first
 
 IS_OPEN = """(EXISTS (SELECT FROM {askings} a WHERE a.task_id = s.last_task_id AND a.closed_at IS NULL)

@@ -18,7 +18,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from ..model.checks import SECONDS, in_seconds, is_seconds, shown
 from ..model.errors import InvalidValueError, SettingsError
-from ..model.recurrence import Plan, Window
+from ..model.schedule import Plan, Window
 from ..store.errors import first_line
 from .subject import sidejob_of
 

@@ -14,7 +14,7 @@ from celery.schedules import crontab, schedule
 
 from celery_sidejob import RunningJob
 from celery_sidejob.hooks.beat import declaration_of
-from celery_sidejob.model.recurrence import Timing
+from celery_sidejob.model.schedule import Timing
 from tests.cli.test_doctor import findings, levels
 from tests.tools.commands import Command, ask
 from tests.tools.in_process import EMPTY, Stage

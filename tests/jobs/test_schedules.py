@@ -23,7 +23,6 @@ from celery_sidejob import (
     UnknownTaskError,
 )
 from celery_sidejob.jobs import schedule as scheduling
-from celery_sidejob.model import recurrence
 from celery_sidejob.model import schedule as model_schedule
 from celery_sidejob.model.crash_points import Died
 from celery_sidejob.operations import schedules as operations
@@ -197,7 +196,7 @@ def test_the_clock_of_the_host_is_not_asked(stage: Stage, monkeypatch: pytest.Mo
 
     stage.sidejob.schedule("tick", stage.idle, every=3600)
     stage.sidejob.schedule("cron", stage.idle, cron="* * * * *", start=past(stage, 600), catch_up=2)
-    for module in (recurrence, model_schedule, scheduling, operations, rows):
+    for module in (model_schedule, scheduling, operations, rows):
         if hasattr(module, "datetime"):
             monkeypatch.setattr(module, "datetime", Wrong)
     monkeypatch.setattr(time, "time", lambda: 4_000_000_000.0)

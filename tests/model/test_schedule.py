@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_sidejob.model.recurrence import Plan, Timing, Window, why_no_cron
+from celery_sidejob.model.schedule import Plan, Timing, Window, why_no_cron
 
 BERLIN, NEW_YORK, LORD_HOWE, BEIRUT = "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Beirut"
 """Lord Howe changes by half an hour, Beirut at midnight."""
