@@ -7,7 +7,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from celery_sidejob.diagnosis.diagnosis import Diagnosis
+from celery_sidejob.examination import Diagnosis
 from celery_sidejob.hooks import task_options
 from celery_sidejob.hooks.broker import broker_check
 from celery_sidejob.prometheus import exposition

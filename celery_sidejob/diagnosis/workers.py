@@ -14,8 +14,8 @@ from ..store import health, registry, stats, waiting
 from ..store import workers as rows_of_workers
 from ..store.connection.connections import Connections
 from ..store.statement import Transaction
-from . import server
-from .looks import look
+from . import store
+from .store import look
 
 SWEEP_LAG_S = (10.0, 60.0)
 UNSWEPT_S = 5.0
@@ -78,8 +78,8 @@ def workers(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
             meaning="All bodies of this worker waited meanwhile. Only the latest place is shown; the log has all.",
             remedy="Await what takes long there, run it by asyncio.to_thread(), or make it an ordinary task.",
         )
-    for row in registry.skewed(executor, server.SKEW_S):
-        yield from server.difference(f"worker {row.ident}", row.skew_s)
+    for row in registry.skewed(executor, store.SKEW_S):
+        yield from store.difference(f"worker {row.ident}", row.skew_s)
 
 
 def sweeping(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
