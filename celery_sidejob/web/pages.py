@@ -11,9 +11,8 @@ from ..deadset import REASONS as DEATHS
 from ..deadset import DeadEntry
 from ..examination import examine
 from ..inspection import graphs
-from ..inspection.batches import BatchViews
 from ..inspection.dead import DeadViews
-from ..inspection.jobs import JobPage, JobViews
+from ..inspection.jobs import BatchViews, JobPage, JobViews
 from ..inspection.queues import QueueViews, all_schedules
 from ..inspection.statistics import StatisticsViews, life_of
 from ..inspection.tasks import TaskViews

@@ -73,7 +73,7 @@ def test_one_batch(stage: Stage, reader: Browser) -> None:
 def test_a_large_batch_is_counted_up_to_a_bound_in_the_list(
     stage: Stage, reader: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("celery_sidejob.inspection.batches.COUNTED", 3)
+    monkeypatch.setattr("celery_sidejob.inspection.jobs.COUNTED", 3)
     an_import(stage)
     assert "3+" in reader.text("/batches")
     assert "2 of 4 have ended" in reader.text("/batches/named?name=import+%3C7%3E")
