@@ -19,7 +19,7 @@ class Counted:
 
     __slots__ = ()
 
-    total: ClassVar[str | None]
+    total: ClassVar[str | None] = None
     """The name of the total that counts these events, in `stats` and the metrics; None if they are not counted."""
     meaning: ClassVar[str]
     """The total's meaning in one sentence, for `stats` and the metrics."""
@@ -105,14 +105,10 @@ class RunRescued(RunEvent):
 class RunReturned(RunEvent):
     """A claimed run came back from a worker that is gone; whether the body was called is not known."""
 
-    total = None
-
 
 @dataclass(frozen=True, slots=True)
 class RunFailed(RunEvent):
     """A run failed: it raised, its asking was ended from outside, or it was lost once too often."""
-
-    total = None
 
     error: str
     traceback: str | None = None
@@ -121,8 +117,6 @@ class RunFailed(RunEvent):
 @dataclass(frozen=True, slots=True)
 class JobDeleted(JobEvent):
     """A job was deleted."""
-
-    total = None
 
     tracked: bool = False
 
@@ -179,13 +173,9 @@ class TaskLost(TaskEvent):
 class TaskRescued(TaskEvent):
     """A lost run of a durable task was rescued: the task runs again."""
 
-    total = None
-
 
 class TaskReturned(TaskEvent):
     """A fetched durable task came back from a worker that is gone; whether its body ran is not known."""
-
-    total = None
 
 
 class TaskEndedWell(TaskEvent):
@@ -220,8 +210,6 @@ class StepEnded(RunEvent):
 
     The end of a sleep is no event: the run passes it, and commits nothing.
     """
-
-    total = None
 
     name: str
     number: int
