@@ -31,9 +31,9 @@ import celery_sidejob.transport  # noqa: F401  # makes sidejob:// known
 from celery_sidejob import embedded
 from celery_sidejob.transport.pulse import Pulse
 from celery_sidejob.transport.redis.broker_channel import Channel
-from celery_sidejob.transport.redis.heart import Heart
-from celery_sidejob.transport.redis.keys import Keys
+from celery_sidejob.transport.redis.consumer import Heart
 from celery_sidejob.transport.redis.records import Records
+from celery_sidejob.transport.redis.scripts import Keys
 from tests.tools.guard import Guard
 from tests.tools.waiting import wait_until
 from tests.tools.workers import Processes

@@ -40,7 +40,7 @@ from celery_sidejob.hooks.messages import carried, encoding
 from celery_sidejob.hooks.tasks import durable_task
 from celery_sidejob.hooks.worker import pool_kind
 from celery_sidejob.jobs import schedule as scheduling
-from celery_sidejob.model import errors, libpq, native
+from celery_sidejob.model import errors, native
 from celery_sidejob.model.durable import Message
 from celery_sidejob.model.schedule import parse
 from celery_sidejob.model.settings import read_settings
@@ -49,6 +49,7 @@ from celery_sidejob.operations.ledger import durable_ends, durable_runs, keeping
 from celery_sidejob.pools import coroutines
 from celery_sidejob.results import backend
 from celery_sidejob.services.heartbeat.liveness import HeartbeatFile
+from celery_sidejob.store import require_libpq
 from celery_sidejob.unit.open_unit import OpenUnit
 from tests.tools.apps import make_app
 from tests.tools.brokers import in_postgres
@@ -859,7 +860,7 @@ def without_psycopg() -> None:
     """Look for libpq where psycopg cannot be imported."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "psycopg", None)
-        libpq.require()
+        require_libpq()
 
 
 def part_of_a_deletion(scene: Scene) -> None:

@@ -26,11 +26,10 @@ from celery_sidejob.cli import sidejob
 from celery_sidejob.model.settings import SETTINGS
 from celery_sidejob.transport.redis.acknowledgements import QoS
 from celery_sidejob.transport.redis.broker_channel import Channel
-from celery_sidejob.transport.redis.heart import Heart
-from celery_sidejob.transport.redis.keys import Keys
+from celery_sidejob.transport.redis.consumer import Heart
 from celery_sidejob.transport.redis.records import Records
-from celery_sidejob.transport.redis.sentinel import SentinelChannel
-from celery_sidejob.transport.redis.transport import UnsuitableServerError
+from celery_sidejob.transport.redis.scripts import Keys
+from celery_sidejob.transport.redis.transport import SentinelChannel, UnsuitableServerError
 from tests.tools.workers import environment
 
 ROOT = Path(__file__).parent.parent

@@ -14,14 +14,14 @@ import click
 from ..hooks.broker.view import dead_list_of
 from ..model.printable import counted
 from ..transport.dead_list import DeadList, DeadMessage
-from ..transport.postgres.overview import overview_of
+from ..transport.postgres.topology import overview_of
 from .command import Failed, nothing_matches, with_app, with_output
 from .options import as_json, check_one_way, limit_option, queue_option, together, yes_option
 from .output import Output, printable, table_if_any
 from .selection import confirm
 
 if TYPE_CHECKING:
-    from ..transport.redis.overview import Released
+    from ..transport.redis.records import Released
 
 COLUMNS = {"Id": "id", "Died": "died_at", "Queue": "queue", "Task": "task", "Task id": "task_id", "Reason": "reason"}
 """The columns of the list: the heading, and the attribute of a message."""
@@ -49,7 +49,7 @@ def release_command(app: Any, output: Output, force: bool) -> None:
     Stop those workers first: a worker that stops as usual gives its messages back by itself, and this command gives
     back those of killed workers. Ends with 1 while some are alive. The app's broker_url may be redis:// again.
     """
-    from ..transport.redis.overview import release  # here: every `celery` command imports this file
+    from ..transport.redis.records import release  # here: every `celery` command imports this file
 
     with _channel(app, ["redis"]) as channel:
         released = release(channel, force=force)

@@ -7,7 +7,7 @@ from typing import Any
 
 from celery import Celery, _state
 
-from ..model import store_url
+from ..model import urls
 from ..model.errors import SettingsError
 from ..operations.runtime import Runtime
 
@@ -114,7 +114,7 @@ def _is_from(app: Celery, origin: Sequence[str]) -> bool:
 
 def _database(app: Celery) -> tuple[str, str] | None:
     url = app.sidejob.settings.database_url
-    return None if url is None else store_url.address(url)
+    return None if url is None else urls.address(url)
 
 
 def _names(app: Celery) -> tuple[str, str]:

@@ -19,12 +19,11 @@ from kombu import Connection
 from kombu.transport import TRANSPORT_ALIASES
 from kombu.utils.encoding import safe_repr
 
-from ..model import store_url
+from ..model import urls
 from ..model.checks import nearest, shown
 from ..model.errors import SettingsError
 from ..model.settings import NO_STORE, SETTINGS, Settings, read_settings
 from ..store.connection.opening import database_name, lead_to_same_database
-from ..transport.postgres import address
 
 NAMES = "broker_url (or broker_read_url, broker_write_url)"
 
@@ -79,19 +78,19 @@ def broker_in_store(app: Celery, url: Any) -> tuple[Any, Mapping[str, Any]]:
     needed and has no URL.
     """
     nodes = url.split(";") if isinstance(url, str) else url if isinstance(url, list | tuple) else ()
-    if not all(store_url.are_clear_for_broker(node) for node in nodes if isinstance(node, str)):
-        raise SettingsError(f"{NAMES} cannot be read: {store_url.NOT_CLEAR}")
+    if not all(urls.are_clear_for_broker(node) for node in nodes if isinstance(node, str)):
+        raise SettingsError(f"{NAMES} cannot be read: {urls.NOT_CLEAR}")
     ours = [scheme for scheme in TRANSPORT_ALIASES if scheme.startswith("sidejob")]
     for scheme in (node.partition("://")[0] for node in nodes if isinstance(node, str)):
         if scheme not in TRANSPORT_ALIASES and (near := nearest(scheme, ours)):
             raise SettingsError(f"{NAMES} has the unknown scheme {shown(scheme)}. Did you mean {near}://?")
-    alone = [isinstance(node, str) and address.is_alone(node) for node in nodes]
+    alone = [isinstance(node, str) and urls.is_alone(node) for node in nodes]
     if not any(alone):
         return url, {}
     settings = settings_of(app)
     if settings.database_url is None:
-        raise SettingsError(f"broker_url is {address.SCHEME}:// alone, for the store's own URL, and {NO_STORE}")
-    own = f"{address.SCHEME}://" + settings.database_url.partition("://")[2].replace(";", "%3B")
+        raise SettingsError(f"broker_url is {urls.SCHEME}:// alone, for the store's own URL, and {NO_STORE}")
+    own = f"{urls.SCHEME}://" + settings.database_url.partition("://")[2].replace(";", "%3B")
     options = {"schema": settings.schema, **app.conf.broker_transport_options}
     if all(alone):
         options["direct_url"] = settings.direct_url
@@ -108,8 +107,8 @@ def broker_is_store(app: Celery) -> bool:
     if getattr(app, "sidejob", None) is None:
         return False
     settings = settings_of(app)
-    urls = {"sidejob_database_url": settings.database_url, "sidejob_direct_url": settings.direct_url}
-    ways = {setting: url for setting, url in urls.items() if url is not None}
+    stores = {"sidejob_database_url": settings.database_url, "sidejob_direct_url": settings.direct_url}
+    ways = {setting: url for setting, url in stores.items() if url is not None}
     if not settings.store_may_be_broker:
         return False
     with _reading_urls():
@@ -156,7 +155,7 @@ def _reading_urls() -> Iterator[None]:
         raise SettingsError(f"broker_url cannot be used: {error.args[0] if error.args else error!r}.") from None
     except ValueError:
         raise SettingsError(
-            f"{NAMES} cannot be read: its port is no number, or its brackets do not match; {store_url.ESCAPED}."
+            f"{NAMES} cannot be read: its port is no number, or its brackets do not match; {urls.ESCAPED}."
         ) from None
 
 
@@ -194,7 +193,7 @@ def masked(value: Any, key: Any = None) -> Any:
         return value
     if isinstance(key, str) and (key.lower().endswith(_SECRET) or HIDDEN_SETTINGS.search(key)):
         return MASK
-    if isinstance(value, str) and str(key).lower().endswith(_BROKERS) and not store_url.are_clear_for_broker(value):
+    if isinstance(value, str) and str(key).lower().endswith(_BROKERS) and not urls.are_clear_for_broker(value):
         return MASK
     if isinstance(value, str):
         return masked_text(value)

@@ -1,4 +1,4 @@
-"""What this process has of its system: real threads and locks, and its name. And what a block of code has of its own.
+"""Real threads, locks and pipes of this process, and its name; and context variables for a block of code.
 
 Threads and locks are those of the operating system, even where gevent has replaced Python's with its own. A thread of
 gevent is a greenlet: it stands still while another greenlet computes. Work that must go on then needs a real thread,
@@ -64,6 +64,44 @@ class Bell:
     def wait(self, timeout: float, /) -> bool:
         """Wait until it rings, for at most this many seconds, and tell whether it has."""
         return bool(self._gate.acquire(timeout=timeout))
+
+
+class Pipe:
+    """A pipe by which one thread wakes another that waits for files; a forked copy leaves it to the parent."""
+
+    def __init__(self) -> None:
+        self._reading, self._writing = os.pipe()
+        self._pid = os.getpid()
+        os.set_blocking(self._reading, False)
+        os.set_blocking(self._writing, False)
+        self._is_written = False
+
+    def fileno(self) -> int:
+        """Return what is readable once it was written."""
+        return self._reading
+
+    def write(self) -> None:
+        """Wake whoever waits, or waits next; writing again before that adds nothing."""
+        if not self._is_written:
+            self._is_written = True
+            with suppress(OSError):
+                os.write(self._writing, b"\0")
+
+    def drain(self) -> None:
+        """Be unwritten; whoever has drained it looks at everything afterwards."""
+        with suppress(OSError):
+            os.read(self._reading, 4096)
+        self._is_written = False  # after the read, which would take what is written in between, and nobody be woken
+
+    def close(self) -> None:
+        """Close both ends."""
+        if self._pid != os.getpid():
+            return
+        self._is_written = True
+        for end in (self._reading, self._writing):
+            with suppress(OSError):
+                os.close(end)
+        self._pid = 0
 
 
 class Event:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from . import store_url
+from . import urls
 from .checks import MOST_S, SECONDS, SLIP, in_seconds, is_number, is_seconds, nearest
 from .errors import SettingsError
 from .queue import is_declaration
@@ -75,7 +75,7 @@ def _is_duration(value: Any) -> bool:
 
 
 def _is_store_url(value: Any) -> bool:
-    return isinstance(value, str) and store_url.is_clear(store_url.spelled_out(value))
+    return isinstance(value, str) and urls.is_clear(urls.spelled_out(value))
 
 
 def _or_none(kind: Kind) -> Kind:
@@ -102,21 +102,21 @@ def _urls_from(text: str) -> list[str]:
 
 
 _STORE_URL = Kind(
-    f"a URL that begins with postgresql:// or postgresql+psycopg:// ({store_url.ESCAPED})",
+    f"a URL that begins with postgresql:// or postgresql+psycopg:// ({urls.ESCAPED})",
     _is_store_url,
-    store_url.spelled_out,
+    urls.spelled_out,
     secret=True,
 )
 _STORE_URLS = Kind(
-    f"a list of URLs that begin with postgresql:// ({store_url.ESCAPED})",
+    f"a list of URLs that begin with postgresql:// ({urls.ESCAPED})",
     _is_list_of(_is_store_url),
-    lambda urls: tuple(map(store_url.spelled_out, urls)),
+    lambda given: tuple(map(urls.spelled_out, given)),
     _urls_from,
     secret=True,
 )
 _REDIS_URL = Kind(
-    f"a URL, such as redis://localhost:6379/0 ({store_url.ESCAPED})",
-    lambda url: _is_text(r"[\w+]+://.*")(url) and store_url.are_clear_for_broker(url),
+    f"a URL, such as redis://localhost:6379/0 ({urls.ESCAPED})",
+    lambda url: _is_text(r"[\w+]+://.*")(url) and urls.are_clear_for_broker(url),
     secret=True,
 )
 _SCHEMA = Kind(
@@ -392,9 +392,9 @@ def _check_failover(settings: Settings, spelled: Mapping[str, str]) -> None:
         )
     seen = {}
     if settings.database_url is not None:
-        seen[store_url.address(settings.database_url)] = spelled["database_url"]
+        seen[urls.address(settings.database_url)] = spelled["database_url"]
     for number, url in enumerate(settings.failover_urls, 1):
         name = f"number {number} of {spelled['failover_urls']}"
-        before = seen.setdefault(store_url.address(url), name)
+        before = seen.setdefault(urls.address(url), name)
         if before != name:
             raise SettingsError(f"{name} is the same store as {before}: each must be a database of its own")

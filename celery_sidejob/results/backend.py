@@ -19,11 +19,11 @@ from ..model import native
 from ..model.errors import ResultTooLargeError, StoreUnavailableError
 from ..model.logger import logger
 from ..model.names import storable
+from ..model.urls import SCHEME, is_alone, without_password
 from ..store import results
 from ..store.connection.connections import Connections
 from ..store.results import Kept
 from ..store.statement import Transaction
-from ..transport.postgres.address import SCHEME, is_alone, without_password
 from .chords import RIDERS, Riding, StoredChords, T, patiently
 from .waiting import ResultConsumer, add_awaited_calls
 

@@ -17,11 +17,11 @@ from math import inf
 from time import monotonic, sleep
 
 from ..model.logger import logger
+from ..model.native import Pipe
 from ..store import results
 from ..store.connection import fork
 from ..store.connection.opening import Opener
 from ..store.connection.own_executor import OwnExecutor
-from ..transport.postgres.pipe import Pipe
 
 BACK_OFF_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 """When it looks for itself, after somebody began to wait, and after each notification."""

@@ -13,16 +13,16 @@ from typing import Any, TypeVar
 
 from celery import Celery
 
-from ..model import libpq, native, store_url
+from ..model import native, urls
 from ..model.checks import shown
 from ..model.errors import SettingsError, StoreUnavailableError
+from ..model.urls import SCHEME, is_alone
 from ..store import chords, results
 from ..store.chords import Owed, Part
 from ..store.connection import fork
 from ..store.connection.connections import Connections
 from ..store.connection.opening import Opener
 from ..store.connection.own_executor import OwnExecutor, OwnTransaction
-from ..transport.postgres.address import SCHEME, is_alone
 from .ear import Ear
 
 T = TypeVar("T")
@@ -152,11 +152,10 @@ def place_of(app: Celery, url: str, options: Mapping[str, Any]) -> Place:
 
     Raises SettingsError if the URL or an option cannot be read, or if the app has no store.
     """
-    libpq.require()
     schema, direct_url = _checked(options)
     if not is_alone(url):
-        if not store_url.are_clear_for_broker(url):
-            raise SettingsError(f"{SETTING} cannot be read: {store_url.NOT_CLEAR}")
+        if not urls.are_clear_for_broker(url):
+            raise SettingsError(f"{SETTING} cannot be read: {urls.NOT_CLEAR}")
         named = f"postgresql://{url.partition('://')[2]}"
         way = named, direct_url, schema
         return _place(_named, way, lambda: Connections(named, schema, prepare=direct_url is None, setting=SETTING), way)

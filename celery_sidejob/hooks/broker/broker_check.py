@@ -15,7 +15,7 @@ from ...model.printable import counted, first_of
 from ...store import health
 from ...store.errors import UPGRADE, LacksRights
 from ...transport.postgres.link import Link
-from ...transport.postgres.overview import overview_of
+from ...transport.postgres.topology import overview_of
 from ..configuration import broker_is_store
 from .connection import connection_to, established
 from .view import has_dead_list
@@ -89,7 +89,7 @@ def _by_another_way(app: Celery, link: Link) -> Iterator[Finding]:
 def _redis(channel: Any) -> Iterator[Finding]:
     yield from _memory(channel.client.info("memory"))
     if has_dead_list(channel):
-        from ...transport.redis.overview import overview  # here: on other brokers nothing imports redis-py
+        from ...transport.redis.records import overview  # here: on other brokers nothing imports redis-py
 
         yield _transport("sidejob://", overview(channel))
 

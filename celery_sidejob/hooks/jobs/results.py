@@ -25,9 +25,9 @@ from ...model.logger import logger
 from ...model.messages import Continuation, Outcome
 from ...model.protocols import Rider
 from ...model.status import Status
+from ...model.urls import is_alone
 from ...operations.runtime import Runtime
 from ...results.backend import PostgresBackend
-from ...transport.postgres.address import is_alone
 from .. import events
 from ..broker.publishing import INLINE, continuation_text
 from ..errors import TaskRevokedError

@@ -186,7 +186,7 @@ def _send_in(app: Celery, send: Callable[..., Any], name: str, args: Sequence[An
         )
     if options.get("connection"):
         raise InvalidValueError(f"A call of {name} has a transaction and a connection to the broker: give either.")
-    from ...transport.postgres.sending import LENT, Lent  # this needs kombu 5.7, as this broker does
+    from ...transport.postgres.rows import LENT, Lent  # this needs kombu 5.7, as this broker does
 
     borrowed = runtime.connections.borrow(options["transaction"])
     own = {option: value for option, value in options.items() if option not in ("transaction", "publisher")}

@@ -22,6 +22,7 @@ from celery.worker import state
 from ...model import native
 from ...model.durable import Held
 from ...model.logger import logger
+from ...model.native import Pipe
 from ...operations.ledger import durable_locks
 from ...operations.runs.run_pages import Claimed
 from ...services.heartbeat.deliveries import RunKey
@@ -29,7 +30,6 @@ from ...services.heartbeat.run_ends import Page
 from ...services.loop import Loop
 from ...store.claims import Owed
 from ...store.outbox.holds import Fresh
-from ...transport.postgres.pipe import Pipe
 from .delivered import Delivered
 from .outbox import held_run
 

@@ -17,7 +17,7 @@ from ...model.messages import Doorbell
 from ...services.heartbeat.deliveries import GRACE_S
 from ...store.broker.holds import NOBODY, Holder
 from ...transport.decoding import Payload
-from ...transport.postgres.outbox import Page
+from ...transport.postgres.acknowledgements import Page
 from ..durability import REQUEUE, is_durable, lost_policy
 from ..messages import doorbell, kept_message
 from ..messages.carried import NewerFormatError

@@ -1,5 +1,3 @@
 """The URL `sidejobpg://`: Postgres as Celery's broker."""
 
-from ...model import libpq
-
-libpq.require()  # as in the store
+from ... import store  # noqa: F401 - before psycopg: it says what to do without libpq

@@ -11,45 +11,55 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from math import inf
 from time import monotonic
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from kombu.log import get_logger
 from kombu.transport import virtual
 
 from ...store.broker import messages
+from ...store.broker.holds import Holder
 from ...store.results import Ended
-from ..announcements import message_refused
-from .link import Link, Run
-from .outbox import Outbox, Page
+from .. import tell_refused
+from .link import Run
+
+if TYPE_CHECKING:
+    from .transport import Transport
 
 T = TypeVar("T")
 
-logger = get_logger(__name__)
 
 SOON_S = 0.005
 """How long an acknowledgement waits for a fetch that it can go with."""
 
 
-class Holder(Protocol):
-    """What holds the messages: a consuming connection."""
+class Page(Protocol):
+    """Runs that have ended well, whose rows one statement is to remove."""
+
+    runs: Sequence[Ended]
+    over: Set[Any] | None
+    """The task ids of those whose rows it has removed; set by who has run it."""
+
+
+class Outbox(Protocol):
+    """What a connection asks of the worker whose store its broker is: rows of the outbox, which its references lead to.
+
+    Without one the channels of a connection leave references to others.
+    """
+
+    def asks(self) -> Holder:
+        """Return in whose name the fetch that follows at once holds rows."""
 
     @property
-    def consumer(self) -> int:
-        """The id under which it holds them."""
+    def is_busy(self) -> bool:
+        """Whether the worker has fetched enough to go on for a while."""
 
-    @property
-    def link(self) -> Link:
-        """The connection over which statements run."""
+    def compose(self, row: Any) -> dict[str, Any] | None:
+        """Return kombu's message from a fetched row that is a reference, or None if it leads to nothing any more."""
 
-    @property
-    def outbox(self) -> Outbox | None:
-        """The rows that references lead to."""
+    def unhold(self, rows: Sequence[Any]) -> None:
+        """Give back the rows that fetched references lead to: they were held with the fetch, and are not delivered."""
 
-    def wake(self) -> None:
-        """Have it look soon."""
-
-    def end_late_soon(self) -> None:
-        """Have another thread carry out what was reported, if it does not do so itself soon."""
+    def with_ends(self, statement: Callable[[Page], T]) -> T:
+        """Run a statement that is to remove the rows of runs that are over; again without them if they prevent it."""
 
 
 class Reference(int):
@@ -70,8 +80,8 @@ class Nothing:
 class Acknowledgements:
     """The messages of one channel that were acknowledged or returned, and are not yet removed or released."""
 
-    def __init__(self, holder: Holder, is_closed: Callable[[], bool]) -> None:
-        self._holder = holder
+    def __init__(self, transport: Transport, is_closed: Callable[[], bool]) -> None:
+        self._transport = transport
         self._is_closed = is_closed
         self._pid = os.getpid()
         self._done: deque[int] = deque()
@@ -93,8 +103,8 @@ class Acknowledgements:
             if not self._done:
                 self._done_at = monotonic()
             self._done.append(delivery_tag)
-            self._holder.end_late_soon()
-        self._holder.wake()
+            self._transport.end_late_soon()
+        self._transport.wake()
 
     def give_back(self, delivery_tag: int, *, begun: bool) -> None:
         """Have a message released soon; one that was not begun counts as never delivered.
@@ -111,8 +121,8 @@ class Acknowledgements:
         if not self._back:
             self._back_at = monotonic()
         self._back.append(delivery_tag)
-        self._holder.end_late_soon()
-        self._holder.wake()
+        self._transport.end_late_soon()
+        self._transport.wake()
 
     # -- messages that reach nobody, in the consuming thread ---------------------------------------------------------
 
@@ -154,7 +164,7 @@ class Acknowledgements:
 
         If it raises, they are still to be removed.
         """
-        done, outbox = list(_emptied(self._done)), self._holder.outbox
+        done, outbox = list(_emptied(self._done)), self._transport.outbox
         try:
             if outbox is None:
                 return statement(done, Nothing())
@@ -165,7 +175,7 @@ class Acknowledgements:
 
     def remove(self, run: Run) -> None:
         """Remove what was acknowledged, and the rows of runs that have ended."""
-        holder = self._holder.consumer
+        holder = self._transport.consumer
 
         def removed(done: list[int], page: Page) -> frozenset[int]:
             refused: frozenset[int]
@@ -182,7 +192,7 @@ class Acknowledgements:
         back = list(_emptied(self._back))
         if not back:
             return False
-        begun, holder = [one for one in back if one in self._begun], self._holder.consumer
+        begun, holder = [one for one in back if one in self._begun], self._transport.consumer
         try:
             refused = run("release", lambda executor: messages.release(executor, holder=holder, ids=back, begun=begun))
         except BaseException:
@@ -195,13 +205,7 @@ class Acknowledgements:
     def refuse(self, delivery_tags: Iterable[int], verb: str) -> None:
         """Announce ends that came too late."""
         for delivery_tag in delivery_tags:
-            logger.warning(
-                "Cannot %s message %s: this consumer was declared dead or has lost its connection, and the message has "
-                "gone to another one",
-                verb,
-                delivery_tag,
-            )
-            message_refused.send(verb=verb, consumer=str(self._holder.consumer), delivery_tag=str(delivery_tag))
+            tell_refused(verb, str(self._transport.consumer), delivery_tag)
 
     @property
     def _is_over(self) -> bool:

@@ -2,18 +2,26 @@
 
 Fanout exchanges carry remote control, and their senders ring for each message. Topic exchanges carry events to
 transient queues. Nobody rings for them: the heart of who listens reads them with each of its beats.
+
+Events wait for the next beat of one of this process' hearts, which sends all of them in its statement. A worker tells
+of itself every two seconds. If each event were a statement of its own, fifty idle workers would need as many for that
+as for their beats. A process without a heart sends each event at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import os
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from time import monotonic
 from typing import Any
 
 from kombu.log import get_logger
 
-from ...store.broker.queues import broadcasts_since, last_broadcast
+from ...model import native
+from ...store.broker import queues
+from ...store.broker.queues import Broadcast, broadcasts_since, last_broadcast
 from .. import topics
 from ..decoding import NotAMessageError, made
 from . import rows
@@ -25,6 +33,10 @@ UNRUNG_S = 30.0
 """How often broadcasts are looked for that nobody has rung for."""
 SETTLED_S = 2.0
 """After which time no broadcast with a smaller id appears any more: its sender was slow to commit."""
+TRANSIENT = 1
+"""The delivery mode of a message that need not survive a restart."""
+MOST = 10_000
+"""How many events wait at most; further ones are sent at once."""
 
 
 class Broadcasts:
@@ -136,3 +148,101 @@ class Broadcasts:
             logger.warning("A broadcast of %s is left out: %s", row.exchange, error.reason)
             return False
         return bool(callbacks)
+
+
+# -- sending them ------------------------------------------------------------------------------------------------------
+
+
+def broadcast(link: Link, exchange: str, message: Any, routing_key: str) -> None:
+    """Send a message to everybody who listens to an exchange; nobody is rung for."""
+    _send(link, _broadcast(exchange, message, routing_key))
+
+
+def _broadcast(exchange: str, message: Any, routing_key: str) -> Broadcast:
+    headers, properties = rows.as_json(message["headers"]), rows.stored(message, message["properties"])
+    return Broadcast(exchange, routing_key or "", headers, properties, message["body"])
+
+
+def _send(link: Link, one: Broadcast) -> None:
+    link.run("broadcast", lambda executor: queues.send_broadcast(executor, one))
+
+
+class TopicExchange(topics.TopicExchange):
+    """A topic exchange that reaches all its transient queues by one broadcast, however many they are.
+
+    Whoever listens reads it with a beat, so nobody is rung for.
+    """
+
+    def deliver(self, message: Any, exchange: str, routing_key: str, **options: Any) -> None:
+        """Replaces one message for each queue."""
+        channel = self.channel
+        is_transient = message["properties"].get("delivery_mode") == TRANSIENT
+        bound = channel.connection.topology.bound_to(exchange, may_be_old=is_transient)
+        found = [one for one in bound if topics.matches(one.routing_key, routing_key)]
+        for queue in dict.fromkeys(one.queue for one in found if not one.transient):
+            channel._put(queue, message, **options)
+        if any(one.transient for one in found):
+            event = _broadcast(exchange, message, routing_key)
+            if not keep_event(channel.link, event):
+                _send(channel.link, event)
+
+
+# -- events, for the next beat -----------------------------------------------------------------------------------------
+
+_Key = tuple[str, str, int]
+_lock = native.lock()
+_hearts: defaultdict[_Key, set[object]] = defaultdict(set)
+"""The hearts that beat, by database, schema and process: a forked process has none."""
+_waiting: dict[_Key, deque[Broadcast]] = {}
+
+
+def begin_beats(link: Link, heart: object) -> None:
+    """Note that a heart sends the events of this link's schema from now on."""
+    with _lock:
+        _hearts[_key(link)].add(heart)
+
+
+def end_beats(link: Link, heart: object) -> None:
+    """Note that the heart has ended, or is about to."""
+    with _lock:
+        _hearts[_key(link)].discard(heart)
+
+
+def keep_event(link: Link, event: Broadcast) -> bool:
+    """Have an event sent by the next beat; False if it must be sent at once."""
+    key = _key(link)
+    with _lock:
+        if not _hearts[key]:
+            return False
+        waiting = _waiting.setdefault(key, deque())
+        if len(waiting) >= MOST:
+            return False
+        waiting.append(event)
+    return True
+
+
+def take_events(link: Link) -> Sequence[Broadcast]:
+    """Take what waits, to be sent now."""
+    with _lock:
+        return tuple(_waiting.pop(_key(link), ()))
+
+
+def put_back_events(link: Link, events: Iterable[Broadcast]) -> None:
+    """Have events that were taken, and not sent, wait before those that came since."""
+    with _lock:
+        _waiting.setdefault(_key(link), deque()).extendleft(reversed(tuple(events)))
+
+
+def send_left(link: Link) -> None:
+    """Send the events that no heart of this process will send any more."""
+    left = deque(() if _hearts[_key(link)] else take_events(link))
+    try:
+        while left:
+            _send(link, left[0])
+            left.popleft()
+    finally:
+        put_back_events(link, left)
+
+
+def _key(link: Link) -> _Key:
+    return link.url, link.schema, os.getpid()

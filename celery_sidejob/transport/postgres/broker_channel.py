@@ -17,13 +17,11 @@ from ...model.printable import counted
 from ...store.broker import consumers, messages
 from ..decoding import Message, NotAMessageError
 from ..quarantine import Quarantine
-from . import rows, sending
+from . import broadcasts, rows
 from .acknowledgements import Acknowledgements, QoS
 from .dead import DeadList
-from .deliveries import Deliveries, sort, times_back
-from .fetching import AT_MOST, SPARE_S, Fetching
+from .fetching import AT_MOST, SPARE_S, Deliveries, Fetching, sort, times_back
 from .link import BINDINGS, LOST, Link, Run, ring_of_exchange, ring_of_queue, ring_of_return
-from .sending import PublishBatch
 
 logger = get_logger(__name__)
 
@@ -36,7 +34,7 @@ class Channel(virtual.Channel):
     DeadList = DeadList
     supports_fanout = True
     body_encoding = None
-    exchange_types = {**virtual.Channel.exchange_types, "topic": sending.TopicExchange}
+    exchange_types = {**virtual.Channel.exchange_types, "topic": broadcasts.TopicExchange}
 
     def __init__(self, connection: Any, **options: Any) -> None:
         super().__init__(connection, **options)
@@ -60,24 +58,24 @@ class Channel(virtual.Channel):
         """Replaces base64 for all bodies: a text is stored as it is."""
         return rows.encoded(body)
 
-    def _put(self, queue: str, message: Any, _publish_batch: PublishBatch | None = None, **options: Any) -> None:
+    def _put(self, queue: str, message: Any, _publish_batch: rows.PublishBatch | None = None, **options: Any) -> None:
         row = rows.row_of(queue, message)
         if _publish_batch is not None:
             _publish_batch.add(row)
         else:
-            sending.put(self.link, row)
+            rows.put(self.link, row)
 
     def _put_fanout(self, exchange: str, message: Any, routing_key: str, **options: Any) -> None:
-        sending.broadcast(self.link, exchange, message, routing_key)
+        broadcasts.broadcast(self.link, exchange, message, routing_key)
         self.link.ring(ring_of_exchange(exchange))  # each time: nobody looks for broadcasts again soon
 
     def ring(self, queue: str) -> None:
         """Wake those who consume a queue, for what another transaction has put there."""
         self.link.ring_apart(ring_of_queue(queue))
 
-    def create_publish_batch(self, max_size: int) -> PublishBatch:
+    def create_publish_batch(self, max_size: int) -> rows.PublishBatch:
         """Return a batch for kombu's `Producer.batch`."""
-        return PublishBatch(self, max_size)
+        return rows.PublishBatch(self, max_size)
 
     # -- queues and bindings ---------------------------------------------------------------------------------------
 

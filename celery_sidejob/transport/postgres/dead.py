@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from kombu.log import get_logger
-
 from ...model.messages import Cursor
 from ...store.broker import dead
-from .. import dead_list
-from ..announcements import message_buried
+from .. import dead_list, tell_buried
 from ..dead_list import DAY_S, DeadMessage, headers_in, log_dropped
 from .link import Link, Run, ring_of_queue
-
-logger = get_logger(__name__)
 
 
 class DeadList(dead_list.DeadList):
@@ -56,9 +51,7 @@ def bury(run: Run, message_id: int, *, holder: int, reason: str) -> bool:
     """Put a message into the dead list, and announce it; False if that consumer does not hold it."""
     buried = run("bury", lambda executor: dead.bury(executor, holder=holder, ids=[message_id], reason=reason))
     for one in buried:
-        task_id = task_id_of(one.headers)
-        logger.error("A message of queue %r (task %s) is dead: %s", one.queue, task_id, reason)
-        message_buried.send(queue=one.queue, task_id=task_id, reason=reason)
+        tell_buried(one.queue, task_id_of(one.headers), reason)
     return bool(buried)
 
 

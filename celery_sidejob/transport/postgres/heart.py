@@ -12,18 +12,18 @@ import random
 import select
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kombu.log import get_logger
 
 from ...model import native
-from ...model.native import new_process_name
 from ...store.broker import consumers, queues
 from ...store.connection.own_executor import OwnExecutor
-from ..pulse import Pulse
-from . import sending, topology
-from .link import BINDINGS, DEATH, LOST, Link, Run, carry_out
-from .pipe import Pipe
+from . import broadcasts, topology
+from .link import BINDINGS, DEATH, LOST, carry_out
+
+if TYPE_CHECKING:
+    from .transport import Transport
 
 T = TypeVar("T")
 
@@ -41,40 +41,20 @@ USE_S = 3.0
 """How often the use of queues that expire is noted."""
 
 
-class Consumes(Protocol):
-    """What a heart asks of the connection that it beats for."""
-
-    def wake(self) -> None:
-        """Have the loop look at the heart."""
-
-    def end_late(self, run: Run) -> bool:
-        """Carry out ends of messages that were reported more than `LATE_S` ago; tell whether to go on looking."""
-
-    def listens_to(self) -> tuple[int, Sequence[str]]:
-        """Return the exchanges whose events are delivered, and the id up to which that is done."""
-
-    def expiring_queues(self) -> Sequence[str]:
-        """Return the consumed queues that would expire."""
-
-    def bound_dead_list(self, run: Run) -> None:
-        """Drop what the dead list keeps no longer."""
-
-
 class Heart:
     """The heart of one connection. `start` raises the connection's errors; later ones are in `error`."""
 
-    def __init__(self, link: Link, consumes: Consumes, pulse: Pulse, *, silence_s: float) -> None:
-        self._link = link
-        self._consumes = consumes
-        self._pulse = pulse
-        self._silence_s = silence_s
-        self._beat_s = min(LONGEST_BEAT_S, silence_s / BEATS)
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._link = transport.link
+        self._silence_s = transport.silence_s
+        self._beat_s = min(LONGEST_BEAT_S, self._silence_s / BEATS)
         self._lock = native.lock()
         self._rings: set[str] = set()
         self._stopping = False
         self._is_watching = False
         self._pid = os.getpid()
-        self._wakes = Pipe()
+        self._wakes = native.Pipe()
         self.name = ""
         self.consumer = 0
         """The id under which this connection holds messages."""
@@ -93,7 +73,7 @@ class Heart:
         self.beaten_at = monotonic()
         executor = self._link.open_session()
         try:
-            self.name = new_process_name()
+            self.name = native.new_process_name()
             self.consumer = consumers.register(executor, self.name, silence_s=self._silence_s)
             self.listens = not executor.pooled
             if self.listens:
@@ -103,7 +83,7 @@ class Heart:
             executor.close()
             raise
         self._executor = executor
-        sending.begin_beats(self._link, self)
+        broadcasts.begin_beats(self._link, self)
         native.Thread(self._run, name="sidejobpg-heart").start()
 
     @property
@@ -132,7 +112,7 @@ class Heart:
     def stop(self) -> None:
         """End it; the consumer is removed, and the events are sent that are left, by whoever stops it."""
         self._stopping = True
-        sending.end_beats(self._link, self)
+        broadcasts.end_beats(self._link, self)
         if self.is_ours:
             self._wakes.write()
 
@@ -148,9 +128,9 @@ class Heart:
                 if not isinstance(error, (*LOST, DeclaredDead)):
                     logger.exception("The heart of this process has stumbled")
                 self.error = error
-                self._consumes.wake()
+                self._transport.wake()
         finally:
-            sending.end_beats(self._link, self)
+            broadcasts.end_beats(self._link, self)
             if self.listens:
                 topology.hear_no_more(self._link.channel)
             self._executor.close()
@@ -169,7 +149,7 @@ class Heart:
             self._wakes.drain()
             self._executor.take_in()
             self._is_watching = False  # before the look, so that who reports something after it wakes us
-            self._is_watching = self._consumes.end_late(self._transact)
+            self._is_watching = self._transport.end_late(self._transact)
             now = monotonic()
             for duty in [one for one, at in plan.items() if now >= at]:
                 plan[duty] = now + every_s[duty]
@@ -186,10 +166,10 @@ class Heart:
                 is_news = payload not in self._rings
                 self._rings.add(payload)
             if is_news:
-                self._consumes.wake()
+                self._transport.wake()
 
     def _beat(self) -> None:
-        if self._pulse.stands_still():
+        if self._transport.pulse.stands_still():
             return
         began = monotonic()
         found = self._talk()
@@ -197,7 +177,7 @@ class Heart:
             self.beaten_at = began
         if found.heard:
             self._heard = found.heard
-            self._consumes.wake()
+            self._transport.wake()
         if not found.is_alive:
             raise DeclaredDead(
                 f"consumer {self.name} was silent for more than {self._silence_s:g} s, and others have its messages"
@@ -210,7 +190,7 @@ class Heart:
     def _talk(self) -> consumers.Beaten:
         """Beat, and with the same statement send the events of this process and read those that it listens to."""
         consumer, schema = self.consumer, self._link.schema
-        said, (since, exchanges) = sending.take_events(self._link), self._consumes.listens_to()
+        said, (since, exchanges) = broadcasts.take_events(self._link), self._transport.listens_to()
         if not said and not exchanges:
             return self._transact("beat", lambda executor: consumers.beat(executor, consumer, schema))
         try:
@@ -221,17 +201,17 @@ class Heart:
                 ),
             )
         except BaseException:
-            sending.put_back_events(self._link, said)
+            broadcasts.put_back_events(self._link, said)
             raise
 
     def _use(self) -> None:
-        names = self._consumes.expiring_queues()
+        names = self._transport.expiring_queues()
         if names:
             self._transact("use", lambda executor: queues.use(executor, names))
 
     def _expire(self) -> None:
         topology.remove_expired(self._transact)
-        self._consumes.bound_dead_list(self._transact)
+        self._transport.bound_dead_list(self._transact)
 
 
 class DeclaredDead(Exception):

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from math import inf
 from time import monotonic
 from typing import Any
 
 from ...model import native
-from ...store.broker import messages, queues
+from ...store.broker import dead, messages, queues
 from .link import Link, Run
 
 OLD_S, HEARD_S = 1.0, 60.0
@@ -127,3 +128,30 @@ def hear_no_more(channel: str) -> None:
 def note_change(channel: str) -> None:
     """Have all bindings read again that were read before now; `channel` is that of their schema's rings."""
     _changed_at[channel] = monotonic()
+
+
+# -- for the people who run a broker -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """How many consumers, queues and messages a broker has."""
+
+    consumers: int
+    """Consumers, with those that are dead and not found out yet."""
+    queues: Sequence[Any]
+    """The lasting queues: name, ready, held, later."""
+    dead: int
+    """Messages in the dead list."""
+
+    @property
+    def held(self) -> int:
+        """Messages that consumers hold."""
+        return sum(queue.held for queue in self.queues)
+
+
+def overview_of(link: Link) -> Overview:
+    """Read the state from a broker."""
+    return Overview(
+        link.run("read", queues.count_consumers), link.run("read", queues.counts), link.run("read", dead.count)
+    )

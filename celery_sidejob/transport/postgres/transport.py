@@ -16,27 +16,23 @@ from time import monotonic
 from typing import Any
 
 import psycopg
-from kombu.log import get_logger
 from kombu.transport import virtual
 
 from ...model import native
 from ...model.checks import Form, is_text
 from ...model.errors import SettingsError
+from ...model.urls import SCHEME, database_url, hide_password, is_alone, without_password
 from ...store.broker import consumers, messages, queues
 from ..options import DEFAULTS, SHARED, check_options, require_kombu
 from ..pulse import Pulse
-from . import dead, sending
-from .address import SCHEME, database_url, hide_password, is_alone, without_password
-from .broadcasts import Broadcasts
+from . import dead
+from .acknowledgements import Outbox
+from .broadcasts import Broadcasts, send_left
 from .broker_channel import Channel as BrokerChannel
 from .celery_worker import DRIVER, introduce
 from .heart import BEATS, LATE_S, DeclaredDead, Heart
 from .link import DEATH, LOST, Link, Run, is_of_broadcast, ring_of_queue, ring_of_return
-from .outbox import Outbox
-from .pipe import Pipe
 from .topology import Topology
-
-logger = get_logger(__name__)
 
 require_kombu(SCHEME)
 
@@ -86,7 +82,7 @@ class Transport(virtual.Transport):
         """Whether Celery's event loop runs the polls."""
         self.broadcasts = Broadcasts(lambda: self.link, self._callbacks)
         self._heart: Heart | None = None
-        self._pipe: Pipe | None = None
+        self._pipe: native.Pipe | None = None
         self._loop: Any = None
         self._timer: Any = None
         self._timer_at = inf
@@ -142,7 +138,7 @@ class Transport(virtual.Transport):
             heart.stop()
             if heart.is_ours:
                 with suppress(*LOST):
-                    sending.send_left(self.link)
+                    send_left(self.link)
                     self.link.run("leave", lambda executor: consumers.leave(executor, heart.consumer))
         self.link.close()
         if self._pipe is not None:
@@ -162,8 +158,8 @@ class Transport(virtual.Transport):
             return
         if native.is_eventlet():
             raise SettingsError(EVENTLET)
-        self._pipe = Pipe()
-        heart = Heart(self.link, self, self.pulse, silence_s=self.silence_s)
+        self._pipe = native.Pipe()
+        heart = Heart(self)
         heart.start()
         self._heart = heart
 

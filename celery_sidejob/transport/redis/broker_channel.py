@@ -16,28 +16,23 @@ from queue import Empty
 from time import monotonic
 from typing import Any
 
-from kombu.log import get_logger
 from kombu.transport import redis, virtual
 from kombu.utils.json import dumps
 from redis import Redis
 from redis.exceptions import NoScriptError
 
-from ..announcements import message_refused
+from .. import tell_refused
 from ..decoding import Message
 from ..options import DEFAULTS, SHARED
 from ..quarantine import Quarantine
 from ..topics import TopicExchange
 from .acknowledgements import Acknowledgements, QoS
-from .connections import WITHOUT_NOTICES, breaking, has_come, unless_full
+from .connections import WITHOUT_NOTICES, Line, breaking, has_come, unless_full
 from .consumer import Consumer
 from .dead import DeadList
-from .deliveries import Deliveries
-from .fetching import Fetch, Fetching
-from .keys import Keys
+from .fetching import Deliveries, Fetch, Fetching
 from .records import BELL_MS, Records, parted
-from .scripts import PUT, Line
-
-logger = get_logger(__name__)
+from .scripts import PUT, Keys
 
 RECORD_BINDINGS_EVERY_S = 1.0
 """Seconds between two tries of a channel to record its bindings on a full server."""
@@ -366,13 +361,5 @@ class Channel(redis.Channel):
             raise
 
     def _refuse(self, delivery_tag: str, verb: str) -> None:
-        consumer, _ = parted(delivery_tag)
-        logger.warning(
-            "Cannot %s the message %s: %s was declared dead or has lost its connection, and the message has gone to "
-            "another consumer",
-            verb,
-            delivery_tag,
-            consumer,
-        )
-        message_refused.send(verb=verb, consumer=consumer, delivery_tag=delivery_tag)
+        tell_refused(verb, parted(delivery_tag)[0], delivery_tag)
         self.consumer.note_silence()  # its other messages were taken away too

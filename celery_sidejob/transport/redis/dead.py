@@ -15,9 +15,8 @@ from ...model.messages import Cursor
 from .. import dead_list
 from ..dead_list import DAY_S, DeadMessage, headers_in, log_dropped
 from ..quarantine import SUSPECT
-from .keys import Keys
 from .records import BELL_MS
-from .scripts import BOUND_DEAD, DELIVER_AGAIN
+from .scripts import BOUND_DEAD, DELIVER_AGAIN, Keys
 
 PAGE = 100
 

@@ -1,6 +1,7 @@
 """The records of consumers: an acknowledgement, or the return to its list, removes a message from its record.
 
-A delivery tag names the consumer that has the message, and the message's token in that consumer's record.
+A delivery tag names the consumer that has the message, and the message's token in that consumer's record. The numbers
+of all records are an `overview`; to `release` them is the way back to kombu's own transport.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from typing import Any
 
 from kombu.log import get_logger
 from kombu.utils.json import dumps, loads
+from redis import Redis
 
 from ...model.printable import counted
-from ..announcements import message_buried, messages_recovered
+from .. import messages_recovered, tell_buried
 from ..quarantine import SUSPECT, is_counted_by_a_row, is_for_later, returns
-from .keys import Keys
-from .scripts import GIVE_BACK
+from .scripts import GIVE_BACK, Keys
 
 logger = get_logger(__name__)
 
@@ -145,9 +146,7 @@ class Records:
         gone = [move for move in moves if move.token in went]
         for move in gone:
             if move.buried is not None:
-                queue = keys.queue_of(move.list_key)
-                logger.error("A message of queue %r (task %s) is dead: %s", queue, move.task_id, move.buried)
-                message_buried.send(queue=queue, task_id=move.task_id, reason=move.buried)
+                tell_buried(keys.queue_of(move.list_key), move.task_id, move.buried)
         return gone
 
     def _tell_what_stays(self, consumer: str, moves: Sequence[Move]) -> None:
@@ -236,3 +235,65 @@ def parted(delivery_tag: str) -> tuple[str, str]:
 def tokens_of(consumer: str, tags: Iterable[str]) -> set[str]:
     """Return the tokens of the delivery tags that belong to this consumer."""
     return {token for owner, token in map(parted, tags) if owner == consumer}
+
+
+# -- for the people who run a broker -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """The state, in numbers."""
+
+    consumers: int
+    """The number of consumers, and of those that are dead and not recovered yet."""
+    held: int
+    """The number of messages that they hold."""
+    dead: int
+    """The number of messages in the dead list."""
+
+
+def overview(channel: Any) -> Overview:
+    """Read the state from the broker of a channel."""
+    client: Any = Redis(connection_pool=channel.pool)
+    keys = Keys(channel.global_keyprefix, channel.sep)
+    consumers = client.zrange(keys.consumers, 0, -1)
+    with client.pipeline(transaction=False) as asked:
+        for name in consumers:
+            asked.hlen(keys.held(name.decode()))
+        asked.llen(keys.dead)
+        *held, dead = asked.execute()
+    return Overview(len(consumers), sum(held), dead)
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """The numbers of messages that were given back, and of those that were not."""
+
+    consumers: int
+    messages: int
+    alive: tuple[str, ...]
+    """The live consumers, which keep their messages."""
+    dead: int
+    """The number of messages in the dead list, which stay there."""
+
+
+def release(channel: Any, *, force: bool = False) -> Released:
+    """Give back the messages of dead consumers; with `force` also of live ones, whose acknowledgements then fail.
+
+    The channel may be kombu's own: only the server, the database and the key prefix matter.
+    """
+    client: Any = Redis(connection_pool=channel.pool)
+    keys = Keys(channel.global_keyprefix, channel.sep)
+    records = Records(client, keys, delivery_limit=None)
+    seconds, microseconds = client.time()
+    now_ms = seconds * 1000 + microseconds // 1000
+    consumers = messages = 0
+    alive: list[str] = []
+    for name, until_ms in client.zrange(keys.consumers, 0, -1, withscores=True):
+        consumer = name.decode()
+        if until_ms > now_ms and not force:
+            alive.append(consumer)
+            continue
+        consumers += 1
+        messages += records.leave(consumer)
+    return Released(consumers, messages, tuple(alive), client.llen(keys.dead))

@@ -1,21 +1,18 @@
-"""The Redis scripts in `lua/`: sent by their hash, and as text to a server that does not know them yet.
+"""The Redis scripts in `lua/`, and every key that the transport uses in Redis beside kombu's own.
 
-A channel keeps a connection of its own for publishing. redis-py's client takes a connection out of its pool for each
-command, checks it, and puts it back. This takes a third of the time that Redis takes to answer.
+Scripts are sent by their hash, and as text to a server that does not know them yet. The keys begin with the app's
+`global_keyprefix`, and redis-py sends them unchanged: kombu's prefixing clients do so only for the first key of a
+script.
 """
 
 from __future__ import annotations
 
-import os
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import sha1
 from importlib.resources import files
 from typing import Any
 
-from redis.exceptions import ConnectionError, NoScriptError, ResponseError
-
-from .connections import connected
+from redis.exceptions import NoScriptError
 
 
 class Script:
@@ -47,56 +44,46 @@ WAIT = Script("wait")
 DELIVER_AGAIN = Script("deliver_again")
 
 
-class Line:
-    """Runs scripts over one connection that it opens with `connect`; a forked process opens its own."""
+class Keys:
+    """The keys of one broker."""
 
-    def __init__(self, connect: Callable[[], Any]) -> None:
-        self._connect = connect
-        self._connection: Any = None
-        self._forget()
+    def __init__(self, prefix: str, separator: str) -> None:
+        """`separator`: the text between a queue and a priority in the name of a list (kombu's `sep`)."""
+        self.prefix = prefix
+        self._separator = separator
+        self.consumers = f"{prefix}_sidejob.consumers"
+        """A sorted set: the consumers, and until when each counts as alive (by Redis' clock, in milliseconds)."""
+        self.recovering = f"{prefix}_sidejob.recovering"
+        """A sorted set: consumers that are being recovered, and until when other hearts leave them alone."""
+        self.era = f"{prefix}_sidejob.era"
+        """A text that the first beat writes: a different text means that Redis has lost its data."""
+        self.dead = f"{prefix}_sidejob.dead"
+        """A list of JSON: messages that are not delivered again."""
 
-    def run(self, script: Script, keys: Sequence[str], arguments: Sequence[Any], *, client: Any) -> Any:
-        """Run a script and return its answer.
+    def held(self, consumer: str) -> str:
+        """A hash: the messages of a consumer by their tokens, each with the list that it came from."""
+        return f"{self.prefix}_sidejob.held.{consumer}"
 
-        Uses `client` while another thread has the connection, and if Redis has closed it. As with any redis-py client
-        that tries again, a script whose answer was lost may then run twice.
-        """
-        if self._pid != os.getpid():
-            self._forget()
-        if not self._lock.acquire(blocking=False):
-            return script.run(client, keys, arguments)
-        try:
-            return script.run(self, keys, arguments)
-        except ConnectionError:
-            self._hang_up()
-        except ResponseError:
-            raise
-        except BaseException:  # at a time limit, perhaps with half an answer read
-            self._hang_up()
-            raise
-        finally:
-            self._lock.release()
-        return script.run(client, keys, arguments)
+    def waiting(self, consumer: str) -> str:
+        """A set: the tokens of messages that a consumer holds and has not begun, as of its last beat."""
+        return f"{self.prefix}_sidejob.waiting.{consumer}"
 
-    def close(self) -> None:
-        """Close the connection; a later script opens it again."""
-        if self._pid == os.getpid():
-            self._hang_up()
+    def bell(self, queue: str) -> str:
+        """A list with at most one empty element: a message has arrived that perhaps no consumer has seen."""
+        return f"{self.prefix}_sidejob.bell.{queue}"
 
-    def execute_command(self, *command: Any) -> Any:
-        """Send a command and return its answer, as a client does."""
-        if self._connection is None:
-            self._connection = self._connect()
-        connection = connected(self._connection)
-        connection.send_command(*command)
-        return connection.read_response()
+    def bells(self, queues: Iterable[str]) -> list[str]:
+        """The bells of several queues."""
+        return [self.bell(queue) for queue in queues]
 
-    def _hang_up(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.disconnect()
+    def kombu_list(self, name: str) -> str:
+        """The list that kombu calls by this name."""
+        return self.prefix + name
 
-    def _forget(self) -> None:
-        self._pid = os.getpid()
-        self._lock = threading.Lock()
-        self._connection = None
+    def queue_of(self, list_key: str) -> str:
+        """The queue that a list belongs to."""
+        return list_key[len(self.prefix) :].rsplit(self._separator, 1)[0]
+
+    def bells_of(self, list_keys: Sequence[str]) -> list[str]:
+        """The bell of each list's queue."""
+        return [self.bell(self.queue_of(key)) for key in list_keys]

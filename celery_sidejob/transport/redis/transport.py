@@ -1,4 +1,8 @@
-"""The transports behind the URLs `sidejob://` and `sidejobs://`; `sidejob-sentinel://` extends them."""
+"""The transports behind the URLs `sidejob://`, `sidejobs://` (with TLS) and `sidejob-sentinel://`.
+
+URLs of the last lead to sentinels, which name the master server, also after a failover. The transport option
+`master_name` names the master that is the broker.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +14,21 @@ from typing import Any
 
 from kombu.log import get_logger
 from kombu.transport import redis
+from kombu.utils.url import url_to_parts
 from redis import Redis
+from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoPermissionError, ResponseError
+from redis.retry import Retry
+from redis.sentinel import Sentinel, SentinelConnectionPool
 
-from ...model import store_url
+from ...model import urls
 from ...model.errors import SettingsError
 from ..options import SHARED, check_options, require_kombu
 from ..pulse import Pulse
 from .broker_channel import Channel as BrokerChannel
+from .consumer import BEATS, Heart
 from .dead import DeadList
-from .heart import BEATS, Heart
 from .records import Records
 from .scripts import BEAT, FETCH, GIVE_BACK, PUT
 
@@ -30,6 +38,7 @@ require_kombu("sidejob")
 
 OLDEST_REDIS = (6, 2)
 """The oldest Redis version that kombu 5.7 accepts; Valkey reports 7.2."""
+SENTINEL_SCHEME = "sidejob-sentinel"
 RIGHTS = (
     "It needs ~* &* +@read +@write +@connection +@pubsub +@scripting +@transaction +info +time; "
     "where there are no scripts there is redis://."
@@ -57,7 +66,7 @@ class Transport(redis.Transport):
         """Adds to kombu's: `broker_use_ssl=True`, which kombu ignores, means TLS."""
         split = "://" in (client.hostname or "")  # by kombu, which takes the URL apart; see _check_urls
         if not split and "@" in f"{client.virtual_host}{client.hostname}":  # a part of a password
-            raise SettingsError(f"broker_url cannot be read: {store_url.NOT_CLEAR}")
+            raise SettingsError(f"broker_url cannot be read: {urls.NOT_CLEAR}")
         client.ssl = _tls(client.ssl)
         super().__init__(client, **options)
 
@@ -206,3 +215,58 @@ def _tls(wanted: Any) -> dict[str, Any] | None:
     if wanted and not isinstance(wanted, Mapping):
         raise ValueError(f"broker_use_ssl is True or options such as {{'ssl_ca_certs': '...'}}, not {wanted!r}.")
     return dict(wanted) if wanted else None
+
+
+# -- sentinels ---------------------------------------------------------------------------------------------------------
+
+
+class Pool(SentinelConnectionPool):
+    """Connections to the current master; connections to its sentinels are closed with them."""
+
+    def disconnect(self, inuse_connections: bool = True) -> None:
+        """Adds to redis-py's: closes the sentinels' connections too (a new master disconnects only idle ones)."""
+        super().disconnect(inuse_connections)
+        if inuse_connections:
+            for client in self.sentinel_manager.sentinels:
+                client.close()
+
+
+class SentinelChannel(BrokerChannel, redis.SentinelChannel):
+    """A channel that fetches reliably from the current master."""
+
+    from_transport_options = (*redis.SentinelChannel.from_transport_options, *BrokerChannel.from_transport_options)
+    master_name: str | None = None
+    min_other_sentinels = 0
+    sentinel_kwargs: dict[str, Any] | None = None
+
+    def _sentinel_managed_pool(self, asynchronous: bool = False) -> Pool:
+        """Replaces kombu's, which finds sentinels only in URLs of its own scheme."""
+        if self.master_name is None:
+            raise ValueError(
+                f"{SENTINEL_SCHEME}:// needs the name of the master: "
+                'broker_transport_options = {"master_name": "..."}'
+            )
+        parameters = self._connparams(asynchronous)
+        host, port = parameters.pop("host"), parameters.pop("port")
+        urls = [url_to_parts(url) for url in self.connection.client.alt if url.startswith(f"{SENTINEL_SCHEME}:")]
+        sentinels = [(url.hostname, url.port or port) for url in urls] or [(host, port)]
+        # If a sentinel is unreachable or silent, the next is asked at once, so that the heart beats in time.
+        asked_for_s = self.consumer_timeout / 2
+        asked = {name: value for name, value in parameters.items() if name.startswith("socket_") and value is not None}
+        asked = {"socket_timeout": asked_for_s, "socket_connect_timeout": asked_for_s, **asked}
+        kind: Any = Sentinel  # redis-py's, which has no types
+        manager = kind(
+            sentinels,
+            min_other_sentinels=self.min_other_sentinels,
+            sentinel_kwargs={**asked, "retry": Retry(NoBackoff(), 0), **(self.sentinel_kwargs or {})},
+            **parameters,
+        )
+        pool: Pool = manager.master_for(self.master_name, Redis, Pool).connection_pool
+        return pool
+
+
+class SentinelTransport(Transport):
+    """The same transport, with URLs of sentinels."""
+
+    Channel = SentinelChannel
+    default_port = redis.SentinelTransport.default_port

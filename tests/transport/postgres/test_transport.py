@@ -14,13 +14,13 @@ from kombu import Connection, Exchange, Queue
 from kombu.exceptions import BatchPublishError
 
 from celery_sidejob import SchemaError, SettingsError
+from celery_sidejob.model.native import Pipe
 from celery_sidejob.store.broker import messages
 from celery_sidejob.store.broker.messages import HIGHEST_PRIORITY
 from celery_sidejob.store.connection import session
 from celery_sidejob.store.connection.own_executor import OwnExecutor
 from celery_sidejob.transport import message_refused
 from celery_sidejob.transport.postgres.fetching import WHOLE_S
-from celery_sidejob.transport.postgres.pipe import Pipe
 from tests.tools.brokers import in_postgres
 from tests.tools.pgbouncer import direct
 from tests.tools.waiting import wait_until

@@ -456,7 +456,7 @@ def test_who_was_interrupted_before_the_fetch_was_sent_fetches_anew(
 STRIKES = [
     ("celery_sidejob.transport.redis.fetching.Fetching.taken", SoftTimeLimitExceeded),
     ("celery_sidejob.transport.redis.fetching.Fetching.turn_page", SoftTimeLimitExceeded),
-    ("celery_sidejob.transport.redis.deliveries.loads", SoftTimeLimitExceeded),
+    ("celery_sidejob.transport.redis.fetching.loads", SoftTimeLimitExceeded),
     ("kombu.transport.virtual.Message.__init__", SoftTimeLimitExceeded),
     ("kombu.transport.virtual.Message.__init__", KeyboardInterrupt),
     ("celery_sidejob.transport.redis.acknowledgements.QoS.append", SoftTimeLimitExceeded),

@@ -13,7 +13,7 @@ from celery_sidejob.embedded.server import HOST
 from celery_sidejob.hooks.broker.connection import BrokerConnection
 from celery_sidejob.hooks.broker.publishing import CeleryPublisher
 from celery_sidejob.model.messages import Doorbell
-from celery_sidejob.transport.redis.sentinel import SentinelChannel
+from celery_sidejob.transport.redis.transport import SentinelChannel
 from tests.tools.recorder import Record
 from tests.tools.sentinel import MASTER, Watched, watched
 from tests.tools.waiting import wait_until

@@ -10,8 +10,7 @@ from kombu.transport import redis as stock
 
 from celery_sidejob.transport.redis.acknowledgements import QoS
 from celery_sidejob.transport.redis.broker_channel import Channel
-from celery_sidejob.transport.redis.sentinel import SentinelChannel
-from celery_sidejob.transport.redis.transport import Transport
+from celery_sidejob.transport.redis.transport import SentinelChannel, Transport
 
 PAIRS = (
     (Channel, stock.Channel), (QoS, stock.QoS), (Transport, stock.Transport), (SentinelChannel, stock.SentinelChannel),

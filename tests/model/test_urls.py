@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from celery_sidejob.model.store_url import address, is_clear
+from celery_sidejob.model.urls import address, is_clear
 
 CLEAR = {
     "postgresql://": {},

@@ -1,10 +1,17 @@
-"""The URLs of the store and of the broker: whether they are read as they were meant, and the store's address."""
+"""The URLs of the store and of the broker: whether they are read as they were meant, and where they lead.
+
+One of them may be the other: `sidejobpg://` names a database as a broker, and alone it stands for the app's store.
+"""
 
 from __future__ import annotations
 
 import re
-from urllib.parse import parse_qsl
+from typing import Any
+from urllib.parse import parse_qsl, quote
 
+from .errors import SettingsError
+
+SCHEME = "sidejobpg"
 ESCAPED = (
     "in a name or a password `/`, `#`, `?`, `@`, `[`, `]`, `%` and a blank are written as "
     "%2F, %23, %3F, %40, %5B, %5D, %25 and %20"
@@ -22,9 +29,15 @@ _READ_BY_KOMBU = re.compile(r"(sidejob(s|-sentinel)?|rediss?|sentinel|amqps?|pya
 _CLEAR_TO_KOMBU = re.compile(
     r"([^][@/?#\s]*@)?(\[[^]/?#@]*\]|[^][:/?#@]*)(:\d*)?(/[^?#@]*)?(\?(\w+=[^#@&]*(&\w+=[^#@&]*)*)?)?"
 )
+_ALONE = re.compile(rf"\s*{SCHEME}:/*\s*")
+_PASSWORD = re.compile(r"^(\w+://[^/@:]*:)[^/@]*@|((?:[?&])\w*password=)[^&]*")
 _UNESCAPED = re.compile(r"\s|%(?!(?!00)[0-9a-fA-F]{2})")
 
 
+ALONE = (
+    f"{SCHEME}:// alone stands for the store of the app's SideJob, and this connection has none: call SideJob(app) and "
+    f"set sidejob_database_url, or name the database: {SCHEME}://user:password@host:5432/database."
+)
 NOT_CLEAR = f"its form is not clear: {ESCAPED}. In libpq's parameters all letters of a name are small."
 
 
@@ -54,7 +67,7 @@ def _is_clear_for_broker(url: str) -> bool:
     scheme, mark, rest = url.partition("://")
     if not mark:
         return "@" not in url
-    if scheme == "sidejobpg":
+    if scheme == SCHEME:
         return is_clear(f"postgresql://{rest}")
     return _READ_BY_KOMBU.fullmatch(scheme) is None or _CLEAR_TO_KOMBU.fullmatch(rest) is not None
 
@@ -68,3 +81,49 @@ def address(url: str) -> tuple[str, str]:
     ports = query.get("port", "5432")
     with_ports = ",".join(host if re.search(r":\d+$", host) else f"{host}:{ports}" for host in hosts.split(","))
     return with_ports, (parts["database"] or "").strip("/") or query.get("dbname", "")
+
+
+# -- a connection of kombu's, by sidejobpg:// --------------------------------------------------------------------------
+
+
+def is_alone(url: str) -> bool:
+    """Tell whether a URL names no host and no database: it stands for the app's store."""
+    return _ALONE.fullmatch(url) is not None
+
+
+def hide_password(client: Any) -> None:
+    """Keep the whole URL as the connection's password: Celery's `inspect stats` shows all but that.
+
+    Raises SettingsError if the password in it might be shown as something else.
+    """
+    given = client.hostname or ""
+    if "://" in given and not are_clear_for_broker(given):
+        raise SettingsError(f"broker_url cannot be read: {NOT_CLEAR}")
+    if "://" in given and not _is_whole(client.password):
+        client.hostname, client.password = without_password(given, ""), given
+
+
+def database_url(client: Any) -> str:
+    """Return the URL of the database that a connection names; SettingsError if it names none."""
+    given = client.password if _is_whole(client.password) else client.hostname or ""
+    if "://" in given:
+        if is_alone(given):
+            raise SettingsError(ALONE)
+        scheme, _, rest = given.partition("://")
+        if scheme != SCHEME:
+            raise SettingsError(f"The URL of a broker in Postgres begins with {SCHEME}://, not with {scheme}://.")
+        return f"postgresql://{rest}"
+    account = quote(client.userid or "", safe="")
+    if client.password:
+        account += f":{quote(client.password, safe='')}"
+    port = f":{client.port}" if client.port else ""
+    return f"postgresql://{account}{'@' if account else ''}{given}{port}/{(client.virtual_host or '').strip('/')}"
+
+
+def without_password(url: str, mask: str) -> str:
+    """Return a URL that has `mask` for its passwords."""
+    return _PASSWORD.sub(lambda found: f"{found[1]}{mask}@" if found[1] else f"{found[2]}{mask}", url)
+
+
+def _is_whole(password: Any) -> bool:
+    return isinstance(password, str) and password.startswith(f"{SCHEME}://")
