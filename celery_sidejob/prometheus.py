@@ -17,9 +17,8 @@ from typing import Any, TypeVar
 
 from .inspection.statistics import COUNTED, GAUGES, LIVES, Amounts, StatisticsViews, added, life_of, of_each
 from .model.errors import MissingLibraryError
-from .model.measures import COUNTED_BY
 from .model.printable import printable
-from .model.statistics import Amount, Durations, Statistics, Tally
+from .model.statistics import COUNTED_BY, Amount, Durations, Statistics, Tally
 from .model.status import UNFINISHED, Status
 
 try:

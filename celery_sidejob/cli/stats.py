@@ -11,8 +11,7 @@ from rich.text import Text
 
 from ..inspection.statistics import COUNTED, GAUGES, StatisticsViews, life_of
 from ..model.errors import InvalidValueError, SideJobError
-from ..model.measures import TIMED
-from ..model.statistics import Durations, Statistics, day_of
+from ..model.statistics import TIMED, Durations, Statistics, day_of
 from ..model.status import Status
 from .command import answering
 from .output import Output, duration, lasting, printable, status, table_if_any

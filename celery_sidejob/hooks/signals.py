@@ -9,7 +9,7 @@ from celery.utils.dispatch import Signal
 
 from ..model import events
 from ..model.logger import logger
-from ..model.measures import Measures
+from ..model.statistics import Measures
 
 status_changes = logging.getLogger("celery_sidejob.events")
 """One line for each status change, with the facts as attributes of the record."""

@@ -10,9 +10,9 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
-from ..model import measures
 from ..model.errors import SchemaError, StoreUnavailableError
-from ..model.statistics import Amount, Statistics, Tally, statistics_of
+from ..model.statistics import COUNTED as OF_EVENTS
+from ..model.statistics import Amount, Statistics, Tally, counts, durations, statistics_of
 from ..operations.runtime import Runtime
 from ..services.sweep.sweeper import TOTALS
 from ..store import measured, queues, registry, stats, waiting, workers
@@ -30,7 +30,7 @@ Amounts = list[tuple[Tally, Amount]]
 Entries = dict[tuple[str, str], int]
 """Entries of the dead set, {(queue, task): number}."""
 
-COUNTED = {**measures.COUNTED, **{total: count.meaning for total, count in TOTALS.items()}}
+COUNTED = {**OF_EVENTS, **{total: count.meaning for total, count in TOTALS.items()}}
 """The totals in `stats`, and the meaning of each."""
 
 
@@ -180,8 +180,8 @@ class StatisticsViews:
                 for row in here
             ],
             "sweep": _sweep(stats.sweep(executor)),
-            "counters": measures.counts(totals, COUNTED),
-            "durations": measures.durations(totals),
+            "counters": counts(totals, COUNTED),
+            "durations": durations(totals),
             "estimated": sorted([*of_tasks["estimated"], *(name for name, is_one in estimated.items() if is_one)]),
         }
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, ClassVar
 
-from .statistics import Measure
 from .status import RunEnd
 
 
@@ -190,6 +190,18 @@ class Swept:
     """The sweeper has finished a turn; contains the increase of each total."""
 
     totals: Mapping[str, int]
+
+
+class Measure(StrEnum):
+    """What is measured of runs."""
+
+    WAIT = "wait"
+    """From the moment a run was due to its beginning."""
+    RUN = "run"
+    """From its beginning to its end, however it ended; a run that was taken from its worker has none."""
+    FAILURE = "failure"
+    RETRY = "retry"
+    LOSS = "loss"
 
 
 @dataclass(frozen=True, slots=True)

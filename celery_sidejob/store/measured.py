@@ -16,9 +16,9 @@ from datetime import date
 from typing import Any, TypeVar
 
 from ..model.errors import SchemaError, StoreUnavailableError
+from ..model.events import Measure
 from ..model.logger import logger
-from ..model.measures import Measures, Total
-from ..model.statistics import Amount, Measure, Tally
+from ..model.statistics import Amount, Measures, Tally, Total
 from . import history
 from .connection.connections import Connections
 from .connection.own_executor import OwnExecutor

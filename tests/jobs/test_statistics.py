@@ -12,7 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from celery_sidejob import InvalidValueError, Job, RunningJob, Statistics, StoreUnavailableError
 from celery_sidejob.hooks.signals import SignalObserver
-from celery_sidejob.model.statistics import Amount, Measure, Tally
+from celery_sidejob.model.events import Measure
+from celery_sidejob.model.statistics import Amount, Tally
 from celery_sidejob.model.status import RunEnd
 from celery_sidejob.operations.runs import endings, recovery
 from celery_sidejob.operations.runs.job_run_end import Ending

@@ -7,7 +7,8 @@ import threading
 
 import pytest
 
-from celery_sidejob.model.measures import BOUNDS_S, COUNTED, Measures, counts, durations
+from celery_sidejob.model.statistics import COUNTED, Measures, counts, durations
+from celery_sidejob.model.statistics import TIMED_BOUNDS_S as BOUNDS_S
 
 
 @pytest.fixture

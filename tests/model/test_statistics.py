@@ -12,11 +12,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from celery_sidejob import InvalidValueError
-from celery_sidejob.model.measures import Measures
+from celery_sidejob.model.events import Measure
 from celery_sidejob.model.statistics import (
     BOUNDS_S,
     Amount,
-    Measure,
+    Measures,
     Statistics,
     Tally,
     day_of,

@@ -10,10 +10,9 @@ from functools import partial
 from typing import Any
 
 from ...model.durable import NOWHERE, Address, Content, Held, Key, Message, Terms, digest_of
-from ...model.events import Measured, TaskLost, TaskRescued, TaskReturned
+from ...model.events import Measure, Measured, TaskLost, TaskRescued, TaskReturned
 from ...model.logger import logger
 from ...model.loss import Loss
-from ...model.statistics import Measure
 from ...store.connection.connections import repeat
 from ...store.errors import NoAnswer, OutcomeUnknown
 from ...store.outbox import burials, holds, tasks

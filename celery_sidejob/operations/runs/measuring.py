@@ -9,8 +9,7 @@ from __future__ import annotations
 import time
 
 from ...model.changes import KeepStep
-from ...model.events import Measured, StepEnded, TaskFinished
-from ...model.statistics import Measure
+from ...model.events import Measure, Measured, StepEnded, TaskFinished
 from ...model.status import RunEnd
 from ..hold import Hold
 from ..ledger.durable_runs import Run
