@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from contextlib import contextmanager, suppress
 from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -77,6 +78,36 @@ class Nothing:
     over: Set[Any] | None = None
 
 
+class Ends(deque[int]):
+    """Ends of messages that were reported, and not carried out yet; any thread may report more meanwhile."""
+
+    since = 0.0
+    """When the first of them was reported."""
+
+    def report(self, delivery_tag: int) -> None:
+        """Add the end of a message."""
+        if not self:
+            self.since = monotonic()
+        self.append(delivery_tag)
+
+    def are_late(self, after_s: float = SOON_S) -> bool:
+        """Tell whether the first of them has waited for so long."""
+        return bool(self) and monotonic() - self.since >= after_s
+
+    @contextmanager
+    def carrying_out(self) -> Iterator[list[int]]:
+        """Take all of them for the block; if it raises, they are still to be carried out."""
+        taken: list[int] = []
+        with suppress(IndexError):
+            while True:
+                taken.append(self.popleft())
+        try:
+            yield taken
+        except BaseException:
+            self.extendleft(reversed(taken))
+            raise
+
+
 class Acknowledgements:
     """The messages of one channel that were acknowledged or returned, and are not yet removed or released."""
 
@@ -84,12 +115,12 @@ class Acknowledgements:
         self._transport = transport
         self._is_closed = is_closed
         self._pid = os.getpid()
-        self._done: deque[int] = deque()
-        self._done_at = 0.0
-        self._back: deque[int] = deque()
-        self._back_at = 0.0
+        self.done = Ends()
+        """Messages whose rows are to be removed: acknowledged ones, and such as deliver nothing."""
+        self.back = Ends()
+        """Messages that are to be released: given back, or never delivered."""
         self._begun: set[int] = set()
-        """Those of `_back` that were begun, and sent back by whoever had begun them."""
+        """Those of `back` that were begun, and sent back by whoever had begun them."""
 
     # -- reports, by any thread ------------------------------------------------------------------------------------
 
@@ -100,9 +131,7 @@ class Acknowledgements:
                 self.refuse([delivery_tag], verb)
             return
         if not isinstance(delivery_tag, Removed):
-            if not self._done:
-                self._done_at = monotonic()
-            self._done.append(delivery_tag)
+            self.done.report(delivery_tag)
             self._transport.end_late_soon()
         self._transport.wake()
 
@@ -118,60 +147,27 @@ class Acknowledgements:
         if self._is_over:
             self.refuse([delivery_tag], "requeue")
             return
-        if not self._back:
-            self._back_at = monotonic()
-        self._back.append(delivery_tag)
+        self.back.report(delivery_tag)
         self._transport.end_late_soon()
         self._transport.wake()
-
-    # -- messages that reach nobody, in the consuming thread ---------------------------------------------------------
-
-    def drop(self, message_id: int) -> None:
-        """Have a row removed that delivers nothing."""
-        self._done.append(message_id)
-
-    def release_soon(self, message_ids: Iterable[int]) -> None:
-        """Have messages released that were not delivered, or whose consumer leaves."""
-        self._back.extend(message_ids)
 
     # -- carrying them out -------------------------------------------------------------------------------------------
 
     @property
-    def removals(self) -> int:
-        """How many messages are to be removed."""
-        return len(self._done)
-
-    @property
-    def releases(self) -> int:
-        """How many messages are to be released."""
-        return len(self._back)
-
-    @property
     def next_at(self) -> float:
         """When the removals can wait no longer."""
-        return self._done_at + SOON_S if self._done else inf
-
-    def are_removals_late(self, after_s: float = SOON_S) -> bool:
-        """Tell whether the first removal has waited for so long."""
-        return bool(self._done) and monotonic() - self._done_at >= after_s
-
-    def are_releases_late(self, after_s: float) -> bool:
-        """Tell whether the first release has waited for so long."""
-        return bool(self._back) and monotonic() - self._back_at >= after_s
+        return self.done.since + SOON_S if self.done else inf
 
     def removing(self, statement: Callable[[list[int], Page], T]) -> T:
         """Run a statement that removes acknowledged messages, and rows of the outbox whose runs are over.
 
         If it raises, they are still to be removed.
         """
-        done, outbox = list(_emptied(self._done)), self._transport.outbox
-        try:
+        outbox = self._transport.outbox
+        with self.done.carrying_out() as done:
             if outbox is None:
                 return statement(done, Nothing())
             return outbox.with_ends(lambda page: statement(done, page))
-        except BaseException:
-            self._done.extendleft(reversed(done))
-            raise
 
     def remove(self, run: Run) -> None:
         """Remove what was acknowledged, and the rows of runs that have ended."""
@@ -184,20 +180,17 @@ class Acknowledgements:
             )
             return refused
 
-        if self._done:
+        if self.done:
             self.refuse(self.removing(removed), "ack")
 
     def release(self, run: Run) -> bool:
         """Release what was given back; False if nothing was."""
-        back = list(_emptied(self._back))
-        if not back:
+        if not self.back:
             return False
-        begun, holder = [one for one in back if one in self._begun], self._transport.consumer
-        try:
+        holder = self._transport.consumer
+        with self.back.carrying_out() as back:
+            begun = [one for one in back if one in self._begun]
             refused = run("release", lambda executor: messages.release(executor, holder=holder, ids=back, begun=begun))
-        except BaseException:
-            self._back.extendleft(reversed(back))
-            raise
         self._begun.difference_update(begun)
         self.refuse(refused, "requeue")
         return True
@@ -211,15 +204,6 @@ class Acknowledgements:
     def _is_over(self) -> bool:
         """Whether this channel holds nothing any more: it was closed, or is a forked copy."""
         return self._is_closed() or self._pid != os.getpid()
-
-
-def _emptied(ends: deque[int]) -> Iterator[int]:
-    """Yield and remove what is in there, whichever thread adds more meanwhile."""
-    while True:
-        try:
-            yield ends.popleft()
-        except IndexError:
-            return
 
 
 # -- kombu's view of them ----------------------------------------------------------------------------------------------

@@ -179,7 +179,7 @@ class Channel(virtual.Channel):
             try:
                 payload = self.deliveries.payload_of(row)
                 if payload is None:
-                    self.acknowledgements.drop(row.id)
+                    self.acknowledgements.done.append(row.id)
                     continue
                 message = self.Message(payload, channel=self)
             except NotAMessageError as error:
@@ -201,7 +201,7 @@ class Channel(virtual.Channel):
             found = fetching.fetch(to_fetch, room, self.acknowledgements)
             self._rotate(to_fetch, found)
             delivered = self.deliveries.deliver(self._without_suspects(found))
-        elif self.acknowledgements.are_removals_late():
+        elif self.acknowledgements.done.are_late():
             self.flush()
         if self._quarantine.until is not None:
             fetching.next_at = self._quarantine.until
@@ -246,7 +246,7 @@ class Channel(virtual.Channel):
     @property
     def is_busy(self) -> bool:
         """Whether it hands messages over just now, or has ends of messages to carry out."""
-        return bool(self.deliveries.are_under_way or self.acknowledgements.removals or self.acknowledgements.releases)
+        return bool(self.deliveries.are_under_way or self.acknowledgements.done or self.acknowledgements.back)
 
     @property
     def next_at(self) -> float:
@@ -259,9 +259,9 @@ class Channel(virtual.Channel):
 
     def end_late(self, late_s: float, run: Run) -> None:
         """Carry out over another connection, in another thread, what was reported so long ago."""
-        if self.acknowledgements.are_removals_late(late_s):
+        if self.acknowledgements.done.are_late(late_s):
             self.acknowledgements.remove(run)
-        if self.acknowledgements.are_releases_late(late_s):
+        if self.acknowledgements.back.are_late(late_s):
             self._release(run)
 
     def _release(self, run: Run) -> None:
@@ -282,22 +282,22 @@ class Channel(virtual.Channel):
         try:
             self.flush()
             self.qos._flush()
-            self.acknowledgements.release_soon(self.qos.unacknowledged_rows)
+            self.acknowledgements.back.extend(self.qos.unacknowledged_rows)
             self._release(self.link.run)
         except LOST as error:
             logger.warning(
-                "%d messages could not be given back; others get them soon: %s", self.acknowledgements.releases, error
+                "%d messages could not be given back; others get them soon: %s", len(self.acknowledgements.back), error
             )
 
     def close(self) -> None:
         """Adds to kombu's: what was acknowledged is removed."""
-        if not self.closed and self._pid == os.getpid() and self.acknowledgements.removals:
+        if not self.closed and self._pid == os.getpid() and self.acknowledgements.done:
             try:
                 self.flush()
             except LOST as error:
                 logger.warning(
                     "%d acknowledged messages were not removed, and come again: %s",
-                    self.acknowledgements.removals,
+                    len(self.acknowledgements.done),
                     error,
                 )
         super().close()

@@ -81,13 +81,13 @@ class Fetching:
         however much room there is, and may wait longer: what it would take is left to other workers.
         """
         if not self.hungry:
-            return acknowledgements.are_removals_late()
+            return acknowledgements.done.are_late()
         outbox = self._transport.outbox
         is_busy = outbox is not None and outbox.is_busy
         held = len(qos._delivered) - len(qos._dirty)  # kombu forgets a little later what has ended
         if not is_busy and 2 * room >= min(room + held, AT_MOST):
             return True
-        self.next_at = self._fetched_at + (BUSY_S if is_busy and not acknowledgements.removals else SOON_S)
+        self.next_at = self._fetched_at + (BUSY_S if is_busy and not acknowledgements.done else SOON_S)
         return monotonic() >= self.next_at
 
     def fetch(self, queues: Sequence[str], room: int, acknowledgements: Acknowledgements) -> Sequence[Any]:
@@ -198,7 +198,7 @@ class Deliveries:
 
     def return_undelivered(self, fetched: Sequence[Any]) -> None:
         """Give back what was fetched and is not delivered."""
-        self._acknowledgements.release_soon(row.id for row in fetched if not _is_held(row))
+        self._acknowledgements.back.extend(row.id for row in fetched if not _is_held(row))
         held = [row for row in fetched if _is_held(row)]
         if held:
             self._transport.outbox.unhold(held)
@@ -216,7 +216,7 @@ class Deliveries:
     def give_up_unreadable(self, row: Any, error: NotAMessageError) -> None:
         """Give up what is no message; of a reference, its row is left to the sweeper."""
         if row.task_id is not None:
-            self._acknowledgements.drop(row.id)
+            self._acknowledgements.done.append(row.id)
         elif self.bury(row, error.reason):
             return
         logger.error("Queue %r had %.200r: %s", row.queue, row.task_id or row.body, error.reason)
@@ -228,7 +228,7 @@ class Deliveries:
     def _hand_over(self, row: Any, callback: Callable[[Any], Any]) -> None:
         payload = self.payload_of(row)
         if payload is None:
-            self._acknowledgements.drop(row.id)
+            self._acknowledgements.done.append(row.id)
             return
         try:
             callback(payload)

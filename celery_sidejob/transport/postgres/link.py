@@ -95,30 +95,24 @@ class Link:
         """Open another connection, the caller's own, with a session of its own where one is to be had."""
         return self._set_up(self._own_opener.connect())
 
-    def run(self, name: str, statement: Callable[[OwnExecutor], T]) -> T:
+    def run(self, name: str, statement: Callable[[OwnExecutor], T], *, lastingly: bool = False) -> T:
         """Run one statement and return its answer; it is committed then.
 
-        Raises one of `LOST` if the connection breaks, and then it may have been committed as well; SchemaError if a
-        table or a right is missing.
+        If it runs `lastingly`, no crash of the server undoes it, even over a link that commits late. Raises one of
+        `LOST` if the connection breaks, and then it may have been committed as well; SchemaError if a table or a right
+        is missing.
         """
-        return self._run(name, statement, single=True)
+        is_apart = lastingly and self._commits_late
 
-    def run_lastingly(self, name: str, statement: Callable[[OwnExecutor], T]) -> T:
-        """Run one statement that no crash of the server undoes, even over a link that commits late."""
-        if not self._commits_late:
-            return self.run(name, statement)
-
-        def in_order(executor: OwnExecutor) -> T:
-            consumers.commit_lastingly(executor)
+        def work(executor: OwnExecutor) -> T:
+            if is_apart:
+                consumers.commit_lastingly(executor)
             return statement(executor)
 
-        return self._run(name, in_order, single=False)
-
-    def _run(self, name: str, work: Callable[[OwnExecutor], T], *, single: bool) -> T:
         with self._lock:
             executor = self._ready()
             try:
-                return carry_out(executor, name, work, single=single)
+                return carry_out(executor, name, work, single=not is_apart)
             except REFUSED as error:
                 raise refusal(error, name, schema=self.schema, setting=SETTING) from error
             finally:

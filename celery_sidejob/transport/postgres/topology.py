@@ -43,8 +43,10 @@ class Topology:
         """Declare a queue; one that expires is removed after so long without use."""
         unused_s = expires_ms / 1000 if expires_ms is not None else UNUSED_S if transient else None
         # A message that is routed by a binding that a crash has undone would reach nobody.
-        self._link.run_lastingly(
-            "declare", lambda executor: queues.declare(executor, queue, transient=transient, unused_s=unused_s)
+        self._link.run(
+            "declare",
+            lambda executor: queues.declare(executor, queue, transient=transient, unused_s=unused_s),
+            lastingly=True,
         )
         self._expires[queue] = unused_s
         self._transient[queue] = transient
@@ -64,7 +66,7 @@ class Topology:
 
     def bind(self, queue: str, exchange: str, routing_key: str) -> None:
         """Have a queue get the messages that an exchange has for a routing key."""
-        self._link.run_lastingly("bind", lambda executor: queues.bind(executor, exchange, queue, routing_key))
+        self._link.run("bind", lambda executor: queues.bind(executor, exchange, queue, routing_key), lastingly=True)
 
     def unbind(self, queue: str, exchange: str, routing_key: str) -> None:
         """Remove a binding."""

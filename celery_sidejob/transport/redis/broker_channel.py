@@ -30,7 +30,7 @@ from .acknowledgements import Acknowledgements, QoS
 from .connections import WITHOUT_NOTICES, Line, breaking, has_come, unless_full
 from .consumer import Consumer
 from .dead import DeadList
-from .fetching import Deliveries, Fetch, Fetching
+from .fetching import Fetch, Fetching, deliver, message_of
 from .records import BELL_MS, Records, parted
 from .scripts import PUT, Keys
 
@@ -83,7 +83,6 @@ class Channel(redis.Channel):
         self.quarantine = Quarantine(limit=self.delivery_limit, silence_s=self.consumer_timeout)
         self.consumer = Consumer(self, self._waited_for)
         self._fetching = Fetching(self, self.consumer)
-        self._deliveries = Deliveries(self, self.quarantine)
 
     # -- the path of a message -------------------------------------------------------------------------------------
 
@@ -139,7 +138,7 @@ class Channel(redis.Channel):
         with self.renewing_if_struck():
             taken = self._fetching.fetch_now(queue)
             self._maybe_update_queues_expire(self._create_client(), queue)
-            message = self._deliveries.message_of(taken)
+            message = message_of(self, taken)
             if message is not None:
                 self.qos.append(message, message.delivery_tag)
         return message
@@ -189,7 +188,7 @@ class Channel(redis.Channel):
             self._fetching.is_buffered = last is not None and last not in self.qos._dirty
             for one in taken:
                 self._queue_cycle.rotate(one.queue)
-        if not self._deliveries.deliver(taken):
+        if not deliver(self, taken):
             raise Empty
         return True
 
