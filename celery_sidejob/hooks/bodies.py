@@ -28,7 +28,7 @@ class Outcome:
 
 def check_hook(function: Any, what: str) -> None:
     """Refuse a hook that cannot be called with only the job, or that does not run when it is called."""
-    check_function(function, what, may_await=True)
+    check_function(function, what)
     try:
         signature = inspect.signature(function, follow_wrapped=False)  # a wrapper may pass more to the wrapped function
     except ValueError:

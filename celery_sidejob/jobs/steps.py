@@ -462,7 +462,7 @@ def of_function(function: Callable[..., Any], name: str | None, tries: Tries) ->
     if not callable(function):
         raise InvalidValueError(f"@sidejob.step stands over a function, not {shown(function)}.")
     known = check_name(name if name is not None else getattr(function, "__name__", None))
-    check_function(function, f"Step {known!r}", may_await=True)
+    check_function(function, f"Step {known!r}")
 
     @wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:

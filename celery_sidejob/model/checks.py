@@ -174,10 +174,10 @@ _NOT_ORDINARY: tuple[tuple[Callable[[Any], bool], Callable[[Any], bool], str, st
 )
 
 
-def check_function(function: Any, what: str, *, may_await: bool = False) -> None:
-    """Refuse a function that does not run when it is called, unless its caller awaits it; `what` names it."""
+def check_function(function: Any, what: str) -> None:
+    """Refuse a generator function, which does not run when it is called; `what` names it. An `async def` is awaited."""
     called = function if isinstance(function, _PLAIN) else type(function).__call__
-    for is_kind, _, kind, instead in _NOT_ORDINARY[may_await:]:
+    for is_kind, _, kind, instead in _NOT_ORDINARY[1:]:
         if is_kind(function) or is_kind(called):
             raise SettingsError(
                 f"{what} is {kind}: a worker that calls it runs nothing of it. Make it an ordinary function, and "

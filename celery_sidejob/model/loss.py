@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, get_type_hints
 
 from .checks import shown
 
@@ -67,18 +67,6 @@ SENTENCES = {
 """The sentence of each kind. It begins with the fact, because lists show only the beginning."""
 
 
-FORMS: Mapping[str, type | tuple[type, ...]] = {
-    "worker": str,
-    "process": int,
-    "exit_code": int,
-    "signal": str,
-    "out_of_memory": bool,
-    "silent_s": (int, float),
-    "cause": str,
-}
-"""The other facts of a loss, and their types; a fact of another type comes from another version."""
-
-
 @dataclass(frozen=True, slots=True)
 class Loss:
     """One loss. A fact that is None is not known.
@@ -93,7 +81,7 @@ class Loss:
     exit_code: int | None = None
     signal: str | None = None
     out_of_memory: bool | None = None
-    silent_s: float | None = None
+    silent_s: int | float | None = None
     cause: str | None = None
 
     @classmethod
@@ -128,7 +116,7 @@ class Loss:
         """Return the loss with these facts; facts that only a newer version knows are dropped."""
         if not isinstance(kept, dict):
             return cls()
-        known = {name: kept[name] for name, form in FORMS.items() if isinstance(kept.get(name), form)}
+        known = {name: kept[name] for name, form in FORMS.items() if name in kept and isinstance(kept[name], form)}
         kind = kept.get("kind")
         return cls(next((one for one in LossKind if one == kind), LossKind.UNKNOWN), **known)
 
@@ -158,6 +146,10 @@ class Loss:
     def json(self) -> str:
         """The facts as JSON text."""
         return json.dumps(self.facts)
+
+
+FORMS = {name: form for name, form in get_type_hints(Loss).items() if name != "kind"}
+"""The other facts of a loss, and their types; a fact of another type comes from another version."""
 
 
 def signal_name(number: int) -> str:

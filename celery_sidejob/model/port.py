@@ -151,7 +151,7 @@ def parse_ports(spec: Any, *, where: str) -> dict[str, PortOptions]:
             raise InvalidPortError(f"{where}: {error}") from None
         if name in ports:
             raise InvalidPortError(f"{where}: the port {name!r} is named twice")
-        ports[name] = _parse_options(name, options, f"{where}: port {name!r}")
+        ports[name] = _parse_options(options, f"{where}: port {name!r}")
     return ports
 
 
@@ -170,7 +170,7 @@ _NAME = re.compile(r"[a-zA-Z0-9_]+")
 _OPTIONS = ("default", "channels", "limit")
 
 
-def _parse_options(name: str, options: Any, where: str) -> PortOptions:
+def _parse_options(options: Any, where: str) -> PortOptions:
     if options is None:
         return PortOptions()
     if not isinstance(options, Mapping):
@@ -178,31 +178,17 @@ def _parse_options(name: str, options: Any, where: str) -> PortOptions:
     for option in options:
         if option not in _OPTIONS:
             raise InvalidPortError(f"{where}: unknown option {option!r}; the options are {', '.join(_OPTIONS)}")
-    return PortOptions(
-        default=_parse_default(options.get("default", NO_DATA), where),
-        channels=_parse_channels(options.get("channels", ()), where),
-        limit=_parse_limit(options.get("limit"), where),
-    )
-
-
-def _parse_default(default: Any, where: str) -> Any:
-    if default is NO_DATA:
-        return NO_DATA
-    # A copy as every reader will get it; the caller can no longer change it.
-    return values.decode(values.encode(default, what=f"{where}: default"))
-
-
-def _parse_limit(limit: Any, where: str) -> int | None:
-    if limit is not None and (type(limit) is not int or not 0 < limit <= MOST_PACKETS):
-        raise InvalidPortError(f"{where}: limit is a number of packets from 1 to {MOST_PACKETS}, not {shown(limit)}")
-    return limit
-
-
-def _parse_channels(channels: Any, where: str) -> tuple[str, ...]:
+    default, channels, limit = options.get("default", NO_DATA), options.get("channels", ()), options.get("limit")
+    if default is not NO_DATA:
+        # A copy as every reader will get it; the caller can no longer change it.
+        default = values.decode(values.encode(default, what=f"{where}: default"))
     if not isinstance(channels, (list, tuple)):
         raise InvalidPortError(f'{where}: channels are a list, such as ["/sums"], not a {type(channels).__name__}')
     try:
         # A channel listed twice is one subscription.
-        return check_channels(channels)
+        channels = check_channels(channels)
     except InvalidChannelError as error:
         raise InvalidChannelError(f"{where}: {error}") from None
+    if limit is not None and (type(limit) is not int or not 0 < limit <= MOST_PACKETS):
+        raise InvalidPortError(f"{where}: limit is a number of packets from 1 to {MOST_PACKETS}, not {shown(limit)}")
+    return PortOptions(default, channels, limit)

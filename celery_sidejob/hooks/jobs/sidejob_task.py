@@ -68,7 +68,7 @@ class SideJobTask(TaskBody):
         super().on_bound(app)
         options = {name: getattr(cls, name) for name in OWN_OPTIONS if getattr(cls, name, None) is not None}
         check_options({**given(cls, app.Task), **options})
-        check_function(cls.run, f"run() of {cls.name}", may_await=True)
+        check_function(cls.run, f"run() of {cls.name}")
         for hook in ("startup", "shutdown"):
             bodies.check_hook(getattr(object.__new__(cls), hook), f"{hook}() of {cls.name}")
 
@@ -275,7 +275,7 @@ def _decorated(
     if isinstance(body, Proxy):
         raise TypeError("@sidejob_task was applied to what is a task already; remove one of the decorators.")
     if not isinstance(body, type):  # a class is checked once it is a task
-        check_function(body, f"The body of a sidejob task, {getattr(body, '__name__', body)},", may_await=True)
+        check_function(body, f"The body of a sidejob task, {getattr(body, '__name__', body)},")
     checked = check_options(options)
     name = checked.pop("name", None) or (getattr(body, "name", None) if isinstance(body, type) else None)
     noted: dict[str, Any] = {}

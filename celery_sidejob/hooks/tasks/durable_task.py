@@ -148,7 +148,7 @@ def _check(app: Celery, task: Any) -> None:
         check_durable(task)
     if durable and bodies.call_of(task, DurableTask) is None:
         body = getattr(task, "_orig_run", task.run)  # without the wrapper of autoretry_for
-        check_function(body, f"The body of {task.name}, which is durable,", may_await=True)
+        check_function(body, f"The body of {task.name}, which is durable,")
 
 
 def _mark(app: Celery, task: Any) -> None:
