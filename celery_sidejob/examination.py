@@ -55,10 +55,10 @@ class Diagnosis:
             yield from self._server()
         except (StoreUnavailableError, SettingsError) as failure:
             yield error(
-                "store",
                 str(failure),
                 meaning=store.NOTHING_RUNS,
                 remedy="Start Postgres, or correct sidejob_database_url.",
+                check="store",
             )
             return
         yield from self._schema()
@@ -80,10 +80,10 @@ class Diagnosis:
                 _ = self._runtime.name
         except (StoreUnavailableError, SettingsError, SchemaError) as failure:
             yield error(
-                whose,
                 str(failure),
                 meaning="Its tasks wait, and no call goes to it when the first store is away.",
                 remedy=f"Start that Postgres, or correct {settings}.",
+                check=whose,
             )
             return
         looks = look(self._runtime, *OF_FURTHER_STORE, within_s=self._patience_s)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from ..model.errors import SchemaError, SideJobError, StoreUnavailableError
-from ..model.finding import Finding, error, graded, warning, well
+from ..model.finding import Finding, check, error, graded, warning, well
 from ..model.printable import counted, first_of
 from ..operations.runtime import Runtime
 from ..store import estimates, health, meta, workers
@@ -63,25 +63,26 @@ Check = Callable[[Transaction, Runtime], Iterable[Finding]]
 
 def look(runtime: Runtime, *checks: Check, within_s: float | None) -> Iterator[Finding]:
     """Yield the findings of each check, or the finding that it failed; raises SchemaError if tables are missing."""
-    for check in checks:
+    for each in checks:
         try:
-            yield from findings_of(check, runtime, within_s=within_s)
+            yield from findings_of(each, runtime, within_s=within_s)
         except SchemaError:
             raise
         except SideJobError as failure:
-            yield error("store", str(failure), meaning="This check failed.", remedy="See what the message says.")
+            yield error(str(failure), meaning="This check failed.", remedy="See what the message says.", check="store")
 
 
-def findings_of(check: Check, runtime: Runtime, *, within_s: float | None) -> list[Finding]:
+def findings_of(of: Check, runtime: Runtime, *, within_s: float | None) -> list[Finding]:
     """Return the findings of one check; raises one of our errors if it failed."""
     connections = runtime.connections
     with health.looking(connections), connections.talking(within_s=within_s):
-        return connections.transact("doctor", lambda executor: list(check(executor, runtime)))
+        return connections.transact("doctor", lambda executor: list(of(executor, runtime)))
 
 
 # -- the server: its version, its durability, its clock, and the transactions that block its vacuum --------------------
 
 
+@check("store")
 def server(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     """Check the version and the durability of the server, and the clock of this machine."""
     before = time.time()
@@ -89,43 +90,41 @@ def server(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     here = (before + time.time()) / 2
     if row.number < OLDEST_SERVER:
         yield error(
-            "store",
             f"Postgres {row.version}",
             meaning="This package needs Postgres 13 or newer.",
             remedy="Upgrade the server.",
         )
     elif row.standby:
         yield error(
-            "store",
             f"Postgres {row.version} is a standby: it cannot be written to.",
             meaning=NOTHING_RUNS,
             remedy="Point sidejob_database_url at the primary.",
         )
     else:
-        yield well("store", f"Postgres {row.version}, as {row.role}")
+        yield well(f"Postgres {row.version}, as {row.role}")
     yield from _durability(row)
     yield from difference("this machine", row.clock - here)
 
 
+@check("durability")
 def _durability(row: Any) -> Iterator[Finding]:
     if row.fsync == "off" or row.synchronous_commit == "off":
         setting = "fsync" if row.fsync == "off" else "synchronous_commit"
         yield warning(
-            "durability",
             f"{setting} is off",
             remedy=f"Set {setting} to on.",
             meaning="A crash of the database server loses confirmed commits: jobs, packets and wakes.",
         )
     else:
-        yield well("durability", f"fsync is on, synchronous_commit is {row.synchronous_commit}")
+        yield well(f"fsync is on, synchronous_commit is {row.synchronous_commit}")
 
 
+@check("horizon")
 def horizon(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     """Check for transactions and slots that keep vacuum from removing dead rows."""
     held = [row for row in health.horizon(executor) if row.since_s is None or row.since_s > PINNED_S[0]]
     if not held:
         yield well(
-            "horizon",
             "no old transaction blocks vacuum"
             if health.server(executor).sees_all
             else "no old transaction of this user's; others cannot be seen without the role pg_read_all_stats",
@@ -140,7 +139,6 @@ def horizon(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
         separator="; ",
     )
     yield graded(max(row.since_s or 0.0 for row in held), PINNED_S)(
-        "horizon",
         shown,
         meaning="Vacuum cannot remove any row that died since then. The tables of jobs and "
         "messages grow, and everything becomes slower.",
@@ -149,14 +147,13 @@ def horizon(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     )
 
 
+@check("locks", "no open transaction has locked rows for long")
 def locks(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     """Check for open transactions with locked rows for which calls and runs may wait."""
     held = [row for row in health.lockers(executor, runtime.settings.schema) if row.since_s > HELD_S[0]]
     if not held:
-        yield well("locks", "no open transaction has locked rows for long")
         return
     yield graded(max(row.since_s for row in held), HELD_S)(
-        "locks",
         first_of((f"{row.who} has locked rows of {row.what} for {row.since_s:.0f} s" for row in held), separator="; "),
         meaning="Calls that need these rows fail after some seconds. Runs that need them cannot end, and begin again.",
         remedy="Let its program commit or roll back. If that program is frozen or gone, end the session with "
@@ -164,24 +161,25 @@ def locks(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     )
 
 
+@check("clock")
 def difference(whose: str, skew_s: float) -> Iterator[Finding]:
     """Grade the difference between the clock of a machine or a worker and the database's."""
     if abs(skew_s) > SKEW_S:
         side = "behind" if skew_s > 0 else "ahead of"
         yield warning(
-            "clock",
             f"the clock of {whose} is {abs(skew_s):.1f} s {side} the database's",
             meaning="Each eta= or expires= that is computed there is off by that much, and so are the times in its "
             "logs. Leases and timers are not: they use only the database's clock.",
             remedy="Let NTP or chrony set both clocks.",
         )
     else:
-        yield well("clock", f"the clock of {whose} differs from the database's by {abs(skew_s):.2f} s")
+        yield well(f"the clock of {whose} differs from the database's by {abs(skew_s):.2f} s")
 
 
 # -- the schema, and the rights of its user ----------------------------------------------------------------------------
 
 
+@check("schema")
 def schema(runtime: Runtime, owner: Mapping[str, str], *, role: str, within_s: float | None) -> Iterator[Finding]:
     """Check whether workers would accept the schema; the remedy for a missing right names `role`."""
     name, connections = runtime.settings.schema, runtime.connections
@@ -191,13 +189,12 @@ def schema(runtime: Runtime, owner: Mapping[str, str], *, role: str, within_s: f
             revision, head = schema_check.current(connections, name), meta.REVISION
     except SideJobError as failure:
         _, meaning, remedy = next(entry for entry in UNFIT if isinstance(failure, entry[0]))
-        yield error("schema", str(failure), meaning=meaning, remedy=remedy.replace("<user>", role))
+        yield error(str(failure), meaning=meaning, remedy=remedy.replace("<user>", role))
         return
     if revision == head:
-        yield well("schema", f"{name!r} is at revision {revision}")
+        yield well(f"{name!r} is at revision {revision}")
     else:
         yield warning(
-            "schema",
             f"{name!r} is at revision {revision}, this version's own is {head}",
             meaning="It works, but newer features are missing, and the next version may refuse it.",
             remedy=f"When all workers have this version, {schema_check.REMEDY}; if the schema is the newer one, "
@@ -205,6 +202,7 @@ def schema(runtime: Runtime, owner: Mapping[str, str], *, role: str, within_s: f
         )
 
 
+@check("rights", "all that is needed on tables and sequences")
 def rights(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     """Check for missing rights on tables and sequences."""
     workers.list_all(executor, runtime.settings)  # raises SchemaError if there are no tables
@@ -212,24 +210,21 @@ def rights(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     if missing:
         role = health.server(executor).role
         yield error(
-            "rights",
             f"{role} lacks {first_of(missing)}",
             meaning="Calls, claims or commits that need these rights fail.",
             remedy=GRANT.replace("<user>", role),
         )
-    else:
-        yield well("rights", "all that is needed on tables and sequences")
 
 
 # -- the tables: rows that pile up, rows that contradict each other, and rows that vacuum has not removed --------------
 
 
+@check("retention", "no finished jobs pile up")
 def retention(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     """Check for finished jobs that nothing removes, and for very large families."""
     finished = estimates.finished(executor) if runtime.settings.retention is None else 0
     if finished >= FINISHED:
         yield warning(
-            "retention",
             f"about {finished} finished jobs are kept for ever",
             meaning="Nothing removes them, so the tables, backups and every VACUUM grow with them.",
             remedy="Set sidejob_retention, or retention= of their tasks.",
@@ -238,16 +233,14 @@ def retention(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     if families:
         shown = first_of(f"job {row.parent_id} has about {row.children}" for row in families)
         yield warning(
-            "retention",
             f"very many children: {shown}",
             meaning="Finished children are kept as long as their "
             "parent, unless their own task has a retention. A run that asks for job.children reads them all.",
             remedy="Give the children's task a retention=, or make them without a parent.",
         )
-    if finished < FINISHED and not families:
-        yield well("retention", "no finished jobs pile up")
 
 
+@check("references")
 def references(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     """Check for references that remain from before a change of the broker; most brokers never have any."""
     if runtime.connections.is_broker or not (left := count(executor)):
@@ -257,7 +250,6 @@ def references(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
         return
     at_least = "at least " if left == COUNTED else ""
     yield warning(
-        "references",
         f"{at_least}{counted(left, 'reference', 'references')} of jobs and durable tasks in the "
         "queues of sidejobpg://, and no worker has that broker",
         meaning="A change of the broker has left them there, or the workers of sidejobpg:// are down. The work is "
@@ -268,11 +260,11 @@ def references(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     )
 
 
+@check("vacuum", "keeps up with dead rows")
 def vacuum(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     """Check whether vacuum keeps up."""
     if health.server(executor).autovacuum == "off":
         yield error(
-            "vacuum",
             "autovacuum is off",
             remedy="Set autovacuum = on.",
             meaning="Every run leaves dead rows behind, so claims and sweeps become slower and slower.",
@@ -280,14 +272,12 @@ def vacuum(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
         return
     late = [row for row in health.tables(executor, runtime.settings.schema) if row.dead > max(DEAD_ROWS, row.live)]
     if not late:
-        yield well("vacuum", "keeps up with dead rows")
         return
     shown = first_of(
         f"{row.name} has {counted(row.dead, 'dead row', 'dead rows')} for {counted(row.live, 'live one', 'live ones')}"
         for row in late
     )
     yield warning(
-        "vacuum",
         shown,
         meaning="Vacuum does not keep up, or cannot remove them (see horizon). Claims and sweeps read past them "
         "and become slower.",
@@ -295,12 +285,12 @@ def vacuum(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     )
 
 
+@check("rules")
 def rules(executor: Transaction, runtime: Runtime, *, thorough: bool) -> Iterator[Finding]:
     """Check for rows that contradict each other."""
     broken, of_all = health.broken_rules(executor, every_job=thorough)
     for row in broken:
         yield error(
-            "rules",
             f"{row.rule}: {row.rows}, first job {row.id}",
             meaning="The rows contradict each other. This "
             "must never happen: it is a bug in this package, or rows were changed by hand.",
@@ -308,4 +298,4 @@ def rules(executor: Transaction, runtime: Runtime, *, thorough: bool) -> Iterato
         )
     if not broken:
         which = "all messages" if of_all else "all messages of a sample"
-        yield well("rules", "all rows agree" if thorough else f"{which} agree with their jobs")
+        yield well("all rows agree" if thorough else f"{which} agree with their jobs")

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from ..model.errors import SchemaError, StoreUnavailableError
-from ..model.finding import Finding, error, graded, warning, well
+from ..model.finding import Finding, check, error, graded, warning, well
 from ..model.printable import counted, first_of
 from ..operations.runtime import Runtime
 from ..store import asks, health, parked, registry, room, stats, waiting, workers
@@ -46,6 +46,7 @@ def queues(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     yield from _publishing(rows)
 
 
+@check("queues")
 def _unserved(executor: Transaction, runtime: Runtime, depth_of: Sequence[Any]) -> Iterator[Finding]:
     found = _of_first_store(executor, runtime, lambda first: _served(first, runtime))
     if found is None:
@@ -54,18 +55,16 @@ def _unserved(executor: Transaction, runtime: Runtime, depth_of: Sequence[Any]) 
     rows = [row for row in depth_of if row.depth and row.queue not in served]
     shown = first_of(f"{row.queue} ({row.depth} due)" for row in rows)
     if not rows:
-        yield well("queues", "every queue in which something is due has a worker")
+        yield well("every queue in which something is due has a worker")
     elif unannounced:
         names = first_of(row.ident for row in unannounced)
         yield warning(
-            "queues",
             f"no worker has said that it serves {shown}",
             remedy="Run doctor again in a moment.",
             meaning=f"Worker {names} has just started, and has not said yet what it serves: perhaps these queues.",
         )
     else:
         yield error(
-            "queues",
             f"nobody serves {shown}",
             meaning="These runs will never begin.",
             remedy=f"Start a worker with -Q {','.join(row.queue for row in rows)}, and keep it while something "
@@ -73,15 +72,14 @@ def _unserved(executor: Transaction, runtime: Runtime, depth_of: Sequence[Any]) 
         )
 
 
+@check("publishing", "nothing waits for the broker")
 def _publishing(depth_of: Sequence[Any]) -> Iterator[Finding]:
     rows = [row for row in depth_of if row.oldest_unpublished_s is not None]
     oldest_s = max((row.oldest_unpublished_s or 0.0 for row in rows), default=0.0)
     if oldest_s <= UNPUBLISHED_S[0]:
-        yield well("publishing", "nothing waits for the broker")
         return
     names = first_of(sorted(row.queue for row in rows))
     yield graded(oldest_s, UNPUBLISHED_S)(
-        "publishing",
         f"{counted(sum(row.unpublished for row in rows), 'message', 'messages')} of {names} due and not "
         f"published, the oldest for {oldest_s:.0f} s",
         meaning="The broker does not accept them, or nobody sweeps. Their runs begin later; nothing is lost.",
@@ -89,6 +87,7 @@ def _publishing(depth_of: Sequence[Any]) -> Iterator[Finding]:
     )
 
 
+@check("tasks")
 def tasks(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     """Check for due runs whose task no worker knows."""
     due = registry.due(executor, for_s=UNSERVED_S)
@@ -100,7 +99,6 @@ def tasks(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     if rows:
         shown = first_of(f"{row.task} in {row.queue} ({row.runs} due)" for row in rows)
         yield error(
-            "tasks",
             f"no live worker of its queue knows {shown}",
             meaning="These runs do not begin. They are parked when a worker gets their message.",
             remedy="Start a worker of that queue that imports the task, or register a renamed task under its old "
@@ -115,7 +113,6 @@ def tasks(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     if unknown:
         shown = first_of(f"{task} ({number} due)" for task, number in jobs.most_common() if task in unknown)
         yield warning(
-            "tasks",
             f"no worker has ever served {shown}",
             meaning="The task was renamed, or the workers do not import its module: a worker parks the job when it "
             "gets its message.",
@@ -125,7 +122,6 @@ def tasks(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     if declined:
         shown = first_of(f"{row.runs} of {row.task} in {row.queue}" for row in declined)
         yield error(
-            "tasks",
             f"workers have declined runs: {shown}",
             meaning="The workers that got their messages did not know the task, or could not read the message. They "
             f"run once a worker can. A durable task goes to the dead set after {parked.PATIENCE}; jobs wait.",
@@ -133,16 +129,16 @@ def tasks(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
             f"name too. If the workers do know it, their log says why they cannot read the message. {GIVE_UP}",
         )
     if not (rows or unknown or declined):
-        yield well("tasks", "every task of which a run is due is known to a worker")
+        yield well("every task of which a run is due is known to a worker")
 
 
+@check("schedules", "nothing that schedules have due waits")
 def schedules(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     """Check for schedules that make no jobs: they cannot, no worker makes them, or a pause was forgotten."""
     due = schedule_rows.troubled(executor, for_s=UNMADE_S)
     troubled = [f"{row.name} (due since {row.due_at:{MOMENT}}: {row.trouble})" for row in due if row.trouble]
     if troubled:
         yield error(
-            "schedules",
             f"what is due cannot be made: {first_of(troubled)}",
             meaning="It is tried again every few seconds, and made then; catch_up says how much of it.",
             remedy="Start workers that know the task, or change the schedule, or delete it: "
@@ -151,7 +147,6 @@ def schedules(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     late = [f"{row.name} (since {row.due_at:{MOMENT}})" for row in due if not row.trouble]
     if late:
         yield warning(
-            "schedules",
             f"what is due is not made yet: {first_of(late)}",
             remedy="See sweeping below.",
             meaning="Nobody sweeps, or there is more to make than a sweeper has made by now.",
@@ -160,7 +155,6 @@ def schedules(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     stopped = [_paused(row) for row in resting if row.paused_s is not None]
     if stopped:
         yield warning(
-            "schedules",
             f"paused: {first_of(stopped)}",
             meaning="They make nothing until somebody resumes them.",
             remedy="Resume what was forgotten: celery -A <app> sidejob schedules resume <name>.",
@@ -173,14 +167,11 @@ def schedules(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     ]
     if skipping:
         yield warning(
-            "schedules",
             first_of(skipping, separator="; "),
             meaning="With overlap='skip' or 'wait' a schedule makes nothing while what it made last is open.",
             remedy="Look why it does not end: celery -A <app> sidejob show <job or task id>. Then run, terminate or "
             "revoke it.",
         )
-    if not (due or stopped or skipping):
-        yield well("schedules", "nothing that schedules have due waits")
 
 
 def _paused(row: Any) -> str:
@@ -197,41 +188,39 @@ def _held_back_since(executor: Transaction, name: str) -> datetime | None:
     return first if is_old else None
 
 
+@check("timers", "none of the next timers is of a completed job")
 def timers(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     """Check for timers that run a job again although it has completed since they were set."""
     found = asks.timers_of_completed(executor)
     if not found:
-        yield well("timers", "none of the next timers is of a completed job")
         return
     shown = first_of(f"job {row.job_id} at {row.due_at:{MOMENT}}" for row in found)
     yield warning(
-        "timers",
         f"completed jobs run again: {shown}",
         meaning="A run has set the timer, by run(countdown=) or run(eta=), and the job has completed since then.",
         remedy="If the timer was to end a wait, use suspend(timeout=...) instead. job.cancel_timer() removes it.",
     )
 
 
+@check("paused queues", "no queue was paused and forgotten")
 def paused(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     """Check for queues that were paused and perhaps forgotten: work has waited in them for long."""
-    found = [row for row in queue_rows.paused(executor, for_s=FORGOTTEN_S) if row.waiting]
-    for row in found:
+    for row in queue_rows.paused(executor, for_s=FORGOTTEN_S):
+        if not row.waiting:
+            continue
         why = f" ({row.pause_reason})" if row.pause_reason else ""
         yield warning(
-            "paused queues",
             f"{row.name} has been paused for {row.paused_s / 3600:.1f} h{why}, and something waits",
             meaning="Nothing of it begins until somebody resumes it.",
             remedy=f"Resume it, if it was forgotten: celery -A <app> sidejob resume {row.name}.",
         )
-    if not found:
-        yield well("paused queues", "no queue was paused and forgotten")
 
 
+@check("full ports", "no job waits for a reader that has failed or is terminated")
 def full_ports(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     """Check for jobs that wait for room on a port whose reader does not run by itself."""
     rows = room.unread(executor)
     if not rows:
-        yield well("full ports", "no job waits for a reader that has failed or is terminated")
         return
     shown = first_of(
         (
@@ -242,7 +231,6 @@ def full_ports(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
         separator="; ",
     )
     yield warning(
-        "full ports",
         f"jobs wait for room: {shown}",
         meaning="The port has a limit and is full, and its reader does not run by itself: these jobs wait for ever.",
         remedy="Have the reader run again with celery -A <app> sidejob run --force <reader id>. Or read the port in "
@@ -250,37 +238,34 @@ def full_ports(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     )
 
 
+@check("results", "the result backend has them")
 def results(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     """Check for results that wait for the result backend."""
     unsent, oldest_s = stats.results(executor)
     if oldest_s is not None and oldest_s > UNSENT_S:
         yield warning(
-            "results",
             f"{counted(unsent.number, 'result waits', 'results wait')} for the result backend, the oldest for "
             f"{oldest_s:.0f} s",
             meaning="Callers of result.get(), chords and errbacks still wait for them.",
             remedy="Check whether the result backend is up and accepts the workers' writes.",
         )
-    else:
-        yield well("results", "the result backend has them")
 
 
+@check("dead set", "empty")
 def dead(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     """Check the dead set."""
     entries, _ = stats.dead_entries(executor)
     if not entries.number:
-        yield well("dead set", "empty")
         return
     groups = stats.dead_groups(executor)
     others = [row for row in groups if row.reason != REVOKED]
     total = f"{'about ' if entries.is_estimated else ''}{counted(entries.number, 'entry', 'entries')}"
     if not others and not entries.is_estimated:
-        yield well("dead set", f"{total}, all revoked on purpose (`dead purge --reason {REVOKED}` removes them)")
+        yield well(f"{total}, all revoked on purpose (`dead purge --reason {REVOKED}` removes them)")
         return
     shown = first_of((f"{row.entries} of {row.task} ({row.group})" for row in others or groups), most=3)
     revoked = sum(row.entries for row in groups if row.reason == REVOKED)
     yield warning(
-        "dead set",
         f"{total}: {shown}{f'; {revoked} revoked on purpose' if revoked else ''}",
         meaning="These jobs and durable tasks failed for good, kept killing their workers or have expired. They stay "
         "until a person decides.",

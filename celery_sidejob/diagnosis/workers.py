@@ -7,7 +7,7 @@ from contextlib import closing
 from functools import partial
 
 from ..model.errors import SideJobError
-from ..model.finding import Finding, error, graded, warning, well
+from ..model.finding import Finding, check, error, graded, warning, well
 from ..model.printable import counted, first_of
 from ..operations.runtime import Runtime
 from ..store import health, registry, stats, waiting
@@ -25,6 +25,7 @@ STOOD_WITHIN_S = 3600.0
 LATE = "Timers, retries and messages that the broker did not accept are late; lost runs are not rescued."
 
 
+@check("workers")
 def workers(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     """Check for workers that are silent, suspected or dead, and for event loops that stood still."""
     known = [row for row in rows_of_workers.list_all(executor, runtime.settings) if row.dead_at is None]
@@ -36,14 +37,12 @@ def workers(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     if not alive:
         grave = error if any(row.depth or row.running for row in waiting.depths(executor)) else warning
         yield grave(
-            "workers",
             f"no worker is heard of; {silence}" if silent else "no worker is alive",
             meaning="No run begins, and no lost run is rescued.",
             remedy="Start workers: celery -A <app> worker. They declare silent ones dead, whose runs begin again.",
         )
     elif silent:
         yield warning(
-            "workers",
             f"{len(alive)} alive; {silence}",
             meaning="They send no heartbeat, or their liveness lock is free. The sweeper declares them dead within "
             "sidejob_lease, and their runs begin elsewhere.",
@@ -52,54 +51,55 @@ def workers(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
         )
     elif suspected:
         yield warning(
-            "workers",
             f"suspected: {suspected}",
             meaning="It has been silent for a while. If that continues, it "
             "is declared dead, and its runs begin elsewhere.",
             remedy="Check whether it is stopped, swaps, or is cut off from the database.",
         )
     else:
-        yield well("workers", f"{len(alive)} alive")
+        yield well(f"{len(alive)} alive")
     holding = [row for row in health.dead_workers(executor) if row.runs]
     if holding:
         shown = first_of(
             f"{row.ident} ({counted(row.runs, 'run', 'runs')}, dead for {row.dead_s:.0f} s)" for row in holding
         )
         yield warning(
-            "workers",
             f"dead and still holding: {shown}",
             remedy="Run doctor again in a moment, or see sweeping.",
             meaning="Their runs are being taken back one after the other, or nobody sweeps.",
         )
-    for row in registry.stood(executor, within_s=STOOD_WITHIN_S):
-        yield warning(
-            "event loop",
-            f"the event loop of {row.ident} has stood still, {row.ago_s:.0f} s ago: {row.stood}",
-            meaning="All bodies of this worker waited meanwhile. Only the latest place is shown; the log has all.",
-            remedy="Await what takes long there, run it by asyncio.to_thread(), or make it an ordinary task.",
-        )
+    yield from _stood(executor)
     for row in registry.skewed(executor, store.SKEW_S):
         yield from store.difference(f"worker {row.ident}", row.skew_s)
 
 
+@check("event loop")
+def _stood(executor: Transaction) -> Iterator[Finding]:
+    for row in registry.stood(executor, within_s=STOOD_WITHIN_S):
+        yield warning(
+            f"the event loop of {row.ident} has stood still, {row.ago_s:.0f} s ago: {row.stood}",
+            meaning="All bodies of this worker waited meanwhile. Only the latest place is shown; the log has all.",
+            remedy="Await what takes long there, run it by asyncio.to_thread(), or make it an ordinary task.",
+        )
+
+
+@check("sweeping")
 def sweeping(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     """Check whether a worker sweeps, and keeps up."""
     row = stats.sweep(executor)
     lag_s = max(0.0, row.lag_s or 0.0)
     if row.ident is not None and row.expired_s > UNSWEPT_S:
         yield graded(max(lag_s, row.expired_s), SWEEP_LAG_S)(
-            "sweeping",
             f"nobody sweeps: {row.ident} was the last, and its lease ended {row.expired_s:.0f} s ago",
             meaning=LATE,
             remedy="Start a worker with sidejob_worker_services, which sweeps at once; until then "
             "celery -A <app> sidejob poll sweeps once each time.",
         )
     elif lag_s <= SWEEP_LAG_S[0]:
-        yield well("sweeping", f"{row.ident} keeps up" if row.ident else "nothing is overdue")
+        yield well(f"{row.ident} keeps up" if row.ident else "nothing is overdue")
     elif row.ident is not None and row.expired_s <= 0 and (row.timers_lag_s or 0.0) <= SWEEP_LAG_S[0]:
         # Timers depend only on the store; messages cannot be judged while the broker accepts none.
         yield warning(
-            "sweeping",
             f"{row.ident} sweeps, and messages have been due for {lag_s:.0f} s",
             meaning="The broker does not accept them, or there are very many. They go out later; nothing is lost. "
             "Timers are on time, and lost runs are rescued.",
@@ -107,7 +107,6 @@ def sweeping(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
         )
     else:
         yield graded(lag_s, SWEEP_LAG_S)(
-            "sweeping",
             f"the oldest item of the sweeper has been due for {lag_s:.0f} s",
             meaning=LATE,
             remedy="Run at least one worker with sidejob_worker_services, or beat with a worker for the poll's "
@@ -118,6 +117,7 @@ def sweeping(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
 PAST = "Set sidejob_direct_url to the server itself, bypassing the proxy."
 
 
+@check("liveness")
 def liveness(runtime: Runtime, *, within_s: float | None) -> Iterator[Finding]:
     """Check that session locks, and notifications, work for workers: a proxy shows process ids of its own."""
     settings = runtime.settings
@@ -132,35 +132,32 @@ def liveness(runtime: Runtime, *, within_s: float | None) -> Iterator[Finding]:
                 lambda executor: health.server(executor).pid != executor.connection.info.backend_pid, within_s=within_s
             )
     except SideJobError as failure:
-        yield warning("liveness", str(failure), meaning=slow, remedy=f"Correct {setting}.")
+        yield warning(str(failure), meaning=slow, remedy=f"Correct {setting}.")
         return
     if proxied:
         yield warning(
-            "liveness",
             f"{setting} goes through a pooling proxy, which may not keep a session's locks",
             meaning=slow,
             remedy=PAST,
         )
         if runtime.results.in_store:
             yield warning(
-                "results",
                 f"{setting} goes through a pooling proxy, which passes no notifications on",
                 meaning="Callers that wait for a result look for it, up to half a second late.",
                 remedy=PAST,
+                check="results",
             )
         return
     yield from look(runtime, partial(_locks, slow=slow), within_s=within_s)
 
 
+@check("liveness", "locks work, and all workers that are not silent hold theirs")
 def _locks(executor: Transaction, runtime: Runtime, *, slow: str) -> Iterator[Finding]:
     known = rows_of_workers.list_all(executor, runtime.settings)
     unlocked = [row.ident for row in known if row.dead_at is None and row.silent_s is None and not row.locked]
     if unlocked:
         yield warning(
-            "liveness",
             f"no liveness lock: {first_of(unlocked)}",
             meaning=slow,
             remedy="Set sidejob_direct_url for those workers; their log says why they have no lock.",
         )
-    else:
-        yield well("liveness", "locks work, and all workers that are not silent hold theirs")

@@ -21,7 +21,7 @@ from ..announcements.over_redis import ANSWER_S, Client, RedisWay
 from ..announcements.way import Way
 from ..model.errors import SettingsError, StoreUnavailableError
 from ..model.events import Event, JobBuried, JobDeleted, JobMoved, Measured, RunFailed, RunLost, StepEnded
-from ..model.finding import Finding, warning, well
+from ..model.finding import Finding, check, warning, well
 from ..model.logger import logger
 from ..model.names import TRACKED_CHANNEL, channel_of_job
 from ..model.protocols import Observer
@@ -125,6 +125,7 @@ def _flush(**_: Any) -> None:
     flush_all()
 
 
+@check("announcements")
 def findings(app: Celery) -> Iterator[Finding]:
     """Yield what `doctor` finds of the Redis of `sidejob_redis_url`, with one bounded attempt; nothing without one."""
     url = settings_of(app).redis_url
@@ -139,14 +140,13 @@ def findings(app: Celery) -> Iterator[Finding]:
             client.close()
     except Exception as failure:  # whatever a transport or redis-py raises
         yield warning(
-            "announcements",
             f"{shown}: {type(failure).__name__}: {failure}",
             meaning="Nobody hears announcements, and "
             "subscribe() fails. Jobs, packets and publications are not concerned.",
             remedy="Start that Redis, or correct sidejob_redis_url.",
         )
     else:
-        yield well("announcements", f"{shown} answers")
+        yield well(f"{shown} answers")
 
 
 def check_redis_url(url: str | None) -> None:

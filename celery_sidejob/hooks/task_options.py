@@ -18,7 +18,7 @@ from ..model import retention
 from ..model.checks import MOST_S, SLIP, Form, is_number, is_seconds, misfit, nearest
 from ..model.durable import ON_LOST
 from ..model.errors import SettingsError
-from ..model.finding import Finding, Level, warning, well
+from ..model.finding import Finding, Level, check, warning, well
 from ..model.logger import logger
 from ..model.port import parse_ports
 from ..model.printable import first_of
@@ -119,6 +119,7 @@ def _meant(name: str, ours: frozenset[str]) -> str | None:
     return nearest(name.lower(), ours, like=SLIP)
 
 
+@check("durable tasks")
 def findings(app: Celery) -> Iterator[Finding]:
     """Yield the findings about tasks whose modules are imported here; asks neither store nor broker.
 
@@ -128,14 +129,12 @@ def findings(app: Celery) -> Iterator[Finding]:
     durable = [name for name in ordinary if is_durable(app, name)]
     unused = [glob for glob in app.sidejob.durable_globs if not any(matches(name, glob) for name in app.tasks)]
     yield well(
-        "durable tasks",
         f"{len(durable)}{': ' if durable else ''}{first_of(durable)}"
         + (f"; no task known here matches {first_of(unused)}" if unused else ""),
     )
     idle = [name for name in ordinary if name not in durable and _means_to_be(app, name)]
     if idle:
         yield warning(
-            "durable tasks",
             f"not durable, though on_lost or max_losses is given: {first_of(idle)}",
             meaning="These options are for durable tasks. Messages of these may be lost, as of any Celery task.",
             remedy="Add durable=True or a pattern to sidejob_durable_tasks, or say durable=False where that is meant.",
@@ -143,7 +142,6 @@ def findings(app: Celery) -> Iterator[Finding]:
     late = [name for name in ordinary if getattr(app.tasks[name], "locks_late", None) is not None]
     if late:
         yield warning(
-            "durable tasks",
             f"locks_late is given, and has no effect any more: {first_of(late)}",
             meaning="It is not needed: a worker holds the rows of tasks that may be repeated when it fetches them.",
             remedy="Leave it out.",

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import wraps
+from typing import ParamSpec
+
+P = ParamSpec("P")
 
 
 class Level(StrEnum):
@@ -26,17 +30,35 @@ class Finding:
     remedy: str = ""
 
 
-def well(check: str, found: str) -> Finding:
+def check(name: str, all_well: str = "") -> Callable[[Callable[P, Iterable[Finding]]], Callable[P, Iterator[Finding]]]:
+    """Make a function that yields findings the check of this name; `all_well` is its finding if it yields none."""
+
+    def named(function: Callable[P, Iterable[Finding]]) -> Callable[P, Iterator[Finding]]:
+        @wraps(function)
+        def findings(*args: P.args, **kwargs: P.kwargs) -> Iterator[Finding]:
+            is_well = bool(all_well)
+            for finding in function(*args, **kwargs):
+                is_well = False
+                yield finding if finding.check else replace(finding, check=name)
+            if is_well:
+                yield Finding(name, Level.OK, all_well)
+
+        return findings
+
+    return named
+
+
+def well(found: str) -> Finding:
     """Return a finding that needs no action."""
-    return Finding(check, Level.OK, found)
+    return Finding("", Level.OK, found)
 
 
-def warning(check: str, found: str, *, meaning: str, remedy: str) -> Finding:
+def warning(found: str, *, meaning: str, remedy: str, check: str = "") -> Finding:
     """Return a finding that a person should look into, although work goes on."""
     return Finding(check, Level.WARNING, found, meaning, remedy)
 
 
-def error(check: str, found: str, *, meaning: str, remedy: str) -> Finding:
+def error(found: str, *, meaning: str, remedy: str, check: str = "") -> Finding:
     """Return a finding that stops jobs from running, or breaks a promise."""
     return Finding(check, Level.ERROR, found, meaning, remedy)
 

@@ -10,7 +10,7 @@ from typing import Any
 from celery import Celery
 
 from ...model.errors import SchemaError, SettingsError, StoreUnavailableError
-from ...model.finding import Finding, error, warning, well
+from ...model.finding import Finding, check, error, warning, well
 from ...model.printable import counted, first_of
 from ...store import health
 from ...store.errors import UPGRADE, LacksRights
@@ -26,6 +26,7 @@ FULL = 0.9
 """From this share of its memory on a Redis is nearly full."""
 
 
+@check("broker")
 def findings(app: Celery) -> Iterator[Finding]:
     """Yield what is found; one bounded attempt, on a connection of its own."""
     began = time.monotonic()
@@ -35,17 +36,16 @@ def findings(app: Celery) -> Iterator[Finding]:
             with established(connection, ATTEMPT_S) as made:
                 took_s = time.monotonic() - began
                 itself = ", the store itself," if broker_is_store(app) else ""
-                yield well("broker", f"{shown}{itself} answers after {took_s * 1000:.0f} ms")
+                yield well(f"{shown}{itself} answers after {took_s * 1000:.0f} ms")
                 if transport.driver_type == "redis":
                     yield from _redis(transport.create_channel(made))
                 elif transport.driver_type == "amqp":
                     yield from _queues(app, made)
                 elif transport.driver_type == "postgres":
-                    yield _transport("sidejobpg://", overview_of(transport.link))
+                    yield from _transport("sidejobpg://", overview_of(transport.link))
                     yield from _by_another_way(app, transport.link)
         except SchemaError as failure:
             yield error(
-                "broker",
                 f"{shown}: {failure}",
                 meaning="It answers, and messages can neither be sent nor fetched "
                 "there. What is asked is kept in the store, if that has its schema.",
@@ -53,7 +53,6 @@ def findings(app: Celery) -> Iterator[Finding]:
             )
         except Exception as failure:  # whatever a transport raises
             yield error(
-                "broker",
                 f"{shown}: {type(failure).__name__}: {failure}",
                 meaning="No run begins but those that are "
                 "under way go on. Nothing is lost: what is asked is kept in the store and goes out later.",
@@ -76,7 +75,6 @@ def _by_another_way(app: Celery, link: Link) -> Iterator[Finding]:
         return
     if link.run("read", health.database) == store:
         yield warning(
-            "broker",
             "broker_url leads to the store's own database and schema, by another host or port than "
             "sidejob_database_url and sidejob_direct_url",
             meaning="This app takes its broker for a database of its own. Workers with these URLs leave the jobs and "
@@ -91,16 +89,16 @@ def _redis(channel: Any) -> Iterator[Finding]:
     if has_dead_list(channel):
         from ...transport.redis.records import overview  # here: on other brokers nothing imports redis-py
 
-        yield _transport("sidejob://", overview(channel))
+        yield from _transport("sidejob://", overview(channel))
 
 
+@check("rabbitmq")
 def _queues(app: Celery, connection: Any) -> Iterator[Finding]:
     """Tell which of the app's queues RabbitMQ would not declare. Its consumer_timeout is harmless."""
     version = connection.server_properties.get("version", "")
     number = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     if number < OLDEST_RABBITMQ:
         yield warning(
-            "rabbitmq",
             f"its version is {version or 'not known'}",
             meaning="Nobody has tried this version.",
             remedy=f"Use RabbitMQ {'.'.join(map(str, OLDEST_RABBITMQ))} or newer.",
@@ -113,23 +111,23 @@ def _queues(app: Celery, connection: Any) -> Iterator[Finding]:
     ]
     if refused:
         yield error(
-            "rabbitmq",
             f"queues with a priority and of the type quorum: {first_of(sorted(refused))}",
             meaning="RabbitMQ refuses x-max-priority on quorum queues: these are not declared, and their jobs wait.",
             remedy="Leave x-max-priority (task_queue_max_priority) out, or make the queue a classic one.",
         )
     else:
-        yield well("rabbitmq", f"its version is {version}")
+        yield well(f"its version is {version}")
 
 
-def _transport(scheme: str, found: Any) -> Finding:
+@check("transport")
+def _transport(scheme: str, found: Any) -> Iterator[Finding]:
     consumers, hold = counted(found.consumers, "consumer", "consumers"), "holds" if found.consumers == 1 else "hold"
     messages, dead = counted(found.held, "message", "messages"), counted(found.dead, "is", "are")
     what = f"{consumers} of {scheme} {hold} {messages}; {dead} in the dead list"
     if not found.dead:
-        return well("transport", what)
-    return warning(
-        "transport",
+        yield well(what)
+        return
+    yield warning(
         what,
         meaning="Those in the dead list came back after they had begun, as often as delivery_limit "
         "says, or they are no messages. Nobody runs them. Those of durable tasks are in the dead set instead.",
@@ -137,12 +135,12 @@ def _transport(scheme: str, found: Any) -> Finding:
     )
 
 
+@check("eviction")
 def _memory(info: dict[str, Any]) -> Iterator[Finding]:
     policy, limit, used = info.get("maxmemory_policy"), info.get("maxmemory") or 0, info.get("used_memory") or 0
     if policy is not None and policy != "noeviction":
         grave = error if policy.startswith("allkeys") and limit else warning
         yield grave(
-            "eviction",
             f"maxmemory-policy is {policy}",
             meaning="A full Redis throws keys away, queues with all their "
             "messages too. Messages of jobs are sent again after sidejob_lost_after; those of other tasks are gone.",
@@ -150,10 +148,9 @@ def _memory(info: dict[str, Any]) -> Iterator[Finding]:
         )
     elif limit and used > FULL * limit:
         yield warning(
-            "eviction",
             f"{used / limit:.0%} of maxmemory is used",
             meaning="When it is full, Redis refuses messages: they wait in the store.",
             remedy="Give it more memory; look which queue nobody serves.",
         )
     else:
-        yield well("eviction", f"maxmemory-policy is {policy or 'not known'}")
+        yield well(f"maxmemory-policy is {policy or 'not known'}")
