@@ -50,9 +50,7 @@ class TaskViews:
             raise failure
         return None
 
-    def tasks(
-        self, *, limit: int, task: str | None = None, queue: str | None = None, statuses: Sequence[str] | None = None
-    ) -> list[dict[str, Any]]:
+    def tasks(self, *, limit: int, **which: Any) -> list[dict[str, Any]]:
         """Return the first of the tasks that `count_tasks` counts, in the form of `task`, the primary store's first.
 
         Running tasks come first, the longest first; then the others, in the order in which they are due. Reads all
@@ -60,7 +58,7 @@ class TaskViews:
         """
         found: list[dict[str, Any]] = []
         for store in self._runtime.stores:
-            read = partial(kept.list_, task=task, queue=queue, statuses=statuses, limit=limit - len(found))
+            read = partial(kept.list_, limit=limit - len(found), **which)
             rows = store.connections.read(read, within_s=self._runtime.stores.look_s(store))
             found += [self._task(row, self._runtime.stores.label_of(store)) for row in rows]
         return found
@@ -108,29 +106,25 @@ class TaskViews:
                 return shown, None if is_last else f"{store.place + 1}:0:"
         return [], None
 
-    def finished_tasks(self, *, limit: int, task: str | None = None, queue: str | None = None) -> list[dict[str, Any]]:
+    def finished_tasks(self, *, limit: int, **which: Any) -> list[dict[str, Any]]:
         """Return the durable tasks that ended last, the newest first, as kept by `sidejob_task_history`."""
-        read = partial(history.tasks, task=task, queue=queue, limit=limit)
+        read = partial(history.tasks, limit=limit, **which)
         return [row._asdict() for row in self._runtime.connections.transact("inspect", read)]
 
-    def count_tasks(
-        self, *, task: str | None = None, queue: str | None = None, statuses: Sequence[str] | None = None
-    ) -> Counter[str]:
+    def count_tasks(self, **which: Any) -> Counter[str]:
         """Count the durable tasks in all stores that wait or run and were not revoked, by status.
 
-        Reads the messages of all tasks that wait or run, even if `task`, `queue` and `statuses` choose only a few.
+        Reads the messages of all tasks that wait or run, even if a `task`, a `queue` or `statuses` choose only a few.
         """
         counts: Counter[str] = Counter()
-        read = partial(kept.count, task=task, queue=queue, statuses=statuses)
+        read = partial(kept.count, **which)
         for store in self._runtime.stores:
             counts.update(store.connections.read(read, within_s=self._runtime.stores.look_s(store)))
         return counts
 
-    def task_ids(
-        self, *, page: int, task: str | None = None, queue: str | None = None, statuses: Sequence[str] | None = None
-    ) -> Iterator[list[str]]:
+    def task_ids(self, *, page: int, **which: Any) -> Iterator[list[str]]:
         """Iterate over the ids of the tasks that `count_tasks` counts, a page at a time."""
-        read = partial(kept.page, limit=page, task=task, queue=queue, statuses=statuses)
+        read = partial(kept.page, limit=page, **which)
         for store in self._runtime.stores:
             after, look_s = "", self._runtime.stores.look_s(store)
             while found := store.connections.read(partial(read, after=after), within_s=look_s):

@@ -85,11 +85,16 @@ def returns(properties: Mapping[str, Any]) -> int:
 
 def is_for_later(headers: Mapping[str, Any]) -> bool:
     """Tell whether a message has an eta in the future: then its worker only keeps it."""
+    eta = eta_of(headers)
+    return eta is not None and eta.replace(tzinfo=eta.tzinfo or UTC) > datetime.now(UTC)
+
+
+def eta_of(headers: Mapping[str, Any]) -> datetime | None:
+    """Return the eta of a task's message, which may be naive; None if it has none that can be read."""
     try:
-        eta = datetime.fromisoformat(headers["eta"])
+        return datetime.fromisoformat(headers["eta"])
     except (KeyError, TypeError, ValueError):
-        return False
-    return eta.replace(tzinfo=eta.tzinfo or UTC) > datetime.now(UTC)
+        return None
 
 
 def is_counted_by_a_row(headers: Mapping[str, Any]) -> bool:

@@ -18,6 +18,7 @@ from kombu.utils.json import JSONEncoder, loads
 from ...store.broker import messages
 from ...store.broker.messages import HIGHEST_PRIORITY, Row
 from ...store.statement import Transaction
+from ..quarantine import eta_of
 from .link import Link, ring_of_queue
 
 ENCODED = "base64"
@@ -81,11 +82,8 @@ def due_at_of(headers: Mapping[str, Any]) -> datetime | None:
 
     A time without a zone is the app's business, and left to the worker.
     """
-    try:
-        eta = datetime.fromisoformat(headers["eta"])
-    except (KeyError, TypeError, ValueError):
-        return None
-    return eta if eta.tzinfo is not None and eta > datetime.now(UTC) else None
+    eta = eta_of(headers)
+    return eta if eta is not None and eta.tzinfo is not None and eta > datetime.now(UTC) else None
 
 
 def priority_of(properties: Mapping[str, Any]) -> int:

@@ -97,14 +97,6 @@ def connected(connection: Any) -> Any:
     return connection
 
 
-def _raise_if_broken(error: ResponseError) -> None:
-    said = str(error)
-    if isinstance(error, ReadOnlyError) or any(word in said for word in DEMOTED):
-        raise RedisConnectionError(f"the server is a replica now and accepts no writes ({said})") from error
-    if any(word in said for word in REFUSED):
-        raise RedisConnectionError(f"the server accepts no writes for now ({said})") from error
-
-
 class Line:
     """Runs scripts over one connection that it opens with `connect`; a forked process opens its own."""
 
@@ -158,3 +150,11 @@ class Line:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._connection = None
+
+
+def _raise_if_broken(error: ResponseError) -> None:
+    said = str(error)
+    if isinstance(error, ReadOnlyError) or any(word in said for word in DEMOTED):
+        raise RedisConnectionError(f"the server is a replica now and accepts no writes ({said})") from error
+    if any(word in said for word in REFUSED):
+        raise RedisConnectionError(f"the server accepts no writes for now ({said})") from error
