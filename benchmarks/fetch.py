@@ -173,7 +173,9 @@ def recover_all(redis_url: str) -> None:
     """Look after the dead as a worker's heart does, until there are none."""
     with redis.Redis.from_url(redis_url) as client:
         keys = Keys("", Channel.sep)
-        heart = Heart(client, keys, Records(client, keys, delivery_limit=None), timeout_s=1, pulse=Pulse(None))
+        heart = Heart(
+            Records(client, keys, delivery_limit=None), timeout_s=1, pulse=Pulse(None), bound_dead_list=lambda: None
+        )
         while client.zcard(keys.consumers):
             heart.run_once()
 

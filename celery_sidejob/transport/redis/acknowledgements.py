@@ -17,7 +17,7 @@ from kombu.transport import redis, virtual
 from redis.exceptions import ConnectionError, ResponseError, TimeoutError
 
 from .connections import connected, unless_full
-from .records import Records, parted
+from .records import parted
 
 FAILURES = (ConnectionError, TimeoutError, OSError)
 """The errors of a lost connection."""
@@ -26,17 +26,13 @@ AT_MOST = 100
 
 
 class Acknowledgements:
-    """The acknowledgements of one channel, on their own connection; `refuse` is called with each that came too late.
+    """The acknowledgements of one channel, on their own connection.
 
     Each is a delivery tag, and what the consumer does with the message: ack or reject.
     """
 
-    def __init__(
-        self, records: Callable[[], Records], connect: Callable[[], Any], refuse: Callable[[str, str], None]
-    ) -> None:
-        self._records = records
-        self._connect = connect
-        self._refuse = refuse
+    def __init__(self, channel: Any) -> None:
+        self._channel = channel
         self._lock = threading.RLock()  # its receiver may make another acknowledgement
         self._pid = os.getpid()
         self._connection: Any = None
@@ -56,7 +52,7 @@ class Acknowledgements:
                 elif self._connection is None:
                     self._connection = self._connect()
                 connected(self._connection)
-                command = self._records().acknowledging(*parted(delivery_tag))
+                command = self._channel.records.acknowledging(*parted(delivery_tag))
                 self._connection.send_command(
                     *command, check_health=is_first
                 )  # the next command would read this answer
@@ -92,6 +88,9 @@ class Acknowledgements:
 
     # ------------------------------------------------------------------------------------------------------------
 
+    def _connect(self) -> Any:
+        return self._channel.pool.make_connection()
+
     def _read(self, is_there: Callable[[Any], bool]) -> None:
         self._reset_after_fork()
         with self._lock:
@@ -109,7 +108,7 @@ class Acknowledgements:
                     raise
                 delivery_tag, verb = self._owed.popleft()
                 if not was_held:
-                    self._refuse(delivery_tag, verb)
+                    self._channel.refuse(delivery_tag, verb)
 
     def _check_open(self) -> None:
         """Raise if answers are outstanding on a lost connection: redis-py would silently open another."""
@@ -130,7 +129,7 @@ class Acknowledgements:
         """
         self._hang_up()
         while self._owed:
-            self._records().acknowledge(*parted(self._owed[0][0]))
+            self._channel.records.acknowledge(*parted(self._owed[0][0]))
             self._owed.popleft()
 
     def _hang_up(self) -> None:

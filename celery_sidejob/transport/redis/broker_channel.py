@@ -81,8 +81,8 @@ class Channel(redis.Channel):
         self._unrecorded_bindings: list[tuple[str, ...]] = []
         super().__init__(*args, **options)
         self.quarantine = Quarantine(limit=self.delivery_limit, silence_s=self.consumer_timeout)
-        self.consumer = Consumer(self, self._waited_for)
-        self._fetching = Fetching(self, self.consumer)
+        self.consumer = Consumer(self)
+        self._fetching = Fetching(self)
 
     # -- the path of a message -------------------------------------------------------------------------------------
 
@@ -225,11 +225,11 @@ class Channel(redis.Channel):
         if not consumer:
             return
         if self.closed:  # closing it gave back everything
-            self._refuse(delivery_tag, verb)
+            self.refuse(delivery_tag, verb)
         elif self.connection.has_loop:
             self.acknowledgements.write(delivery_tag, verb)
         elif not self.records.acknowledge(consumer, token):
-            self._refuse(delivery_tag, verb)
+            self.refuse(delivery_tag, verb)
 
     def send_back(self, delivery_tag: str) -> None:
         """Give a message that had begun back to the head of its list, behind those that came back before.
@@ -239,13 +239,13 @@ class Channel(redis.Channel):
         """
         consumer, token = parted(delivery_tag)
         if consumer and (self.closed or not self.records.send_back(consumer, token)):
-            self._refuse(delivery_tag, "requeue")
+            self.refuse(delivery_tag, "requeue")
 
     def give_back(self, delivery_tag: str) -> None:
         """Give a message that has not begun back to its list's head, without counting; announces one no longer ours."""
         consumer, token = parted(delivery_tag)
         if consumer and (self.closed or not self.records.give_back(consumer, [token])):
-            self._refuse(delivery_tag, "requeue")
+            self.refuse(delivery_tag, "requeue")
         virtual.QoS.ack(self.qos, delivery_tag)
 
     # -- its end ---------------------------------------------------------------------------------------------------
@@ -323,7 +323,7 @@ class Channel(redis.Channel):
     @cached_property
     def acknowledgements(self) -> Acknowledgements:
         """The acknowledgements of this channel."""
-        return Acknowledgements(lambda: self.records, lambda: self.pool.make_connection(), self._refuse)
+        return Acknowledgements(self)
 
     @cached_property
     def _line(self) -> Line:
@@ -339,7 +339,8 @@ class Channel(redis.Channel):
 
     # -- the consumer ----------------------------------------------------------------------------------------------
 
-    def _waited_for(self) -> list[tuple[str, list[str]]]:
+    def waited_for(self) -> list[tuple[str, list[str]]]:
+        """Return the queues that it waits for now, each with the keys of its lists."""
         if self._asked is not Asked.WAIT:
             return []
         return [(queue, self._lists_of(queue)) for queue in self.active_queues]
@@ -359,6 +360,7 @@ class Channel(redis.Channel):
             self._renew()
             raise
 
-    def _refuse(self, delivery_tag: str, verb: str) -> None:
+    def refuse(self, delivery_tag: str, verb: str) -> None:
+        """Announce the end of a message that is not ours any more."""
         tell_refused(verb, parted(delivery_tag)[0], delivery_tag)
         self.consumer.note_silence()  # its other messages were taken away too

@@ -24,7 +24,7 @@ from ...model import native
 from ..pulse import Pulse
 from ..quarantine import holds, running_tags, waiting_tags
 from .records import BELL_MS, Records, parted, tag_of, tokens_of
-from .scripts import BEAT, WAIT, Keys
+from .scripts import BEAT, WAIT
 
 logger = get_logger(__name__)
 
@@ -56,14 +56,10 @@ Waits = Callable[[], Iterable[tuple[str, list[str]]]]
 
 
 class Consumer:
-    """The consumer of one channel; another one after a lost answer, whose messages are given back.
+    """The consumer of one channel; another one after a lost answer, whose messages are given back."""
 
-    `waits` returns the queues that the channel waits for, each with its lists.
-    """
-
-    def __init__(self, channel: Any, waits: Waits) -> None:
+    def __init__(self, channel: Any) -> None:
         self._channel = channel
-        self._waits = waits
         self._pid: int | None = None
         self._heart: Any = None
         self.name: str | None = None
@@ -82,7 +78,7 @@ class Consumer:
             self.name = native.new_process_name()
         if self._heart is None and records:
             self._heart = self._channel.connection.heart_for(self._channel)
-            self._heart.watch(self.name, self._waits, self.note_silence, partial(_unbegun, self.name))
+            self._heart.watch(self.name, self._channel.waited_for, self.note_silence, partial(_unbegun, self.name))
         return self.name
 
     def has_fetched(self, name: str) -> None:
@@ -206,18 +202,10 @@ class Heart:
     """
 
     def __init__(
-        self,
-        client: Any,
-        keys: Keys,
-        records: Records,
-        *,
-        timeout_s: float,
-        pulse: Pulse,
-        bound_dead_list: Callable[[], object] = lambda: None,
+        self, records: Records, *, timeout_s: float, pulse: Pulse, bound_dead_list: Callable[[], object]
     ) -> None:
         """`bound_dead_list` trims the dead list; the heart calls it now and then."""
-        self._client = client
-        self._keys = keys
+        self._client, self._keys = records.client, records.keys
         self._records = records
         self.timeout_s = timeout_s
         self._pulse = pulse

@@ -19,7 +19,6 @@ from redis.exceptions import NoScriptError
 
 from ..decoding import NotAMessageError, made
 from ..quarantine import SUSPECT, is_for_later, returns
-from .consumer import Consumer
 from .records import BELL_MS, parted, tag_of
 from .scripts import FETCH
 
@@ -53,9 +52,8 @@ class Taken:
 class Fetching:
     """The state of one channel's fetches."""
 
-    def __init__(self, channel: Any, consumer: Consumer) -> None:
+    def __init__(self, channel: Any) -> None:
         self._channel = channel
-        self._consumer = consumer
         self.unrecorded: set[str] = set()
         """The consumed queues whose messages are not acknowledged."""
         self.is_idle = False
@@ -72,7 +70,7 @@ class Fetching:
     def ask(self, queues: Sequence[str], room: int) -> tuple[Fetch, list[Any]]:
         """Return the next fetch and its command; each fetch of a channel has its own number."""
         channel = self._channel
-        consumer = self._consumer.registered(records=not self.unrecorded.issuperset(queues))
+        consumer = self._channel.consumer.registered(records=not self.unrecorded.issuperset(queues))
         self._number += 1
         lists = [
             channel.keys.kombu_list(channel._q_for_pri(queue, step))
@@ -122,7 +120,7 @@ class Fetching:
 
     def taken(self, fetch: Fetch, answer: Sequence[Any]) -> list[Taken]:
         """Decode the answer to a fetch."""
-        self._consumer.has_fetched(fetch.consumer)
+        self._channel.consumer.has_fetched(fetch.consumer)
         taken = []
         for place in range(0, len(answer), 2):
             queue = fetch.queues[answer[place] - 1]

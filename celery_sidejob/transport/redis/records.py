@@ -50,17 +50,17 @@ class Records:
     """The records of all consumers of one broker, through one client."""
 
     def __init__(self, client: Any, keys: Keys, *, delivery_limit: int | None) -> None:
-        self._client = client
-        self._keys = keys
+        self.client = client
+        self.keys = keys
         self._delivery_limit = delivery_limit
 
     def acknowledge(self, consumer: str, token: str) -> bool:
         """Forget a finished message; False if the consumer no longer has it."""
-        return bool(self._client.execute_command(*self.acknowledging(consumer, token)))
+        return bool(self.client.execute_command(*self.acknowledging(consumer, token)))
 
     def acknowledging(self, consumer: str, token: str) -> tuple[str, str, str]:
         """Return the command for `forget`."""
-        return ("HDEL", self._keys.held(consumer), token)
+        return ("HDEL", self.keys.held(consumer), token)
 
     def give_back(self, consumer: str, tokens: Iterable[str]) -> int:
         """Give messages back that a consumer has not begun; returns how many of them it still had."""
@@ -84,7 +84,7 @@ class Records:
         The return of messages that it may have begun is counted, also of those that it fetched after its last beat.
         """
         recovered = 0
-        waiting = {token.decode() for token in self._client.smembers(self._keys.waiting(consumer))}
+        waiting = {token.decode() for token in self.client.smembers(self.keys.waiting(consumer))}
         tokens = self.tokens(consumer)
         for page in self._put_back(consumer, "recover", tokens, counts=lambda token: token not in waiting):
             after_page()
@@ -92,7 +92,7 @@ class Records:
             back = defaultdict(list)
             for move in reversed(page):
                 if move.buried is None:
-                    back[self._keys.queue_of(move.list_key)].append(move.task_id)
+                    back[self.keys.queue_of(move.list_key)].append(move.task_id)
             for queue, task_ids in back.items():
                 messages_recovered.send(consumer=consumer, queue=queue, task_ids=task_ids)
         return recovered
@@ -104,7 +104,7 @@ class Records:
 
     def tokens(self, consumer: str) -> list[str]:
         """Return the tokens of a consumer's messages."""
-        return [token.decode() for token in self._client.hkeys(self._keys.held(consumer))]
+        return [token.decode() for token in self.client.hkeys(self.keys.held(consumer))]
 
     def _put_back(
         self, consumer: str, why: str, tokens: Iterable[str], *, counts: Callable[[str], bool] = lambda token: False
@@ -126,18 +126,18 @@ class Records:
                 yield gone
 
     def _read(self, consumer: str, *tokens: str) -> list[bytes | None]:
-        return self._client.hmget(self._keys.held(consumer), tokens) if tokens else []
+        return self.client.hmget(self.keys.held(consumer), tokens) if tokens else []
 
     def _take_back(self, consumer: str, why: str, moves: Sequence[Move]) -> list[Move] | None:
         """Run the script for one page; return the messages that were given back, None if the consumer is not dead."""
-        keys = self._keys
+        keys = self.keys
         lists = sorted({move.list_key for move in moves})
         arguments: list[Any] = [consumer, why, BELL_MS, len(lists)]
         for move in moves:
             number = 0 if move.buried is not None else lists.index(move.list_key) + 1
             arguments += [move.token, number, _obituary(keys, move) if number == 0 else move.text]
         heads = [keys.consumers, keys.recovering, keys.held(consumer), keys.dead, keys.waiting(consumer)]
-        answer = GIVE_BACK.run(self._client, [*heads, *lists, *keys.bells_of(lists)], arguments)
+        answer = GIVE_BACK.run(self.client, [*heads, *lists, *keys.bells_of(lists)], arguments)
         if answer is None:
             return None
         went = {token.decode() for token in answer}

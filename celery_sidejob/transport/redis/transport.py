@@ -117,9 +117,7 @@ class Transport(redis.Transport):
             records = Records(client, channel.keys, delivery_limit=channel.delivery_limit)
             dead = DeadList(client, channel.keys)
             bound = partial(dead.bound, limit=channel.dead_list_limit, days=channel.dead_list_days)
-            self._heart = Heart(
-                client, channel.keys, records, timeout_s=timeout_s, pulse=self.pulse, bound_dead_list=bound
-            )
+            self._heart = Heart(records, timeout_s=timeout_s, pulse=self.pulse, bound_dead_list=bound)
         return self._heart
 
     def _come_round(self) -> None:
