@@ -73,8 +73,8 @@ was delivered too often."""
 def tell_refused(verb: str, consumer: str, delivery_tag: object) -> None:
     """Announce the end of a message that came too late."""
     logger.warning(
-        "Cannot %s the message %s: %s was declared dead or has lost its connection, and the message has gone to "
-        "another consumer",
+        "Cannot %s the message %s: consumer %s was declared dead or has lost its connection, and the message has gone "
+        "to another one",
         verb,
         delivery_tag,
         consumer,
