@@ -29,7 +29,7 @@ from ..store.kept import STATUSES as TASK_STATUSES
 from .drawing import chart_of, month_chart, over_time, runs_of, steps_of
 from .graph_drawing import drawn
 from .rendering import path
-from .requests import JobsQuery
+from .schemas import JobsQuery
 from .site import Entry, Refused, Shown, Visit
 
 PAGE = 50
