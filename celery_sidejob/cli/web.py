@@ -54,9 +54,9 @@ def token() -> None:
 @answering
 def add(sidejob: Any, output: Output, name: str, scopes: tuple[str, ...]) -> None:
     """Make a token, and print it; it cannot be shown again."""
-    from ..web import tokens  # imported here: its libraries come with an extra
+    from ..web.users import make_token  # imported here: its libraries come with an extra
 
-    made = tokens.make(sidejob.runtime, name, scopes)
+    made = make_token(sidejob.runtime, name, scopes)
     output.answer({"name": name, "token": made}, made)
 
 
@@ -64,9 +64,9 @@ def add(sidejob: Any, output: Output, name: str, scopes: tuple[str, ...]) -> Non
 @answering
 def list_tokens(sidejob: Any, output: Output) -> None:
     """List the tokens: names, scopes and ages, never the tokens themselves."""
-    from ..web import tokens
+    from ..web.users import all_tokens
 
-    found = tokens.list_all(sidejob.runtime)
+    found = all_tokens(sidejob.runtime)
     rows = [(one["name"], ", ".join(one["scopes"]), one["created_at"]) for one in found]
     output.answer(found, table_if_any("Token", "Scopes", "Made", rows=rows) or "There is no token.")
 
@@ -76,9 +76,9 @@ def list_tokens(sidejob: Any, output: Output) -> None:
 @answering
 def revoke(sidejob: Any, output: Output, name: str) -> None:
     """Revoke a token, at once."""
-    from ..web import tokens
+    from ..web.users import revoke_token
 
-    if not tokens.revoke(sidejob.runtime, name):
+    if not revoke_token(sidejob.runtime, name):
         raise Failed(f"There is no token {name!r}.")
     output.answer({"name": name, "revoked": True}, f"Token {name} is revoked.")
 

@@ -11,8 +11,7 @@ from starlette.types import ASGIApp
 
 from ..model.errors import MissingLibraryError, SettingsError
 from . import api
-from .actions import OPERATING
-from .bulk import BULK
+from .actions import BULK, OPERATING
 from .live import Live
 from .operations import OPERATIONS
 from .pages import READING

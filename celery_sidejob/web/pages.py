@@ -26,8 +26,7 @@ from ..model.printable import seconds_from, since_from
 from ..model.status import ASKABLE, Status
 from ..operations.waiting import REASONS
 from ..store.kept import STATUSES as TASK_STATUSES
-from .drawing import chart_of, month_chart, over_time, runs_of, steps_of
-from .graph_drawing import drawn
+from .drawing import chart_of, drawn, month_chart, over_time, runs_of, steps_of
 from .rendering import path
 from .schemas import JobsQuery
 from .site import Entry, Refused, Shown, Visit

@@ -27,9 +27,8 @@ from ..model.checks import is_keepable
 from ..model.errors import SideJobError, StoreUnavailableError
 from ..model.logger import logger
 from ..model.names import storable
-from .rendering import environment
+from .rendering import SAID, environment
 from .users import Role, Sessions, User, Users, is_from_here
-from .words import SAID
 
 Authenticate = Callable[[Request], tuple[str, str] | None]
 """Returns (name, role) of the person who sends a request, as another site knows them; None for a stranger."""
