@@ -49,7 +49,7 @@ def without(names: tuple[str, ...], source: str) -> str:
     "source",
     [
         pytest.param(APP, id="an app"),
-        pytest.param("import celery_sidejob.cli.group; from celery_sidejob import Job", id="a handle"),
+        pytest.param("import celery_sidejob.cli; from celery_sidejob import Job", id="a handle"),
         pytest.param(
             "import kombu, celery_sidejob.transport; kombu.Connection('sidejobpg:///shop').connect()",
             id="the transport",

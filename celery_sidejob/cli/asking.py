@@ -13,14 +13,13 @@ from ..model.errors import DuplicateError
 from ..model.status import Status
 from ..operations.runs.terminations import terminate_without_shutdown
 from ..operations.waiting import is_parked
-from .command import Failed, answering, job_named, load_modules, unknown_name, with_app
-from .looks import wait_for_none
+from .command import Failed, commands, job_named, load_modules, unknown_name, wait_for_none, with_app
 from .options import JSON_LIST, JSON_OBJECT, MOMENT, SECONDS, job_argument, job_filters, jobs_or_filters, yes_option
 from .output import Output, at_least, line, status
 from .selection import act_on_each, check_choice, confirm
 
 
-@click.command()
+@commands.command()
 @click.argument("task")
 @click.option("--args", metavar="JSON", type=JSON_LIST, default="[]", help="Positional arguments: a JSON list.")
 @click.option("--kwargs", metavar="JSON", type=JSON_OBJECT, default="{}", help="Keyword arguments: a JSON object.")
@@ -37,7 +36,6 @@ from .selection import act_on_each, check_choice, confirm
     "--depends-on", metavar="ID_OR_ALIAS", multiple=True, help="A job that must have completed first; may be repeated."
 )
 @click.option("--created-by", metavar="WHO", help="A text by which the job is found.")
-@answering
 def enqueue(sidejob: Any, output: Output, /, task: str, **given: Any) -> None:
     """Make a job of a sidejob task, as `sidejob.enqueue` does."""
     if given["eta"] is not None and given["countdown"] is not None:
@@ -74,14 +72,13 @@ PARKED = (
 )
 
 
-@click.command()
+@commands.command()
 @jobs_or_filters
 @job_filters
 @click.option("--force", is_flag=True, help="Also ask a failed, terminating or terminated job; end a backoff.")
 @click.option("--parent", "of_parent", is_flag=True, help="Ask the job's parent instead.")
 @click.option("--countdown", metavar="DURATION", type=SECONDS, help="Run it after this time: 90, 5min, 2h.")
 @yes_option
-@answering
 def run(
     sidejob: Any,
     output: Output,
@@ -120,7 +117,7 @@ def run(
     output.answer({**_job(asked), "asked": True, "reason": None}, line(said, status(asked.status), "."))
 
 
-@click.command()
+@commands.command()
 @jobs_or_filters
 @job_filters
 @click.option("--recursive", is_flag=True, help="Also all jobs below it.")
@@ -132,7 +129,6 @@ def run(
 )
 @click.option("--kill", is_flag=True, help="Kill the process of the job's run in progress first: for a run that hangs.")
 @yes_option
-@answering
 def terminate(
     sidejob: Any,
     output: Output,
@@ -241,10 +237,9 @@ UNFINISHED = (
 ASKED_MEANWHILE = "Job {job} was not deleted: it, or a job below it, was asked to run again."
 
 
-@click.command()
+@commands.command()
 @job_argument
 @yes_option
-@answering
 def delete(sidejob: Any, output: Output, job_id: str, yes: bool) -> None:
     """Delete a job and everything below it for good, if all of it is terminated; asks first.
 

@@ -1,31 +1,31 @@
-"""The common part of all commands: find the app's SideJob, and show an error as one line with exit code 1.
-
-`with_sidejob` gives a command its `SideJob` and its `Output`; `answering` adds the option --json, which `Output.answer`
-obeys.
-"""
+"""The common part of all commands: find the app's SideJob, show an error as one line with exit code 1, and follow."""
 
 from __future__ import annotations
 
 import functools
+import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import click
+from click import Parameter
 
 from ..inspection.queues import QueueViews
 from ..inspection.tasks import TaskViews
 from ..jobs.job import Job
 from ..model.checks import did_you_mean, is_keepable
-from ..model.errors import SideJobError
-from .options import as_json
+from ..model.errors import SideJobError, StoreUnavailableError
 from .output import Output, one_line, printable
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 INTERRUPTED = 130
 """The exit code of a command that was ended by Ctrl-C, as in shells."""
+JSON = click.Option(["--json", "as_json"], is_flag=True, help="Print one JSON document instead, for programs.")
 NAMED = 10
 """The most names that are suggested if none matches."""
 PATIENCE_S = 60.0
@@ -44,8 +44,45 @@ class Failed(click.ClickException):
         self.exit_code = code  # type: ignore[misc]  # click reads it from the instance
 
 
+class AppCommand(click.Command):
+    """A command that is called with the Celery app and its `Output`, before its own parameters.
+
+    It has the option --json, which `Output.answer` obeys.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        callback: Callable[..., Any],
+        params: list[click.Parameter],
+        *,
+        has_json: bool = True,
+        **rest: Any,
+    ) -> None:
+        super().__init__(name, callback=with_output(callback), params=[*params, JSON] if has_json else params, **rest)
+
+
+class Command(AppCommand):
+    """A command that is called with the app's SideJob and its `Output`; an error of the package is one line."""
+
+    def __init__(self, name: str, callback: Callable[..., Any], params: list[Parameter], **rest: Any) -> None:
+        super().__init__(name, with_sidejob(callback), params, **rest)
+
+
+class Group(click.Group):
+    """A group of commands with SideJob, and of such groups."""
+
+    command_class = Command
+    group_class = type
+
+
+@click.group("sidejob", cls=Group)
+def commands() -> None:
+    """Inspect durable jobs and their store, and act on them."""
+
+
 def with_output(function: Callable[Concatenate[Any, Output, P], R]) -> Callable[P, R]:
-    """Call a command with the Celery app and its output, before its own parameters; the output knows about --json."""
+    """Call a function with the Celery app and the command's output; the output knows about --json."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -57,8 +94,8 @@ def with_output(function: Callable[Concatenate[Any, Output, P], R]) -> Callable[
     return call
 
 
-def with_sidejob(function: Callable[Concatenate[Any, Output, P], R]) -> Callable[P, R]:
-    """Call a command with the app's SideJob and its output, before its own parameters."""
+def with_sidejob(function: Callable[Concatenate[Any, Output, P], R]) -> Callable[Concatenate[Any, Output, P], R]:
+    """Give a function the SideJob of the app that it is called with."""
 
     @functools.wraps(function)
     def call(app: Any, output: Output, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -69,12 +106,7 @@ def with_sidejob(function: Callable[Concatenate[Any, Output, P], R]) -> Callable
         except SideJobError as error:
             raise Failed(error) from error
 
-    return with_output(call)
-
-
-def answering(function: Callable[Concatenate[Any, Output, P], R]) -> Callable[P, R]:
-    """Do what `with_sidejob` does, and give the command the option --json, which `Output.answer` obeys."""
-    return as_json(with_sidejob(function))
+    return call
 
 
 def job_named(sidejob: Any, which: str) -> Job:
@@ -168,3 +200,38 @@ def _of_app(app: Any, kind: str) -> Iterator[str]:
             queue = queue or app.amqp.router.route({}, task.name, task_type=task).get("queue")
         if queue is not None:
             yield str(getattr(queue, "name", queue))
+
+
+# -- commands that follow something in the store -----------------------------------------------------------------------
+
+LOOK_S = 0.5
+"""Seconds between two reads."""
+HEARD_WITHIN_S = 5.0
+"""How long a command waits for workers to end what they were told to end, in seconds."""
+
+
+def looks(look: Callable[[], T], output: Output, *, deadline: float = math.inf) -> Iterator[T]:
+    """Yield the result of each read, without an end; one of the reads is at the deadline.
+
+    An error of the store is noted, and the store is read again; after the deadline the error is raised. The deadline
+    is a time of `time.monotonic`.
+    """
+    while True:
+        try:
+            found = look()
+        except StoreUnavailableError as error:
+            if time.monotonic() >= deadline:
+                raise
+            output.note(str(error))
+        else:
+            yield found
+        time.sleep(max(0.0, min(LOOK_S, deadline - time.monotonic())))
+
+
+def wait_for_none(look: Callable[[], list[T]], output: Output) -> list[T]:
+    """Read until the list is empty, for a while; return the last list."""
+    deadline = time.monotonic() + HEARD_WITHIN_S
+    for left in looks(look, output, deadline=deadline):
+        if not left or time.monotonic() >= deadline:
+            break
+    return left

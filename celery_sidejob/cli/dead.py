@@ -14,7 +14,7 @@ from rich.text import Text
 from ..deadset import MOST_DIGITS, DeadEntry
 from ..model.errors import SideJobError
 from ..model.printable import counted
-from .command import Failed, answering, hint_unknown, load_modules, nothing_matches
+from .command import Failed, commands, hint_unknown, load_modules, nothing_matches
 from .options import SECONDS, AtLeast, Read, check_one_way, limit_option, queue_option, together, yes_option
 from .output import Output, facts, in_short, table
 from .selection import Summary, confirm, end_if, until_stopped
@@ -59,7 +59,7 @@ def check_one_choice(given: Sequence[int | str], everything: bool, chosen: Mappi
     )
 
 
-@click.group()
+@commands.group()
 def dead() -> None:
     """List work that failed for good, was lost or expired, and retry or delete it."""
 
@@ -69,7 +69,6 @@ def dead() -> None:
 @limit_option
 @click.option("--after", metavar="ID", type=ENTRY_ID, default=0, help="Only entries after this id.")
 @click.option("--wide", is_flag=True, help="Show task ids, reasons and queues too, and whole errors.")
-@answering
 def list_entries(sidejob: Any, output: Output, /, limit: int, wide: bool, **chosen: Any) -> None:
     """List entries, oldest first; with --group, newest first.
 
@@ -89,7 +88,6 @@ def list_entries(sidejob: Any, output: Output, /, limit: int, wide: bool, **chos
 
 
 @dead.command()
-@answering
 def groups(sidejob: Any, output: Output) -> None:
     """Count entries by failure group; reads them all, a million in a second."""
     with output.progress("Counting the dead set"):
@@ -99,7 +97,6 @@ def groups(sidejob: Any, output: Output) -> None:
 
 @dead.command()
 @entry_argument
-@answering
 def show(sidejob: Any, output: Output, entry_id: int | str) -> None:
     """Show one entry with its traceback."""
     show_entry(output, sidejob.dead.get(_entry_of(sidejob, entry_id)))
@@ -111,7 +108,6 @@ def show(sidejob: Any, output: Output, entry_id: int | str) -> None:
 @entry_filters
 @click.option("--limit", type=AtLeast(1), help="Retry at most this many.")
 @yes_option
-@answering
 def retry(
     sidejob: Any,
     output: Output,
@@ -159,7 +155,6 @@ def retry(
 @all_entries
 @entry_filters
 @yes_option
-@answering
 def delete(
     sidejob: Any, output: Output, /, given: Sequence[int | str], everything: bool, yes: bool, **chosen: str | None
 ) -> None:
@@ -184,7 +179,6 @@ def delete(
 @click.option("--keep", metavar="N", type=AtLeast(0), help="All entries but the newest N.")
 @entry_filters
 @yes_option
-@answering
 def purge(
     sidejob: Any, output: Output, /, older_than: float | None, keep: int | None, yes: bool, **chosen: str | None
 ) -> None:

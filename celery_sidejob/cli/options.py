@@ -54,7 +54,6 @@ class AtLeast(click.IntRange):
         return f"x>={self.min}"
 
 
-as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead, for programs.")
 job_argument = click.argument("job_id", metavar="ID_OR_ALIAS")
 jobs_or_filters = click.argument("job_ids", metavar="[ID_OR_ALIAS]...", nargs=-1)
 queue_option = click.option("--queue", metavar="NAME", help="Only entries of this queue.")

@@ -10,12 +10,11 @@ from rich.text import Text
 
 from ..jobs.queue import Queue
 from ..jobs.workers import WorkerInfo, WorkerRun, document_of
-from .command import answering, hint_unknown, unknown_name
+from .command import commands, hint_unknown, unknown_name
 from .output import Output, duration, job_or_task, line, moment, table_if_any
 
 
-@click.command()
-@answering
+@commands.command()
 def queues(sidejob: Any, output: Output) -> None:
     """Show the managed queues: their limits, and how many runs wait and run there."""
     found = [_about(queue) for queue in sidejob.queues()]
@@ -29,10 +28,9 @@ def queues(sidejob: Any, output: Output) -> None:
     output.answer(found, shown or "No queue is managed: declare one in sidejob_queues, or pause one.")
 
 
-@click.command()
+@commands.command()
 @click.argument("queue")
 @click.option("--reason", metavar="TEXT", help="Why it is paused; `queues` and `doctor` show this text.")
-@answering
 def pause(sidejob: Any, output: Output, queue: str, reason: str | None) -> None:
     """Begin no further run of a queue, on any worker, until `resume`; runs in progress go on."""
     paused = sidejob.queue(queue)
@@ -43,9 +41,8 @@ def pause(sidejob: Any, output: Output, queue: str, reason: str | None) -> None:
         output.note(said)
 
 
-@click.command()
+@commands.command()
 @click.argument("queue")
-@answering
 def resume(sidejob: Any, output: Output, queue: str) -> None:
     """Let runs of a queue begin again."""
     resumed = sidejob.queue(queue)
@@ -57,9 +54,8 @@ def resume(sidejob: Any, output: Output, queue: str) -> None:
         hint_unknown(sidejob, output, queue=queue)
 
 
-@click.command()
+@commands.command()
 @click.argument("queue")
-@answering
 def unmanage(sidejob: Any, output: Output, queue: str) -> None:
     """Stop managing a queue: remove its pause, limits and order, and begin the runs that wait at its gate."""
     managed = sidejob.queue(queue)
@@ -93,8 +89,7 @@ def _gate(about: dict[str, Any]) -> str:
     return f"paused {moment(about['paused_at'])}{why}"
 
 
-@click.command()
-@answering
+@commands.command()
 def workers(sidejob: Any, output: Output) -> None:
     """List the live workers: when each began and was last heard, its queues, and what it runs now, for how long."""
     found: list[WorkerInfo] = sidejob.workers()

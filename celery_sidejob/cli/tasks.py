@@ -14,8 +14,7 @@ from ..inspection.tasks import TaskViews
 from ..model.printable import counted
 from ..operations.ledger import revocation
 from ..operations.ledger.revocation import Revoked
-from .command import Failed, answering, hint_unknown
-from .looks import wait_for_none
+from .command import Failed, commands, hint_unknown, wait_for_none
 from .options import check_one_way, limit_option, task_filters, yes_option
 from .output import Output, duration, lasting, line, status
 from .selection import PAGE, Summary, confirm_all, end_if, until_stopped
@@ -24,11 +23,10 @@ COLUMNS = ("Task id", "Status", "Task", "Queue", "Due", "Runs for")
 FINISHED = ("Task id", "Status", "Task", "Queue", "Ended", "Took")
 
 
-@click.command()
+@commands.command()
 @task_filters
 @click.option("--finished", is_flag=True, help="Those that ended last instead, if sidejob_task_history keeps some.")
 @limit_option
-@answering
 def tasks(sidejob: Any, output: Output, /, finished: bool, limit: int, **chosen: Any) -> None:
     """List durable tasks that wait or run: first what runs, the longest first, then what was due first.
 
@@ -71,12 +69,11 @@ NOT_ENDED = (
 )
 
 
-@click.command()
+@commands.command()
 @click.argument("task_ids", metavar="[TASK_ID]...", nargs=-1)
 @task_filters
 @click.option("--terminate", is_flag=True, help="Also kill the processes in which the tasks run: for tasks that hang.")
 @yes_option
-@answering
 def revoke(
     sidejob: Any, output: Output, /, task_ids: tuple[str, ...], terminate: bool, yes: bool, **chosen: Any
 ) -> None:

@@ -9,14 +9,14 @@ from typing import Any
 
 import click
 
-from .command import Failed, answering, load_modules, with_sidejob
+from .command import Failed, commands, load_modules, with_output, with_sidejob
 from .output import Output, table_if_any
 
 ADMIN = "admin"
 """The user of a page on loopback for which no users are set."""
 
 
-@click.group(invoke_without_command=True)
+@commands.group(invoke_without_command=True)
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address on which it listens.")
 @click.option("--port", default=8555, show_default=True, type=click.IntRange(0, 65535), help="The port.")
 @click.pass_context
@@ -30,11 +30,10 @@ def web(context: click.Context, host: str, port: int) -> None:
         context.invoke(_serve, host=host, port=port)
 
 
-@web.command("user")
+@web.command("user", has_json=False)
 @click.argument("name")
 @click.option("--role", type=click.Choice(["read", "operate"]), default="read", show_default=True)
 @click.password_option()
-@with_sidejob
 def make_user(sidejob: Any, output: Output, name: str, role: str, password: str) -> None:
     """Print an entry for sidejob_web_users: a name with its role and its password's hash."""
     from ..web.users import Role, hashed  # imported here: its libraries come with an extra
@@ -51,7 +50,6 @@ def token() -> None:
 @token.command()
 @click.argument("name")
 @click.option("--scope", "scopes", type=click.Choice(["read", "write", "operate"]), multiple=True, required=True)
-@answering
 def add(sidejob: Any, output: Output, name: str, scopes: tuple[str, ...]) -> None:
     """Make a token, and print it; it cannot be shown again."""
     from ..web.users import make_token  # imported here: its libraries come with an extra
@@ -61,7 +59,6 @@ def add(sidejob: Any, output: Output, name: str, scopes: tuple[str, ...]) -> Non
 
 
 @token.command("list")
-@answering
 def list_tokens(sidejob: Any, output: Output) -> None:
     """List the tokens: names, scopes and ages, never the tokens themselves."""
     from ..web.users import all_tokens
@@ -73,7 +70,6 @@ def list_tokens(sidejob: Any, output: Output) -> None:
 
 @token.command()
 @click.argument("name")
-@answering
 def revoke(sidejob: Any, output: Output, name: str) -> None:
     """Revoke a token, at once."""
     from ..web.users import revoke_token
@@ -83,6 +79,7 @@ def revoke(sidejob: Any, output: Output, name: str) -> None:
     output.answer({"name": name, "revoked": True}, f"Token {name} is revoked.")
 
 
+@with_output
 @with_sidejob
 def _serve(sidejob: Any, output: Output, host: str, port: int) -> None:
     from ..web.server import serve  # imported here: its libraries come with an extra
