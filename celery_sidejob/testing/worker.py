@@ -20,7 +20,6 @@ from ..embedded.janitor import Janitor, uninterrupted
 from ..embedded.processes import environment
 from . import crashes, databases
 from .processes import Process
-from .variables import APP, CONFIGURATION, DJANGO, READY
 
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0
@@ -62,9 +61,7 @@ class Worker:
             **os.environ,
             "PYTHONUNBUFFERED": "1",
             "PYTHONPATH": _python_path(),
-            APP: app,
-            CONFIGURATION: json.dumps(dict(configuration or {})),
-            DJANGO: json.dumps(databases.names()),
+            "SIDEJOB_TEST_WORKER": json.dumps([app, dict(configuration or {}), databases.names()]),
         }
         self._given = dict(env or {})
         self._lives: list[Process] = []
@@ -94,7 +91,7 @@ class Worker:
                 "TMPDIR": str(self._scratch()),
                 **self._given,
                 **(crash.variables(self, home) if crash else {}),
-                READY: str(ready),
+                "SIDEJOB_TEST_READY": str(ready),
             }
             life = Process(self._argv, name=self.name, env=env, cwd=Path.cwd(), log_path=log)
             _janitor().watch_process(life.pid, signal.SIGKILL)
