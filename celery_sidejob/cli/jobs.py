@@ -23,7 +23,7 @@ from ..jobs.job import Job
 from ..model.printable import counted
 from ..model.status import FINISHED, Status
 from .command import INTERRUPTED, Failed, commands, hint_unknown, job_named, load_modules, looks
-from .options import JSON_LIST, JSON_OBJECT, AtLeast, job_argument, job_filters, limit_option, yes_option
+from .options import JOB_FILTERS, JSON_LIST, JSON_OBJECT, AtLeast, job_argument, limit_option, yes_option
 from .output import Output, at_least, in_short, lasting, line, status, table_if_any
 from .selection import confirm
 
@@ -33,8 +33,7 @@ COLUMNS = ("Job", "Status", "Task", "Queue", PARENT, "Created", "Last run", "Too
 JOB_ID = AtLeast(0)
 
 
-@commands.command()
-@job_filters
+@commands.command(params=[*JOB_FILTERS])
 @limit_option
 @click.option("--oldest-first", is_flag=True, help="Show the oldest jobs first; so does --after.")
 @click.option("--before", metavar="ID", type=JOB_ID, help="Only jobs before this id.")
@@ -77,16 +76,13 @@ def parent_of(info: dict[str, Any]) -> str:
 
 
 def _row(info: dict[str, Any], *, families: bool) -> tuple[Any, ...]:
-    why = ", ".join(info["waiting_for"]) or (_error(info["error"]) if info["status"] == Status.FAILED else "")
+    why, error = ", ".join(info["waiting_for"]), info["error"]
+    if not why and info["status"] == Status.FAILED and error is not None:
+        why = in_short(f"{error['type']}: {error['message']}")
     shown = line(status(info["status"]), f": {why}" if why else "")
     took = None if info["lasted_s"] is None else lasting(info["lasted_s"])
     parent = (parent_of(info),) if families else ()
     return info["id"], shown, info["task"], info["queue"], *parent, info["created_at"], info["ran_at"], took
-
-
-def _error(error: dict[str, Any] | None) -> str:
-    """Return the error of a failed job."""
-    return "" if error is None else in_short(f"{error['type']}: {error['message']}")
 
 
 @commands.command()
@@ -112,7 +108,8 @@ def _grown(nodes: list[Node]) -> Tree:
     endless = {node.id for node in nodes if node.more_children}
     trees: dict[int, Tree] = {}
     for node in nodes:
-        shown = line((str(node.id), "bold"), f"  {_label(node)}  ", status(node.status))
+        name = "" if node.child_name is None else f"{node.child_name}: "
+        shown = line((str(node.id), "bold"), f"  {name}{node.task}  ", status(node.status))
         if node.progress is not None:
             shown += line((f"  {node.progress['shown']}", "bright_black"))
         # A parent comes before its children; the first node's own is not here.
@@ -123,10 +120,6 @@ def _grown(nodes: list[Node]) -> Tree:
         number = at_least(count, job_id in endless)
         trees[job_id].add(Text(f"… {number} more" if has else f"… {number} below", style="bright_black"))
     return trees[nodes[0].id]
-
-
-def _label(node: Node) -> str:
-    return node.task if node.child_name is None else f"{node.child_name}: {node.task}"
 
 
 def _left_out(nodes: list[Node]) -> dict[int, int]:

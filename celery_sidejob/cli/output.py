@@ -202,6 +202,11 @@ def moment(at: datetime) -> str:
     return f"{at.astimezone():%Y-%m-%d %H:%M:%S}"
 
 
+def paused(at: datetime | None, reason: str | None) -> str:
+    """Return since when a queue or a schedule is paused, and why; nothing if it is not."""
+    return "" if at is None else f"paused {moment(at)}{f': {reason}' if reason else ''}"
+
+
 def status(name: str) -> Text:
     """Return a status in its colour."""
     return Text(name, style=STYLES.get(name, ""))

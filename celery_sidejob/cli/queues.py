@@ -11,7 +11,9 @@ from rich.text import Text
 from ..jobs.queue import Queue
 from ..jobs.workers import WorkerInfo, WorkerRun, document_of
 from .command import commands, hint_unknown, unknown_name
-from .output import Output, duration, job_or_task, line, moment, table_if_any
+from .output import Output, duration, job_or_task, line, paused, table_if_any
+
+LIMITS = ("limit", "limit_per_key", "rate")
 
 
 @commands.command()
@@ -19,8 +21,8 @@ def queues(sidejob: Any, output: Output) -> None:
     """Show the managed queues: their limits, and how many runs wait and run there."""
     found = [_about(queue) for queue in sidejob.queues()]
     rows = [
-        (each["name"], _gate(each), each["limit"], each["limit_per_key"], each["rate"], *each["counts"].values())
-        for each in found
+        (about["name"], paused(about["paused_at"], about["reason"]), *map(about.get, LIMITS), *about["counts"].values())
+        for about in found
     ]
     shown = table_if_any(
         "Queue", "", "Limit", "Per key", "Rate", "Waiting", "Running", "Scheduled", "Blocked", "Lost", rows=rows
@@ -33,10 +35,10 @@ def queues(sidejob: Any, output: Output) -> None:
 @click.option("--reason", metavar="TEXT", help="Why it is paused; `queues` and `doctor` show this text.")
 def pause(sidejob: Any, output: Output, queue: str, reason: str | None) -> None:
     """Begin no further run of a queue, on any worker, until `resume`; runs in progress go on."""
-    paused = sidejob.queue(queue)
+    stopped = sidejob.queue(queue)
     said = unknown_name(sidejob, output, "queue", queue)  # asked before, because a paused queue is known
-    paused.pause(reason)
-    output.answer(_about(paused), f"Queue {queue} is paused. Runs in progress: {paused.counts.running}.")
+    stopped.pause(reason)
+    output.answer(_about(stopped), f"Queue {queue} is paused. Runs in progress: {stopped.counts.running}.")
     if said:
         output.note(said)
 
@@ -61,7 +63,7 @@ def unmanage(sidejob: Any, output: Output, queue: str) -> None:
     managed = sidejob.queue(queue)
     about = _about(managed)
     was_managed = managed.unmanage()
-    had = [f"{name.replace('_', ' ')} {about[name]}" for name in ("limit", "limit_per_key", "rate") if about[name]]
+    had = [f"{name.replace('_', ' ')} {about[name]}" for name in LIMITS if about[name]]
     was = f" It had {', '.join(had)}." if had else ""
     said = "is not managed any more" if was_managed else "was not managed"
     output.answer({"name": queue, "was_managed": was_managed}, f"Queue {queue} {said}.{was}")
@@ -80,13 +82,6 @@ def _about(queue: Queue) -> dict[str, Any]:
         "rate": queue.rate,
         "counts": asdict(queue.counts),
     }
-
-
-def _gate(about: dict[str, Any]) -> str:
-    if about["paused_at"] is None:
-        return ""
-    why = f": {about['reason']}" if about["reason"] else ""
-    return f"paused {moment(about['paused_at'])}{why}"
 
 
 @commands.command()

@@ -11,7 +11,7 @@ from ..hooks.beat import declaration_of, entries_of
 from ..model.errors import SideJobError
 from .command import Failed, commands, load_modules, nothing_matches
 from .options import yes_option
-from .output import Output, facts, job_or_task, line, moment, table, table_if_any
+from .output import Output, facts, job_or_task, line, moment, paused, table, table_if_any
 from .selection import confirm
 
 NEXT_SHOWN = 5
@@ -73,8 +73,8 @@ def show(sidejob: Any, output: Output, name: str) -> None:
 @click.option("--reason", metavar="TEXT", help="Why it is paused; `schedules list` shows this text.")
 def pause(sidejob: Any, output: Output, name: str, reason: str | None) -> None:
     """Pause a schedule: it makes no job until `schedules resume`, and no job for the times of the pause."""
-    paused = sidejob.get_schedule(name).pause(reason)
-    output.answer(paused.info, f"Schedule {name} is paused.")
+    schedule = sidejob.get_schedule(name).pause(reason)
+    output.answer(schedule.info, f"Schedule {name} is paused.")
 
 
 @schedules.command()
@@ -149,8 +149,7 @@ def _times(about: dict[str, Any]) -> str:
 
 def _state(about: dict[str, Any]) -> str:
     if about["paused_at"] is not None:
-        why = f": {about['pause_reason']}" if about["pause_reason"] else ""
-        return f"paused {moment(about['paused_at'])}{why}"
+        return paused(about["paused_at"], about["pause_reason"])
     if about["trouble"] is not None:
         return "in trouble"
     return "" if about["next_time"] is not None else "ended"
