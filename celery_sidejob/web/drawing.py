@@ -66,17 +66,13 @@ def runs_of(history: Iterable[Mapping[str, Any]]) -> list[Span]:
     return list(spans.values())
 
 
-def steps_of(steps: Sequence[Step]) -> list[Span]:
-    """Return the steps of a job, in order."""
-    return [_step(step) for step in steps]
-
-
 def _run(run_no: int, began_at: datetime, ended_at: datetime, how: str, worker: str | None) -> Span:
     took = lasting(max(0.0, (ended_at - began_at).total_seconds()))
     return Span(f"run {run_no}", began_at, ended_at, how, f"Run {run_no}: {how}, {took}, {worker or 'unknown worker'}")
 
 
-def _step(step: Step) -> Span:
+def span_of(step: Step) -> Span:
+    """Return a step; one in progress lasts until now."""
     how = "failed" if step.error is not None else "completed" if step.done else "running"
     if step.done or step.error is not None:
         ended_at = step.began_at + timedelta(seconds=step.took_s)
@@ -230,8 +226,7 @@ class GraphDrawing:
 
 def drawn(graph: Graph) -> GraphDrawing:
     """Return the places of the nodes of a graph: in columns, from left to right."""
-    keys = [node.key for node in graph.nodes]
-    columns = _columns(keys, _without_circles(keys, graph.edges))
+    columns = _columns(_without_circles([node.key for node in graph.nodes], graph.edges))
     ways = {(edge.before, edge.after): _way(columns, edge.before, edge.after) for edge in graph.edges}
     rows = _rows(columns, [pair for way in ways.values() for pair in pairwise(way)])
     least = min(row - _height_of(key) / 2 for key, row in rows.items())
@@ -253,8 +248,8 @@ def drawn(graph: Graph) -> GraphDrawing:
     )
 
 
-def _without_circles(keys: Iterable[str], edges: Iterable[Edge]) -> list[tuple[str, str]]:
-    """Return the edges without those that close a circle: a parent may wait for its child."""
+def _without_circles(keys: Sequence[str], edges: Iterable[Edge]) -> dict[str, set[str]]:
+    """Return which nodes lead to each node, without edges that close a circle: a parent may wait for its child."""
     pairs = list(dict.fromkeys((edge.before, edge.after) for edge in edges))
     while True:
         before: dict[str, set[str]] = {key: set() for key in keys}
@@ -266,23 +261,20 @@ def _without_circles(keys: Iterable[str], edges: Iterable[Edge]) -> list[tuple[s
             circle = {*pairwise(error.args[1])}
             pairs.remove(next(pair for pair in reversed(pairs) if pair in circle))
         else:
-            return pairs
+            return before
 
 
-def _columns(keys: Sequence[str], pairs: Iterable[tuple[str, str]]) -> list[list[str]]:
+def _columns(before: Mapping[str, set[str]]) -> list[list[str]]:
     """Put each node into the first column behind all nodes that lead to it."""
-    before: dict[str, set[str]] = {key: set() for key in keys}
-    for first, second in pairs:
-        before[second].add(first)
     column: dict[str, int] = {}
     for key in TopologicalSorter(before).static_order():
         column[key] = 1 + max((column[each] for each in before[key]), default=-1)
-    for key in keys:  # a node to which none leads stands just before the nodes to which it leads
-        after = [column[second] for first, second in pairs if first == key]
+    for key in before:  # a node to which none leads stands just before the nodes to which it leads
+        after = [column[second] for second, firsts in before.items() if key in firsts]
         if not before[key] and after:
             column[key] = min(after) - 1
     columns: list[list[str]] = [[] for _ in range(1 + max(column.values()))]
-    for key in keys:
+    for key in before:
         columns[column[key]].append(key)
     return columns
 

@@ -26,7 +26,7 @@ from ..model.printable import seconds_from, since_from
 from ..model.status import ASKABLE, Status
 from ..operations.waiting import REASONS
 from ..store.kept import STATUSES as TASK_STATUSES
-from .drawing import chart_of, drawn, month_chart, over_time, runs_of, steps_of
+from .drawing import chart_of, drawn, month_chart, over_time, runs_of, span_of
 from .rendering import path
 from .schemas import JobsQuery
 from .site import Entry, Refused, Shown, Visit
@@ -155,7 +155,7 @@ def job(visit: Visit) -> Shown:
         job=details,
         steps=steps[:STEPS],
         steps_count=len(steps),
-        drawn=over_time(steps_of(steps[:STEPS])),
+        drawn=over_time([span_of(step) for step in steps[:STEPS]]),
         timeline=over_time(runs_of(details["history"])),
         history=details["history"][::-1],
         schedule=found.schedule,

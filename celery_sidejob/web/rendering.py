@@ -34,7 +34,8 @@ def environment() -> Environment:
         query=query, exact=exact, line=line, short=cut, tail=tail, percent=percent,
     )  # fmt: skip
     made.tests["job"] = lambda one: isinstance(one, Job)
-    made.globals.update(words=WORDS, statuses=STATUSES, reasons=REASONS)
+    # `live_at` is the path by which a page is told of changes.
+    made.globals.update(words=WORDS, statuses=STATUSES, reasons=REASONS, live_at=None)
     return made
 
 
