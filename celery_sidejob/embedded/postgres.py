@@ -141,7 +141,7 @@ class Postgres(Server):
             finally:
                 if process is not None:
                     end_group(process)
-                    self._janitor.forget_process(process.pid)
+                    self._janitor.forget(process.pid)
         if process.returncode != 0:
             raise ServerError(
                 f"{Path(command[0]).name} failed with exit code {process.returncode}:\n{tail(home / 'log')}"

@@ -171,7 +171,7 @@ class Server(ABC):
     def _remove(self, path: Path) -> None:
         if path.exists():
             shutil.rmtree(path)
-        self._janitor.forget_directory(path)
+        self._janitor.forget(path)
 
     def _launch_on_a_port(self, home: Path) -> None:
         """Launch on the port of the last start, which clients may know, or else on a free port."""
@@ -236,7 +236,7 @@ class Server(ABC):
 
     def _forget_process(self) -> None:
         assert self._process is not None
-        self._janitor.forget_process(self._process.pid)
+        self._janitor.forget(self._process.pid)
         self._process = None
 
     @property

@@ -105,7 +105,7 @@ class Worker:
         To kill only its main process, or a process of its pool, use `os.kill` with `pid` or one of `pool_pids`.
         """
         self._life.kill_group()
-        _janitor().forget_process(self._life.pid)
+        _janitor().forget(self._life.pid)
 
     def stop(self, timeout: float = STOP_TIMEOUT_S) -> int:
         """Stop it as a deployment does (SIGTERM): it finishes its runs; returns its exit code."""
@@ -134,7 +134,7 @@ class Worker:
             self.kill()
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
-            _janitor().forget_directory(self._temporary)
+            _janitor().forget(self._temporary)
             self._temporary = None
 
     # -- its processes and output --------------------------------------------------------------------------------
