@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Literal, TypeVar
 
 import click
-from click import Parameter
 
 from ..inspection.queues import QueueViews
 from ..inspection.tasks import TaskViews
@@ -19,8 +17,6 @@ from ..model.checks import did_you_mean, is_keepable
 from ..model.errors import SideJobError, StoreUnavailableError
 from .output import Output, one_line, printable
 
-P = ParamSpec("P")
-R = TypeVar("R")
 T = TypeVar("T")
 
 INTERRUPTED = 130
@@ -50,23 +46,28 @@ class AppCommand(click.Command):
     It has the option --json, which `Output.answer` obeys.
     """
 
-    def __init__(
-        self,
-        name: str,
-        callback: Callable[..., Any],
-        params: list[click.Parameter],
-        *,
-        has_json: bool = True,
-        **rest: Any,
-    ) -> None:
-        super().__init__(name, callback=with_output(callback), params=[*params, JSON] if has_json else params, **rest)
+    def __init__(self, *args: Any, has_json: bool = True, **rest: Any) -> None:
+        super().__init__(*args, **rest)
+        if has_json:
+            self.params.append(JSON)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Do the command; click shows the usage after an error in here."""
+        return ctx.invoke(lambda: self.call(ctx.obj.app, output_of(ctx), ctx.params))
+
+    def call(self, app: Any, output: Output, given: dict[str, Any]) -> Any:
+        """Call the function of the command."""
+        assert self.callback is not None
+        return self.callback(app, output, **given)
 
 
 class Command(AppCommand):
-    """A command that is called with the app's SideJob and its `Output`; an error of the package is one line."""
+    """A command that is called with the app's SideJob and its `Output`, before its own parameters."""
 
-    def __init__(self, name: str, callback: Callable[..., Any], params: list[Parameter], **rest: Any) -> None:
-        super().__init__(name, with_sidejob(callback), params, **rest)
+    def call(self, app: Any, output: Output, given: dict[str, Any]) -> Any:
+        """Call the function of the command."""
+        with sidejob_of(app) as sidejob:
+            return super().call(sidejob, output, given)
 
 
 class Group(click.Group):
@@ -81,32 +82,33 @@ def commands() -> None:
     """Inspect durable jobs and their store, and act on them."""
 
 
-def with_output(function: Callable[Concatenate[Any, Output, P], R]) -> Callable[P, R]:
-    """Call a function with the Celery app and the command's output; the output knows about --json."""
+def output_of(context: click.Context) -> Output:
+    """Return the output of a command, which knows about --json.
 
-    @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        celery = click.get_current_context().obj
-        _check_texts(kwargs)
-        output = Output(coloured=not celery.no_color, for_program=bool(kwargs.pop("as_json", False)))
-        return function(celery.app, output, *args, **kwargs)
+    Refuses bytes that are not text in the terminal's encoding: Python passes them on, and the store refuses them.
+    """
+    for value in context.params.values():
+        for text in value if isinstance(value, tuple) else (value,):
+            if isinstance(text, str) and not is_keepable(text):
+                raise click.UsageError(f"'{printable(text)}' is not encoded as your terminal says: it is no text.")
+    return Output(coloured=not context.obj.no_color, for_program=bool(context.params.pop("as_json", False)))
 
-    return call
 
-
-def with_sidejob(function: Callable[Concatenate[Any, Output, P], R]) -> Callable[Concatenate[Any, Output, P], R]:
-    """Give a function the SideJob of the app that it is called with."""
-
-    @functools.wraps(function)
-    def call(app: Any, output: Output, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            sidejob = _sidejob_of(app)
-            with sidejob.runtime.connections.talking(within_s=PATIENCE_S):
-                return function(sidejob, output, *args, **kwargs)
-        except SideJobError as error:
-            raise Failed(error) from error
-
-    return call
+@contextmanager
+def sidejob_of(app: Any) -> Iterator[Any]:
+    """Give the SideJob of an app to a block; an error of the package there ends the command with one line."""
+    sidejob = getattr(app, "sidejob", None)
+    if sidejob is None:
+        raise Failed(
+            f"The app {app.main or 'default'!r} has no SideJob. Name your app with `celery -A <module> sidejob …`, and "
+            "in that module add: from celery_sidejob import SideJob; sidejob = SideJob(app). The commands below "
+            "`transport` work without one."
+        )
+    try:
+        with sidejob.runtime.connections.talking(within_s=PATIENCE_S):
+            yield sidejob
+    except SideJobError as error:
+        raise Failed(error) from error
 
 
 def job_named(sidejob: Any, which: str) -> Job:
@@ -144,25 +146,6 @@ def with_app(text: str) -> str:
     context = click.get_current_context(silent=True)
     name = context.find_root().params.get("app") if context is not None else None
     return text.replace("<app>", name) if isinstance(name, str) else text
-
-
-def _check_texts(given: Mapping[str, object]) -> None:
-    """Refuse bytes that are not text in the terminal's encoding: Python passes them on, and the store refuses them."""
-    for value in given.values():
-        for text in value if isinstance(value, tuple) else (value,):
-            if isinstance(text, str) and not is_keepable(text):
-                raise click.UsageError(f"'{printable(text)}' is not encoded as your terminal says: it is no text.")
-
-
-def _sidejob_of(app: Any) -> Any:
-    sidejob = getattr(app, "sidejob", None)
-    if sidejob is None:
-        raise Failed(
-            f"The app {app.main or 'default'!r} has no SideJob. Name your app with `celery -A <module> sidejob …`, and "
-            "in that module add: from celery_sidejob import SideJob; sidejob = SideJob(app). The commands below "
-            "`transport` work without one."
-        )
-    return sidejob
 
 
 # -- names that a person may have misspelt -----------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import wraps
 from typing import Any
 
 import click
@@ -110,17 +109,18 @@ class Selection:
 class JobsCommand(Command):
     """A command, with `yes_option`, on jobs that are named or chosen by filters: it gets a `Selection` of them."""
 
-    def __init__(self, name: str, callback: Callable[..., Any], params: list[click.Parameter], **rest: Any) -> None:
-        @wraps(callback)
-        def call(sidejob: Any, output: Output, /, job_ids: Sequence[str], yes: bool, **given: Any) -> Any:
-            chosen = {str(option.name): given.pop(str(option.name)) for option in JOB_FILTERS}
-            by_filters = any(value not in (None, ()) for value in chosen.values())
-            say = "Name a job, or choose jobs by filters such as --status and --task; not both."
-            check_one_way(bool(job_ids), by_filters, say=say)
-            return callback(sidejob, output, Selection(job_ids, chosen, yes), **given)
+    def __init__(self, *args: Any, **rest: Any) -> None:
+        super().__init__(*args, **rest)
+        self.params[:0] = [click.Argument(["job_ids"], metavar="[ID_OR_ALIAS]...", nargs=-1), *JOB_FILTERS]
 
-        names = click.Argument(["job_ids"], metavar="[ID_OR_ALIAS]...", nargs=-1)
-        super().__init__(name, call, [names, *JOB_FILTERS, *params], **rest)
+    def call(self, app: Any, output: Output, given: dict[str, Any]) -> Any:
+        """Call the function of the command; a usage error if jobs are named and chosen, or neither."""
+        chosen = {str(option.name): given.pop(str(option.name)) for option in JOB_FILTERS}
+        selection = Selection(given.pop("job_ids"), chosen, given.pop("yes"))
+        by_filters = any(value not in (None, ()) for value in chosen.values())
+        say = "Name a job, or choose jobs by filters such as --status and --task; not both."
+        check_one_way(bool(selection.job_ids), by_filters, say=say)
+        return super().call(app, output, {**given, "selection": selection})
 
 
 def act_on_each(sidejob: Any, output: Output, selection: Selection, act: Act, *, verb: str, done: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from .command import Failed, commands, load_modules, with_output, with_sidejob
+from .command import Failed, commands, load_modules, output_of, sidejob_of
 from .output import Output, table_if_any
 
 ADMIN = "admin"
@@ -27,7 +27,9 @@ def web(context: click.Context, host: str, port: int) -> None:
     ends with this process, and listens on this machine only.
     """
     if context.invoked_subcommand is None:
-        context.invoke(_serve, host=host, port=port)
+        output = output_of(context)
+        with sidejob_of(context.obj.app) as sidejob:
+            _serve(sidejob, output, host, port)
 
 
 @web.command("user", has_json=False)
@@ -79,8 +81,6 @@ def revoke(sidejob: Any, output: Output, name: str) -> None:
     output.answer({"name": name, "revoked": True}, f"Token {name} is revoked.")
 
 
-@with_output
-@with_sidejob
 def _serve(sidejob: Any, output: Output, host: str, port: int) -> None:
     from ..web.server import serve  # imported here: its libraries come with an extra
 
