@@ -108,19 +108,15 @@ def retry_dead(app: Any, output: Output, /, **chosen: Any) -> None:
                 raise Failed(f"{error}. It can only be deleted.") from error
             return False
 
-    _decide(app, output, "retried", retry, **chosen)
+    _decide(app, output, "retried", retry, **chosen, yes=True)  # it takes nothing away, so nobody is asked
 
 
 @dead_list.command("delete", cls=AppCommand)
 @chosen_messages
 @yes_option
-def delete_dead(app: Any, output: Output, /, yes: bool, **chosen: Any) -> None:
+def delete_dead(app: Any, output: Output, /, **chosen: Any) -> None:
     """Remove messages for good, after a question: by id, by queue, or all."""
-
-    def ask(number: int) -> None:
-        confirm(f"Delete {counted(number, 'message', 'messages')} of the dead list for good?", yes=yes)
-
-    _decide(app, output, "deleted", lambda dead, one: dead.delete(one.text), ask, **chosen)
+    _decide(app, output, "deleted", lambda dead, one: dead.delete(one.text), **chosen)
 
 
 def _decide(
@@ -128,13 +124,13 @@ def _decide(
     output: Output,
     what: str,
     do: Callable[[DeadList, DeadMessage], bool],
-    ask: Callable[[int], None] = lambda number: None,
     *,
+    yes: bool,
     names: tuple[str, ...],
     everything: bool,
     queue: str | None,
 ) -> None:
-    """Act on each chosen message, and report their number; `ask` is called first, with the number."""
+    """Act on each chosen message, and report their number; unless `yes`, ask first whether to delete them."""
     check_one_way(
         bool(names),
         everything,
@@ -150,7 +146,7 @@ def _decide(
         if unknown:
             raise Failed(f"The dead list has no message {', '.join(sorted(unknown))}: it was retried or deleted.")
         if chosen:
-            ask(len(chosen))
+            confirm(f"Delete {counted(len(chosen), 'message', 'messages')} of the dead list for good?", yes=yes)
         with output.progress(f"Messages {what}") as add:
             for one in chosen:
                 if do(dead, one):

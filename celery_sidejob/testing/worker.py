@@ -85,7 +85,7 @@ class Worker:
         ready = home / f"{self.name}-{len(self._lives)}.ready"
         log = home / f"{self.name}-{len(self._lives)}.log"
         with uninterrupted():
-            crash = crashes.present()
+            crash = crashes.present
             env = {
                 **self._env,
                 "TMPDIR": str(self._scratch()),

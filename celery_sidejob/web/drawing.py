@@ -34,19 +34,11 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
-    """A span at its place."""
-
-    span: Span
-    x: float
-    width: float
-
-
-@dataclass(frozen=True, slots=True)
 class Drawing:
     """Bars over a line of time."""
 
-    bars: Sequence[Bar]
+    bars: Sequence[tuple[Span, float, float]]
+    """(span, place, width)."""
     ticks: Sequence[tuple[float, str]]
     """(place, time since the beginning)."""
     lasted_s: float
@@ -93,7 +85,7 @@ def over_time(spans: Sequence[Span]) -> Drawing | None:
     for span in spans:
         x = (span.began_at - first).total_seconds() / whole_s * WIDTH
         width = max((span.ended_at - span.began_at).total_seconds() / whole_s * WIDTH, NARROWEST)
-        bars.append(Bar(span, round(min(x, WIDTH - NARROWEST), 2), round(min(width, WIDTH), 2)))
+        bars.append((span, round(min(x, WIDTH - NARROWEST), 2), round(min(width, WIDTH), 2)))
     ticks = [(WIDTH * n / TICKS, lasting(whole_s * n / TICKS)) for n in range(TICKS + 1)]
     return Drawing(bars, ticks, whole_s)
 
@@ -207,19 +199,12 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrow:
-    """An edge, as a curve."""
-
-    edge: Edge
-    path: str
-
-
-@dataclass(frozen=True, slots=True)
 class GraphDrawing:
     """Boxes and arrows."""
 
     boxes: Sequence[Box]
-    arrows: Sequence[Arrow]
+    arrows: Sequence[tuple[Edge, str]]
+    """(edge, path): each edge as a curve."""
     width: float
     height: float
 
@@ -239,7 +224,7 @@ def drawn(graph: Graph) -> GraphDrawing:
         Box(node, places[node.key][0], places[node.key][1] - BOX_HEIGHT / 2, _parts(node), node.key == graph.focus)
         for node in graph.nodes
     ]
-    arrows = [Arrow(edge, _path([places[key] for key in ways[edge.before, edge.after]])) for edge in graph.edges]
+    arrows = [(edge, _path([places[key] for key in ways[edge.before, edge.after]])) for edge in graph.edges]
     return GraphDrawing(
         boxes,
         arrows,

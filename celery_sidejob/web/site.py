@@ -172,16 +172,13 @@ class Site:
 
     def app(self, entries: Sequence[Entry], more: Sequence[Route] = ()) -> ASGIApp:
         """Return the ASGI app of these pages, and of more routes."""
-        routes = [*more]
+        routes = [*more, Route("/healthz", _healthz), Mount("/static", StaticFiles(directory=STATIC))]
         routes += [Route(as_route(entry.path), self._endpoint(entry), methods=[entry.method]) for entry in entries]
-        routes += [
-            Route("/healthz", _healthz),
-            Route("/login", self._login, methods=["GET", "POST"]),
-            Route("/logout", self._logout, methods=["POST"]),
-        ]
+        if self._auth is None:
+            routes.append(Route("/login", self._login, methods=["GET", "POST"]))
+            routes.append(Route("/logout", self._logout, methods=["POST"]))
         app = Starlette(
-            routes=[*routes, Mount("/static", StaticFiles(directory=STATIC))],
-            exception_handlers=dict.fromkeys((HTTPException, Refused, Exception), self._told),
+            routes=routes, exception_handlers=dict.fromkeys((HTTPException, Refused, Exception), self._told)
         )
         return _with_headers(app)
 
@@ -267,8 +264,6 @@ class Site:
     # -- login ---------------------------------------------------------------------------------------------------
 
     async def _login(self, request: Request) -> Response:
-        if self._auth is not None:
-            raise HTTPException(404)
         target = _within(request.query_params.get("next", "/"))
         show = partial(self.show, request, "login.html", user=None, target=target)
         if request.method != "POST":
@@ -291,8 +286,6 @@ class Site:
         return response
 
     async def _logout(self, request: Request) -> Response:
-        if self._auth is not None:
-            raise HTTPException(404)
         response = RedirectResponse(f"{request.scope.get('root_path', '')}/login", status_code=303)
         user = self.user_of(request)
         if user is not None and not self.sessions.is_from_our_form(
