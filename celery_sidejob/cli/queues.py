@@ -8,8 +8,10 @@ from typing import Any
 import click
 from rich.text import Text
 
+from ..inspection.queues import QueueViews
 from ..jobs.queue import Queue
 from ..jobs.workers import WorkerInfo, WorkerRun, document_of
+from ..store.statement import picked
 from .command import commands, hint_unknown, unknown_name
 from .output import Output, duration, job_or_task, line, paused, table_if_any
 
@@ -19,7 +21,8 @@ LIMITS = ("limit", "limit_per_key", "rate")
 @commands.command()
 def queues(sidejob: Any, output: Output) -> None:
     """Show the managed queues: their limits, and how many runs wait and run there."""
-    found = [_about(queue) for queue in sidejob.queues()]
+    gates = QueueViews(sidejob.runtime).gates()
+    found = [{**gate, "counts": asdict(sidejob.queue(gate["name"]).counts)} for gate in gates]
     rows = [
         (about["name"], paused(about["paused_at"], about["reason"]), *map(about.get, LIMITS), *about["counts"].values())
         for about in found
@@ -72,16 +75,9 @@ def unmanage(sidejob: Any, output: Output, queue: str) -> None:
 
 
 def _about(queue: Queue) -> dict[str, Any]:
-    return {
-        "name": queue.name,
-        "paused_at": queue.paused_at,
-        "reason": queue.pause_reason,
-        "ordered": queue.ordered,
-        "limit": queue.limit,
-        "limit_per_key": queue.limit_per_key,
-        "rate": queue.rate,
-        "counts": asdict(queue.counts),
-    }
+    """Return the settings of a queue as `QueueViews.gates` does, also if it is not managed, and its counts."""
+    pause = {"name": queue.name, "paused_at": queue.paused_at, "reason": queue.pause_reason}
+    return {**pause, **picked(queue, "ordered", *LIMITS), "counts": asdict(queue.counts)}
 
 
 @commands.command()
