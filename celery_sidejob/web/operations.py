@@ -20,6 +20,7 @@ from ..inspection.tasks import TaskViews
 from ..jobs.job import Job
 from ..jobs.workers import document_of
 from ..model.names import at_most, check_key, check_tags
+from ..store.statement import picked
 from . import schemas, verbs
 from .api import Call, Operation, openapi
 from .pages import DEAD_FILTERS, FILTERS, NEXT_TIMES, POOLS, matching_jobs, port_of
@@ -215,7 +216,8 @@ def revoke_task(call: Call) -> Any:
 def list_dead(call: Call) -> Any:
     """List entries of the dead set, the newest first: one page, and the cursor of the next."""
     asked = call.query
-    entries, further = DeadViews(call.sidejob.runtime).page(**_dead(asked), before=asked.cursor or 0, limit=asked.limit)
+    chosen = picked(asked, *DEAD_FILTERS)
+    entries, further = DeadViews(call.sidejob.runtime).page(**chosen, before=asked.cursor or 0, limit=asked.limit)
     return _page([asdict(entry) for entry in entries], None if further is None else str(further))
 
 
@@ -239,8 +241,9 @@ def retry_dead(call: Call) -> Any:
 
 def retry_many_dead(call: Call) -> Any:
     """Try the first entries that match again; repeat it until `retried` is 0."""
-    tell(call, f"retries {_dead(call.body)} of the dead set")
-    return {"retried": call.sidejob.dead.retry_all(**_dead(call.body), limit=call.body.limit)}
+    chosen = picked(call.body, *DEAD_FILTERS)
+    tell(call, f"retries {chosen} of the dead set")
+    return {"retried": call.sidejob.dead.retry_all(**chosen, limit=call.body.limit)}
 
 
 def delete_dead(call: Call) -> Any:
@@ -346,10 +349,6 @@ def _job_of(call: Call) -> Job:
 
 def _page(items: Sequence[Any], cursor: int | str | None) -> dict[str, Any]:
     return {"items": items, "next": cursor}
-
-
-def _dead(given: Any) -> dict[str, Any]:
-    return {name: getattr(given, name) for name in DEAD_FILTERS}
 
 
 def _context(call: Call, data: Mapping[str, Any]) -> Any:

@@ -67,9 +67,6 @@ class Users:
         self._lock = threading.Lock()
         self._nobody = hashed(secrets.token_urlsafe(), Role.READ)
 
-    def __bool__(self) -> bool:
-        return bool(self._users)
-
     def find(self, name: str, mark: str) -> User | None:
         """Return the user of a session, unless the user is gone or has another password or role since."""
         given = self._users.get(name)
