@@ -92,34 +92,29 @@ def _endpoint(site: Site, operation: Operation) -> Callable[[Request], Any]:
             limit = site.sidejob.settings.max_value_bytes + OVERHEAD
             body = await read_body(request, limit) if operation.method != "GET" else b""
             return await run_in_threadpool(_answer, site, operation, request, body)
-        except Refused as error:
-            return problem(error.status, error.title, error.told, headers=error.headers)
+        except Exception as error:
+            return _problem_of(error)
 
     return endpoint
 
 
 def _answer(site: Site, operation: Operation, request: Request, body: bytes) -> Response:
-    try:
-        with site.sidejob.runtime.connections.talking(within_s=PATIENCE_S):
-            token = _token(site, request)
-            if operation.scope not in token.scopes:
-                return problem(403, "Not allowed", f"The token {token.name!r} lacks the scope {operation.scope!r}.")
-            user = User(f"token {token.name}", Role.READ)  # what it may do, its scopes say
-            call = Call(site, request, user, body=_body(operation, request, body), query=_query(operation, request))
-            if not all(map(is_keepable, (*request.path_params.values(), *request.query_params.values()))):
-                raise Refused(400, "Refused", "The store keeps no text with a NUL or a lone surrogate.")
+    with site.sidejob.runtime.connections.talking(within_s=PATIENCE_S):
+        token = _token(site, request)
+        if operation.scope not in token.scopes:
+            raise Refused(403, "Not allowed", f"The token {token.name!r} lacks the scope {operation.scope!r}.")
+        user = User(f"token {token.name}", Role.READ)  # what it may do, its scopes say
+        call = Call(site, request, user, body=_body(operation, request, body), query=_query(operation, request))
+        if not all(map(is_keepable, (*request.path_params.values(), *request.query_params.values()))):
+            raise Refused(400, "Refused", "The store keeps no text with a NUL or a lone surrogate.")
 
-            def do() -> Response:
-                try:
-                    return _json(operation.do(call), status=operation.status)
-                except SideJobError as error:
-                    return _problem_of(error)
+        def do() -> Response:
+            try:
+                return _json(operation.do(call), status=operation.status)
+            except SideJobError as error:
+                return _problem_of(error)
 
-            return once(site.sidejob.runtime, token.hash, request, body, do) if operation.takes_key else do()
-    except Refused:
-        raise
-    except Exception as error:
-        return _problem_of(error)
+        return once(site.sidejob.runtime, token.hash, request, body, do) if operation.takes_key else do()
 
 
 def _token(site: Site, request: Request) -> Token:
@@ -164,6 +159,8 @@ def problem(status: int, title: str, detail: str, *, headers: dict[str, str] | N
 
 
 def _problem_of(error: Exception) -> Response:
+    if isinstance(error, Refused):
+        return problem(error.status, error.title, error.told, headers=error.headers)
     told = str(error)
     name = next(one.__name__ for one in type(error).__mro__ if not one.__module__.startswith("celery_sidejob.store"))
     if isinstance(error, StoreUnavailableError):
