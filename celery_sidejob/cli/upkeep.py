@@ -6,7 +6,7 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -168,9 +168,7 @@ def upgrade(sidejob: Any, output: Output, sql: bool, since: str | None) -> None:
         return
     if since is not None:
         raise click.UsageError("--from needs --sql: an upgrade finds its first revision by itself.")
-    for store in _stores(sidejob):
-        _check_urls(store, output)
-        url, setting = store.direct_url()
+    for store, url, setting in _to_change(sidejob, output):
         before = schema_check.current(url, schema, setting=setting)
         after = migrate.upgrade(url, schema, owner=sidejob.owner, setting=setting)
         if before == after:
@@ -241,9 +239,7 @@ def reassign(sidejob: Any, output: Output, beside: bool) -> None:
 
     owner = sidejob.owner
     ours = f"the app {owner['app']!r} and the broker {owner['broker']!r}"
-    for store in _stores(sidejob):
-        _check_urls(store, output)
-        url, setting = store.direct_url()
+    for store, url, setting in _to_change(sidejob, output):
         if beside:
             recorded = migrate.admit(url, store.settings.schema, owner=owner, setting=setting)
             more = f", and workers of {owner['broker']!r} may run beside its own" if recorded != owner["broker"] else ""
@@ -272,10 +268,15 @@ def _schema(store: Any) -> str:
     return f"{named} of store {store.place} of sidejob_failover_urls" if store.place else named
 
 
-def _check_urls(store: Any, output: Output) -> None:
-    """Refuse to change a schema through a URL of another database than that of workers and clients."""
-    settings = store.settings
-    if settings.direct_url is not None:
-        unknown = schema_check.check_urls(settings.require_database_url(), settings.direct_url)
-        if unknown is not None:
-            output.note(f"Could not check whether sidejob_database_url leads to the same database: {unknown}")
+def _to_change(sidejob: Any, output: Output) -> Iterator[tuple[Any, Any, Any]]:
+    """Yield each store with the URL, and its setting, by which its schema is changed.
+
+    Refuses the URL of another database than that of workers and clients.
+    """
+    for store in _stores(sidejob):
+        settings = store.settings
+        if settings.direct_url is not None:
+            unknown = schema_check.check_urls(settings.require_database_url(), settings.direct_url)
+            if unknown is not None:
+                output.note(f"Could not check whether sidejob_database_url leads to the same database: {unknown}")
+        yield store, *store.direct_url()
