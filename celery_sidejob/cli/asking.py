@@ -13,14 +13,13 @@ from ..model.errors import DuplicateError
 from ..model.status import Status
 from ..operations.runs.terminations import terminate_without_shutdown
 from ..operations.waiting import is_parked
-from .command import Failed, answering, job_named, load_modules, unknown_name, with_app
-from .looks import wait_for_none
-from .options import JSON_LIST, JSON_OBJECT, MOMENT, SECONDS, job_argument, job_filters, jobs_or_filters, yes_option
+from .command import Failed, commands, job_named, load_modules, unknown_name, wait_for_none, with_app
+from .options import JSON_LIST, JSON_OBJECT, MOMENT, SECONDS, job_argument, yes_option
 from .output import Output, at_least, line, status
-from .selection import act_on_each, check_choice, confirm
+from .selection import JobsCommand, Selection, act_on_each, confirm
 
 
-@click.command()
+@commands.command()
 @click.argument("task")
 @click.option("--args", metavar="JSON", type=JSON_LIST, default="[]", help="Positional arguments: a JSON list.")
 @click.option("--kwargs", metavar="JSON", type=JSON_OBJECT, default="{}", help="Keyword arguments: a JSON object.")
@@ -37,7 +36,6 @@ from .selection import act_on_each, check_choice, confirm
     "--depends-on", metavar="ID_OR_ALIAS", multiple=True, help="A job that must have completed first; may be repeated."
 )
 @click.option("--created-by", metavar="WHO", help="A text by which the job is found.")
-@answering
 def enqueue(sidejob: Any, output: Output, /, task: str, **given: Any) -> None:
     """Make a job of a sidejob task, as `sidejob.enqueue` does."""
     if given["eta"] is not None and given["countdown"] is not None:
@@ -50,7 +48,10 @@ def enqueue(sidejob: Any, output: Output, /, task: str, **given: Any) -> None:
     try:
         job: Job = sidejob.enqueue(task, **given)
     except DuplicateError as error:
-        _tell_of_open(output, error)
+        if (job := error.job) is None:
+            raise
+        said = f"No job was made: job {job.id}, which is {job.status}, has this unique key."
+        output.answer({"job": job.id, "made": False, "task_id": job.task_id}, said)
         return
     except TypeError as error:  # the task does not take these arguments
         raise Failed(error) from error
@@ -60,51 +61,31 @@ def enqueue(sidejob: Any, output: Output, /, task: str, **given: Any) -> None:
         output.note(unknown)
 
 
-def _tell_of_open(output: Output, error: DuplicateError) -> None:
-    job = error.job
-    if job is None:
-        raise error
-    said = f"No job was made: job {job.id}, which is {job.status}, has this unique key."
-    output.answer({"job": job.id, "made": False, "task_id": job.task_id}, said)
-
-
 PARKED = (
     " It is parked: no worker of its queue knows its task. If none comes to know it, the job ends in about a minute "
     "without its shutdown; at once with --without-shutdown."
 )
 
 
-@click.command()
-@jobs_or_filters
-@job_filters
+@commands.command(cls=JobsCommand)
 @click.option("--force", is_flag=True, help="Also ask a failed, terminating or terminated job; end a backoff.")
 @click.option("--parent", "of_parent", is_flag=True, help="Ask the job's parent instead.")
 @click.option("--countdown", metavar="DURATION", type=SECONDS, help="Run it after this time: 90, 5min, 2h.")
 @yes_option
-@answering
 def run(
-    sidejob: Any,
-    output: Output,
-    /,
-    job_ids: tuple[str, ...],
-    force: bool,
-    of_parent: bool,
-    countdown: float | None,
-    yes: bool,
-    **chosen: Any,
+    sidejob: Any, output: Output, selection: Selection, force: bool, of_parent: bool, countdown: float | None
 ) -> None:
     """Ask a job to run; the run begins after this command.
 
     Name jobs, or give filters: then the command asks all jobs that match. It first shows how many there are, and asks
     you. To try failed jobs again, give --status failed --force.
     """
-    check_choice(job_ids, chosen)
     load_modules(sidejob)
-    if len(job_ids) != 1:
+    if len(selection.job_ids) != 1:
         act = partial(_ask, force=force, of_parent=of_parent, countdown=countdown)
-        act_on_each(sidejob, output, job_ids, chosen, act, verb="Run", done="Asked to run", yes=yes)
+        act_on_each(sidejob, output, selection, act, verb="Run", done="Asked to run")
         return
-    job = job_named(sidejob, job_ids[0])
+    job = job_named(sidejob, selection.job_ids[0])
     asked = job.run(force=force, parent=of_parent, countdown=countdown)
     if asked is None:
         refused = _refused(job, of_parent)
@@ -120,9 +101,7 @@ def run(
     output.answer({**_job(asked), "asked": True, "reason": None}, line(said, status(asked.status), "."))
 
 
-@click.command()
-@jobs_or_filters
-@job_filters
+@commands.command(cls=JobsCommand)
 @click.option("--recursive", is_flag=True, help="Also all jobs below it.")
 @click.option(
     "--without-shutdown",
@@ -132,32 +111,22 @@ def run(
 )
 @click.option("--kill", is_flag=True, help="Kill the process of the job's run in progress first: for a run that hangs.")
 @yes_option
-@answering
 def terminate(
-    sidejob: Any,
-    output: Output,
-    /,
-    job_ids: tuple[str, ...],
-    recursive: bool,
-    without_shutdown: bool,
-    kill: bool,
-    yes: bool,
-    **chosen: Any,
+    sidejob: Any, output: Output, selection: Selection, recursive: bool, without_shutdown: bool, kill: bool
 ) -> None:
     """Ask for a job's shutdown; a run in progress finishes first, unless you --kill it.
 
     Name jobs, or give filters: then the command asks for the shutdown of all jobs that match. It first shows how many
     there are, and asks you.
     """
-    check_choice(job_ids, chosen)
-    if kill and (len(job_ids) != 1 or without_shutdown):
+    if kill and (len(selection.job_ids) != 1 or without_shutdown):
         raise click.UsageError("--kill is for one job, whose shutdown follows: name it, and leave out the rest.")
     load_modules(sidejob)
-    if len(job_ids) != 1:
+    if len(selection.job_ids) != 1:
         act = partial(_terminate, sidejob, recursive=recursive, without_shutdown=without_shutdown)
-        act_on_each(sidejob, output, job_ids, chosen, act, verb="Terminate", done="Asked for the shutdown", yes=yes)
+        act_on_each(sidejob, output, selection, act, verb="Terminate", done="Asked for the shutdown")
         return
-    job = job_named(sidejob, job_ids[0])
+    job = job_named(sidejob, selection.job_ids[0])
     if job.status == Status.TERMINATED and not recursive:
         said = line(f"Job {job.id} ({job.task}) has ended: it is ", status(job.status), " already.")
         output.answer({**_job(job), "recursive": False, "parked": False}, said)
@@ -241,10 +210,9 @@ UNFINISHED = (
 ASKED_MEANWHILE = "Job {job} was not deleted: it, or a job below it, was asked to run again."
 
 
-@click.command()
+@commands.command()
 @job_argument
 @yes_option
-@answering
 def delete(sidejob: Any, output: Output, job_id: str, yes: bool) -> None:
     """Delete a job and everything below it for good, if all of it is terminated; asks first.
 

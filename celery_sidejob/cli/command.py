@@ -1,15 +1,12 @@
-"""The common part of all commands: find the app's SideJob, and show an error as one line with exit code 1.
-
-`with_sidejob` gives a command its `SideJob` and its `Output`; `answering` adds the option --json, which `Output.answer`
-obeys.
-"""
+"""The common part of all commands: find the app's SideJob, show an error as one line with exit code 1, and follow."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Literal, TypeVar
 
 import click
 
@@ -17,15 +14,14 @@ from ..inspection.queues import QueueViews
 from ..inspection.tasks import TaskViews
 from ..jobs.job import Job
 from ..model.checks import did_you_mean, is_keepable
-from ..model.errors import SideJobError
-from .options import as_json
+from ..model.errors import SideJobError, StoreUnavailableError
 from .output import Output, one_line, printable
 
-P = ParamSpec("P")
-R = TypeVar("R")
+T = TypeVar("T")
 
 INTERRUPTED = 130
 """The exit code of a command that was ended by Ctrl-C, as in shells."""
+JSON = click.Option(["--json", "as_json"], is_flag=True, help="Print one JSON document instead, for programs.")
 NAMED = 10
 """The most names that are suggested if none matches."""
 PATIENCE_S = 60.0
@@ -44,37 +40,75 @@ class Failed(click.ClickException):
         self.exit_code = code  # type: ignore[misc]  # click reads it from the instance
 
 
-def with_output(function: Callable[Concatenate[Any, Output, P], R]) -> Callable[P, R]:
-    """Call a command with the Celery app and its output, before its own parameters; the output knows about --json."""
+class AppCommand(click.Command):
+    """A command that is called with the Celery app and its `Output`, before its own parameters.
 
-    @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        celery = click.get_current_context().obj
-        _check_texts(kwargs)
-        output = Output(coloured=not celery.no_color, for_program=bool(kwargs.pop("as_json", False)))
-        return function(celery.app, output, *args, **kwargs)
+    It has the option --json, which `Output.answer` obeys.
+    """
 
-    return call
+    def __init__(self, *args: Any, has_json: bool = True, **rest: Any) -> None:
+        super().__init__(*args, **rest)
+        if has_json:
+            self.params.append(JSON)
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Do the command; click shows the usage after an error in here."""
+        return ctx.invoke(lambda: self.call(ctx.obj.app, output_of(ctx), ctx.params))
 
-def with_sidejob(function: Callable[Concatenate[Any, Output, P], R]) -> Callable[P, R]:
-    """Call a command with the app's SideJob and its output, before its own parameters."""
-
-    @functools.wraps(function)
-    def call(app: Any, output: Output, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            sidejob = _sidejob_of(app)
-            with sidejob.runtime.connections.talking(within_s=PATIENCE_S):
-                return function(sidejob, output, *args, **kwargs)
-        except SideJobError as error:
-            raise Failed(error) from error
-
-    return with_output(call)
+    def call(self, app: Any, output: Output, given: dict[str, Any]) -> Any:
+        """Call the function of the command."""
+        assert self.callback is not None
+        return self.callback(app, output, **given)
 
 
-def answering(function: Callable[Concatenate[Any, Output, P], R]) -> Callable[P, R]:
-    """Do what `with_sidejob` does, and give the command the option --json, which `Output.answer` obeys."""
-    return as_json(with_sidejob(function))
+class Command(AppCommand):
+    """A command that is called with the app's SideJob and its `Output`, before its own parameters."""
+
+    def call(self, app: Any, output: Output, given: dict[str, Any]) -> Any:
+        """Call the function of the command."""
+        with sidejob_of(app) as sidejob:
+            return super().call(sidejob, output, given)
+
+
+class Group(click.Group):
+    """A group of commands with SideJob, and of such groups."""
+
+    command_class = Command
+    group_class = type
+
+
+@click.group("sidejob", cls=Group)
+def commands() -> None:
+    """Inspect durable jobs and their store, and act on them."""
+
+
+def output_of(context: click.Context) -> Output:
+    """Return the output of a command, which knows about --json.
+
+    Refuses bytes that are not text in the terminal's encoding: Python passes them on, and the store refuses them.
+    """
+    for value in context.params.values():
+        for text in value if isinstance(value, tuple) else (value,):
+            if isinstance(text, str) and not is_keepable(text):
+                raise click.UsageError(f"'{printable(text)}' is not encoded as your terminal says: it is no text.")
+    return Output(coloured=not context.obj.no_color, for_program=bool(context.params.pop("as_json", False)))
+
+
+@contextmanager
+def sidejob_of(app: Any) -> Iterator[Any]:
+    """Give the SideJob of an app to a block; an error of the package there ends the command with one line."""
+    sidejob = getattr(app, "sidejob", None)
+    if sidejob is None:
+        raise Failed(
+            f"The app {app.main or 'default'!r} has no SideJob. Name your app with `celery -A <module> sidejob …`, and "
+            "in that module add: from celery_sidejob import SideJob; sidejob = SideJob(app). The commands below "
+            "`transport` work without one."
+        )
+    try:
+        with sidejob.runtime.connections.talking(within_s=PATIENCE_S):
+            yield sidejob
+    except SideJobError as error:
+        raise Failed(error) from error
 
 
 def job_named(sidejob: Any, which: str) -> Job:
@@ -114,25 +148,6 @@ def with_app(text: str) -> str:
     return text.replace("<app>", name) if isinstance(name, str) else text
 
 
-def _check_texts(given: Mapping[str, object]) -> None:
-    """Refuse bytes that are not text in the terminal's encoding: Python passes them on, and the store refuses them."""
-    for value in given.values():
-        for text in value if isinstance(value, tuple) else (value,):
-            if isinstance(text, str) and not is_keepable(text):
-                raise click.UsageError(f"'{printable(text)}' is not encoded as your terminal says: it is no text.")
-
-
-def _sidejob_of(app: Any) -> Any:
-    sidejob = getattr(app, "sidejob", None)
-    if sidejob is None:
-        raise Failed(
-            f"The app {app.main or 'default'!r} has no SideJob. Name your app with `celery -A <module> sidejob …`, and "
-            "in that module add: from celery_sidejob import SideJob; sidejob = SideJob(app). The commands below "
-            "`transport` work without one."
-        )
-    return sidejob
-
-
 # -- names that a person may have misspelt -----------------------------------------------------------------------------
 
 
@@ -168,3 +183,38 @@ def _of_app(app: Any, kind: str) -> Iterator[str]:
             queue = queue or app.amqp.router.route({}, task.name, task_type=task).get("queue")
         if queue is not None:
             yield str(getattr(queue, "name", queue))
+
+
+# -- commands that follow something in the store -----------------------------------------------------------------------
+
+LOOK_S = 0.5
+"""Seconds between two reads."""
+HEARD_WITHIN_S = 5.0
+"""How long a command waits for workers to end what they were told to end, in seconds."""
+
+
+def looks(look: Callable[[], T], output: Output, *, deadline: float = math.inf) -> Iterator[T]:
+    """Yield the result of each read, without an end; one of the reads is at the deadline.
+
+    An error of the store is noted, and the store is read again; after the deadline the error is raised. The deadline
+    is a time of `time.monotonic`.
+    """
+    while True:
+        try:
+            found = look()
+        except StoreUnavailableError as error:
+            if time.monotonic() >= deadline:
+                raise
+            output.note(str(error))
+        else:
+            yield found
+        time.sleep(max(0.0, min(LOOK_S, deadline - time.monotonic())))
+
+
+def wait_for_none(look: Callable[[], list[T]], output: Output) -> list[T]:
+    """Read until the list is empty, for a while; return the last list."""
+    deadline = time.monotonic() + HEARD_WITHIN_S
+    for left in looks(look, output, deadline=deadline):
+        if not left or time.monotonic() >= deadline:
+            break
+    return left

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
@@ -14,14 +14,17 @@ from rich.text import Text
 from ..deadset import MOST_DIGITS, DeadEntry
 from ..model.errors import SideJobError
 from ..model.printable import counted
-from .command import Failed, answering, hint_unknown, load_modules, nothing_matches
+from .command import Failed, commands, hint_unknown, load_modules, nothing_matches
 from .options import SECONDS, AtLeast, Read, check_one_way, limit_option, queue_option, together, yes_option
 from .output import Output, facts, in_short, table
-from .selection import Summary, confirm, end_if, until_stopped
+from .selection import Summary, confirm
+
+Id = int | str
+"""The id of an entry as the dead set knows it: a number; in a failover store ``name:number``."""
 
 
-def entry_id_from(text: str) -> int | str:
-    """Return the id of an entry as the dead set knows it: a number; in a failover store ``name:number``."""
+def entry_id_from(text: str) -> Id:
+    """Return the id of an entry that a person has typed."""
     name, colon, number = text.rpartition(":")
     if not number.isdecimal() or len(number) > MOST_DIGITS or (colon and not name):
         raise ValueError(f"{text!r} is no entry's id: a number, or a store's name:number.")
@@ -49,7 +52,7 @@ given_entries = click.argument("given", metavar="[ID_OR_TASK_ID]...", type=ENTRY
 all_entries = click.option("--all", "everything", is_flag=True, help="All entries.")
 
 
-def check_one_choice(given: Sequence[int | str], everything: bool, chosen: Mapping[str, str | None]) -> None:
+def check_one_choice(given: Sequence[Id], everything: bool, chosen: Mapping[str, str | None]) -> None:
     """Raise a usage error unless entries are named, chosen by filters, or all chosen."""
     check_one_way(
         bool(given),
@@ -59,7 +62,7 @@ def check_one_choice(given: Sequence[int | str], everything: bool, chosen: Mappi
     )
 
 
-@click.group()
+@commands.group()
 def dead() -> None:
     """List work that failed for good, was lost or expired, and retry or delete it."""
 
@@ -69,7 +72,6 @@ def dead() -> None:
 @limit_option
 @click.option("--after", metavar="ID", type=ENTRY_ID, default=0, help="Only entries after this id.")
 @click.option("--wide", is_flag=True, help="Show task ids, reasons and queues too, and whole errors.")
-@answering
 def list_entries(sidejob: Any, output: Output, /, limit: int, wide: bool, **chosen: Any) -> None:
     """List entries, oldest first; with --group, newest first.
 
@@ -89,7 +91,6 @@ def list_entries(sidejob: Any, output: Output, /, limit: int, wide: bool, **chos
 
 
 @dead.command()
-@answering
 def groups(sidejob: Any, output: Output) -> None:
     """Count entries by failure group; reads them all, a million in a second."""
     with output.progress("Counting the dead set"):
@@ -99,8 +100,7 @@ def groups(sidejob: Any, output: Output) -> None:
 
 @dead.command()
 @entry_argument
-@answering
-def show(sidejob: Any, output: Output, entry_id: int | str) -> None:
+def show(sidejob: Any, output: Output, entry_id: Id) -> None:
     """Show one entry with its traceback."""
     show_entry(output, sidejob.dead.get(_entry_of(sidejob, entry_id)))
 
@@ -111,16 +111,8 @@ def show(sidejob: Any, output: Output, entry_id: int | str) -> None:
 @entry_filters
 @click.option("--limit", type=AtLeast(1), help="Retry at most this many.")
 @yes_option
-@answering
 def retry(
-    sidejob: Any,
-    output: Output,
-    /,
-    given: Sequence[int | str],
-    everything: bool,
-    limit: int | None,
-    yes: bool,
-    **chosen: str | None,
+    sidejob: Any, output: Output, /, given: Sequence[Id], everything: bool, limit: int | None, yes: bool, **chosen: Any
 ) -> None:
     """Try entries again: by id, or by group, task, queue or reason, or all, in the order in which they failed.
 
@@ -130,7 +122,7 @@ def retry(
     check_one_choice(given, everything, chosen)
     load_modules(sidejob)
     if given:
-        _each(sidejob, output, given, sidejob.dead.retry, "retried", lambda entries, jobs: None)
+        _act_on(output, _named(sidejob, given), sidejob.dead.retry, "retried")
         return
     with output.progress("Counting entries"):
         matched = sidejob.dead.count(**chosen)
@@ -138,20 +130,13 @@ def retry(
     if number:
         confirm(f"Retry {counted(number, 'entry', 'entries')} of the dead set?", yes=yes)
     summary = Summary()
-    with output.progress("Retrying entries") as add:
-
-        def progress(left: int) -> None:
-            summary.done += left
-            add(left)
-
-        retry_all = partial(sidejob.dead.retry_all, limit=limit, progress=progress, **chosen)
-        stopped = until_stopped(lambda: retry_all(skipped=lambda _, error: summary.refuse(error)))
+    retry_all = partial(sidejob.dead.retry_all, limit=limit, progress=summary.add, **chosen)
+    summary.work(output, "Retrying entries", lambda: retry_all(skipped=lambda _, error: summary.refuse(error)))
     if not matched and not everything:
         _suggest(sidejob, output, **chosen)
     said = f"{counted(summary.done, 'entry', 'entries')} retried.{summary.skips}"
     output.answer({"retried": summary.done, "skipped": dict(summary.skipped)}, said)
-    summary.note_errors(output)
-    end_if(stopped)
+    summary.end(output)
 
 
 @dead.command()
@@ -159,9 +144,8 @@ def retry(
 @all_entries
 @entry_filters
 @yes_option
-@answering
 def delete(
-    sidejob: Any, output: Output, /, given: Sequence[int | str], everything: bool, yes: bool, **chosen: str | None
+    sidejob: Any, output: Output, /, given: Sequence[Id], everything: bool, yes: bool, **chosen: str | None
 ) -> None:
     """Delete entries for good: by id, or by group, task, queue or reason, or all; asks first.
 
@@ -172,11 +156,13 @@ def delete(
         _purge(sidejob, output, "deleted", yes, **(chosen if not everything else {"older_than": 0.0}))
         return
 
-    def remove(entry_id: int | str) -> None:
+    def remove(entry_id: Id) -> None:
         if not sidejob.dead.delete(entry_id):
             raise Failed(f"Entry {entry_id} was not deleted: {STAYS}.")
 
-    _each(sidejob, output, given, remove, "deleted", partial(_confirm_deletion, yes=yes))
+    entries = _named(sidejob, given)
+    _confirm_deletion(len(entries), sum(entry.job_id is not None for entry in entries.values()), yes=yes)
+    _act_on(output, entries, remove, "deleted")
 
 
 @dead.command()
@@ -184,7 +170,6 @@ def delete(
 @click.option("--keep", metavar="N", type=AtLeast(0), help="All entries but the newest N.")
 @entry_filters
 @yes_option
-@answering
 def purge(
     sidejob: Any, output: Output, /, older_than: float | None, keep: int | None, yes: bool, **chosen: str | None
 ) -> None:
@@ -241,22 +226,15 @@ def show_entry(output: Output, entry: DeadEntry) -> None:
     output.answer(document, facts(shown), Text(entry.traceback) if entry.traceback else None)
 
 
-def _each(
-    sidejob: Any,
-    output: Output,
-    given: Sequence[int | str],
-    act: Callable[[int | str], Any],
-    what: str,
-    ask: Callable[[int, int], None],
-) -> None:
-    """Apply an action to each named entry and report their number; all of them must exist.
+def _named(sidejob: Any, given: Sequence[Id]) -> dict[Id, DeadEntry]:
+    """Return the named entries by their ids; all of them must exist."""
+    return {entry.id: entry for entry in (sidejob.dead.get(_entry_of(sidejob, one)) for one in given)}
 
-    `ask` is called first, with the number of entries and of jobs among them.
-    """
-    entries = {entry.id: entry for entry in (sidejob.dead.get(_entry_of(sidejob, one)) for one in given)}
-    ask(len(entries), sum(entry.job_id is not None for entry in entries.values()))
+
+def _act_on(output: Output, entry_ids: Iterable[Id], act: Callable[[Id], Any], what: str) -> None:
+    """Apply an action to each entry, and report their number."""
     done, failures = 0, []
-    for entry_id in entries:
+    for entry_id in entry_ids:
         try:
             act(entry_id)
             done += 1
@@ -268,7 +246,7 @@ def _each(
         raise Failed(" ".join(failures))
 
 
-def _entry_of(sidejob: Any, given: int | str) -> int | str:
+def _entry_of(sidejob: Any, given: Id) -> Id:
     """Return an entry's id, given that id or a task id."""
     if _is_entry_id(str(given)):
         return given

@@ -1,6 +1,7 @@
 """`jobs`, `tree` and `watch`: a list of jobs, a job with all jobs below it, and a job as it goes on.
 
-`steps` removes steps of a job, to be done again; `fork` makes a job that continues another job's steps.
+`steps` removes steps of a job, to be done again; `fork` makes a job that continues another job's steps. `tags`, `tag`,
+`untag`, `tracked`, `track` and `untrack` find and follow jobs; `batches` lists, shows, closes and deletes batches.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from rich.text import Text
 from rich.tree import Tree
 
 from ..inspection.jobs import DEEPEST, JobViews, Node
+from ..jobs.batch import Batch
 from ..jobs.job import Job
+from ..model.printable import counted
 from ..model.status import FINISHED, Status
-from .command import INTERRUPTED, Failed, answering, hint_unknown, job_named, load_modules
-from .looks import looks
-from .options import JSON_LIST, JSON_OBJECT, AtLeast, job_argument, job_filters, limit_option
-from .output import Output, at_least, in_short, lasting, line, status
+from .command import INTERRUPTED, Failed, commands, hint_unknown, job_named, load_modules, looks
+from .options import JOB_FILTERS, JSON_LIST, JSON_OBJECT, AtLeast, job_argument, limit_option, yes_option
+from .output import Output, at_least, in_short, lasting, line, status, table_if_any
+from .selection import confirm
 
 PARENT = "Parent"
 """Omitted if no job of the list has a parent: a terminal is narrow."""
@@ -30,13 +33,11 @@ COLUMNS = ("Job", "Status", "Task", "Queue", PARENT, "Created", "Last run", "Too
 JOB_ID = AtLeast(0)
 
 
-@click.command()
-@job_filters
+@commands.command(params=[*JOB_FILTERS])
 @limit_option
 @click.option("--oldest-first", is_flag=True, help="Show the oldest jobs first; so does --after.")
 @click.option("--before", metavar="ID", type=JOB_ID, help="Only jobs before this id.")
 @click.option("--after", metavar="ID", type=JOB_ID, help="Only jobs after this id, the oldest first.")
-@answering
 def jobs(sidejob: Any, output: Output, /, limit: int, oldest_first: bool, **chosen: Any) -> None:
     """List jobs by their ids, newest first.
 
@@ -75,25 +76,21 @@ def parent_of(info: dict[str, Any]) -> str:
 
 
 def _row(info: dict[str, Any], *, families: bool) -> tuple[Any, ...]:
-    why = ", ".join(info["waiting_for"]) or (_error(info["error"]) if info["status"] == Status.FAILED else "")
+    why, error = ", ".join(info["waiting_for"]), info["error"]
+    if not why and info["status"] == Status.FAILED and error is not None:
+        why = in_short(f"{error['type']}: {error['message']}")
     shown = line(status(info["status"]), f": {why}" if why else "")
     took = None if info["lasted_s"] is None else lasting(info["lasted_s"])
     parent = (parent_of(info),) if families else ()
     return info["id"], shown, info["task"], info["queue"], *parent, info["created_at"], info["ran_at"], took
 
 
-def _error(error: dict[str, Any] | None) -> str:
-    """Return the error of a failed job."""
-    return "" if error is None else in_short(f"{error['type']}: {error['message']}")
-
-
-@click.command()
+@commands.command()
 @job_argument
 @click.option(
     "--depth", type=click.IntRange(0, DEEPEST), default=100, show_default=True, help="Show at most this many levels."
 )
 @click.option("--limit", type=AtLeast(1), default=1000, show_default=True, help="Show at most this many jobs.")
-@answering
 def tree(sidejob: Any, output: Output, job_id: str, depth: int, limit: int) -> None:
     """Show a job and all jobs below it. Reading and printing a thousand jobs takes a fifth of a second.
 
@@ -111,7 +108,8 @@ def _grown(nodes: list[Node]) -> Tree:
     endless = {node.id for node in nodes if node.more_children}
     trees: dict[int, Tree] = {}
     for node in nodes:
-        shown = line((str(node.id), "bold"), f"  {_label(node)}  ", status(node.status))
+        name = "" if node.child_name is None else f"{node.child_name}: "
+        shown = line((str(node.id), "bold"), f"  {name}{node.task}  ", status(node.status))
         if node.progress is not None:
             shown += line((f"  {node.progress['shown']}", "bright_black"))
         # A parent comes before its children; the first node's own is not here.
@@ -124,19 +122,14 @@ def _grown(nodes: list[Node]) -> Tree:
     return trees[nodes[0].id]
 
 
-def _label(node: Node) -> str:
-    return node.task if node.child_name is None else f"{node.child_name}: {node.task}"
-
-
 def _left_out(nodes: list[Node]) -> dict[int, int]:
     """Count the children of each job that are not shown."""
     shown = Counter(node.parent for node in nodes[1:])
     return {node.id: node.children - shown[node.id] for node in nodes if node.children > shown[node.id]}
 
 
-@click.command()
+@commands.command()
 @job_argument
-@answering
 def watch(sidejob: Any, output: Output, job_id: str) -> None:
     """Follow a job's status and progress until it is finished; Ctrl-C ends the command, and not the job.
 
@@ -178,7 +171,7 @@ def _shown(found: dict[str, Any]) -> Text:
 # -- steps -------------------------------------------------------------------------------------------------------------
 
 
-@click.group()
+@commands.group()
 def steps() -> None:
     """Have steps of a job done again; `show --steps` lists them."""
 
@@ -186,7 +179,6 @@ def steps() -> None:
 @steps.command()
 @job_argument
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
-@answering
 def forget(sidejob: Any, output: Output, job_id: str, names: tuple[str, ...]) -> None:
     """Remove what a job keeps of steps, so that its next run does them again: NAME, or one of several as NAME#2.
 
@@ -200,17 +192,133 @@ def forget(sidejob: Any, output: Output, job_id: str, names: tuple[str, ...]) ->
     output.answer({"job": job.id, "forgotten": gone}, said)
 
 
-@click.command()
+@commands.command()
 @job_argument
 @click.option("--before", metavar="STEP", help="The new job does this step, and all that began after it, again.")
 @click.option("--args", metavar="JSON", type=JSON_LIST, help="Other positional arguments: a JSON list.")
 @click.option("--kwargs", metavar="JSON", type=JSON_OBJECT, help="Other keyword arguments: a JSON object.")
 @click.option("--task", metavar="NAME", help="Another task.")
 @click.option("--queue", metavar="NAME", help="Another queue.")
-@answering
 def fork(sidejob: Any, output: Output, /, job_id: str, before: str | None, **changed: Any) -> None:
     """Make a job with the task, arguments, state and finished steps of another one that has not completed."""
     load_modules(sidejob)
     job = job_named(sidejob, job_id)
     made: Job = sidejob.fork(job, before, **{name: value for name, value in changed.items() if value is not None})
     output.answer({"job": made.id, "of": job.id}, f"Made job {made.id} ({made.task}) from job {job.id}.")
+
+
+# -- tags, and tracked jobs --------------------------------------------------------------------------------------------
+
+tag_names = click.argument("names", metavar="TAG...", nargs=-1, required=True)
+
+
+@commands.command()
+@limit_option
+def tags(sidejob: Any, output: Output, limit: int) -> None:
+    """List the tags that most jobs have, the most common first. Counting a million tags takes about a second."""
+    found: list[tuple[str, int]] = sidejob.tags(limit)
+    shown = table_if_any("Jobs", "Tag", rows=[(count, tag) for tag, count in found])
+    output.answer([{"tag": tag, "jobs": count} for tag, count in found], shown or "No job has a tag.")
+
+
+@commands.command()
+@job_argument
+@tag_names
+def tag(sidejob: Any, output: Output, job_id: str, names: tuple[str, ...]) -> None:
+    """Add tags to a job, after the tags that it has already."""
+    _tell_tags(output, job_named(sidejob, job_id).tag(*names))
+
+
+@commands.command()
+@job_argument
+@tag_names
+def untag(sidejob: Any, output: Output, job_id: str, names: tuple[str, ...]) -> None:
+    """Remove tags from a job; tags that it does not have are ignored."""
+    _tell_tags(output, job_named(sidejob, job_id).untag(*names))
+
+
+@commands.command()
+@limit_option
+def tracked(sidejob: Any, output: Output, limit: int) -> None:
+    """List the tracked jobs, in the order in which they were tracked."""
+    found: list[Job] = sidejob.tracked(limit)
+    rows = [(job.id, status(job.status), job.task, job.queue, job.ran_at) for job in found]
+    shown = table_if_any("Job", "Status", "Task", "Queue", "Last run", rows=rows)
+    output.answer([job.info for job in found], shown or "No job is tracked.")
+
+
+@commands.command()
+@job_argument
+def track(sidejob: Any, output: Output, job_id: str) -> None:
+    """Track a job: `tracked` lists it, and its changes are announced on /sidejob/tracked."""
+    job = job_named(sidejob, job_id).track()
+    output.answer({"id": job.id, "tracked": True}, f"Job {job.id} is tracked.")
+
+
+@commands.command()
+@job_argument
+def untrack(sidejob: Any, output: Output, job_id: str) -> None:
+    """Stop tracking a job."""
+    job = job_named(sidejob, job_id).untrack()
+    output.answer({"id": job.id, "tracked": False}, f"Job {job.id} is not tracked any more.")
+
+
+def _tell_tags(output: Output, job: Job) -> None:
+    found = job.tags
+    said = f"Job {job.id} has {counted(len(found), 'tag', 'tags')}"
+    output.answer({"id": job.id, "tags": found}, f"{said}: {', '.join(found)}." if found else f"{said}.")
+
+
+# -- batches -----------------------------------------------------------------------------------------------------------
+
+name_argument = click.argument("name")
+BATCH_COLUMNS = ("Batch", "", "Members", "Completed", "Failed", "Terminated", "Open")
+
+
+@commands.group()
+def batches() -> None:
+    """List batches, and show one, close it or delete it."""
+
+
+@batches.command("list")
+def list_batches(sidejob: Any, output: Output) -> None:
+    """Show all batches, oldest first, and how their members have ended; reads all members."""
+    _show_batches(output, sidejob.batches(), lambda found: found)
+
+
+@batches.command()
+@name_argument
+def show(sidejob: Any, output: Output, name: str) -> None:
+    """Show how the members of a batch have ended."""
+    _show_batches(output, [sidejob.get_batch(name)], lambda found: found[0])
+
+
+@batches.command()
+@name_argument
+def close(sidejob: Any, output: Output, name: str) -> None:
+    """Close a batch that somebody left open: it takes nothing more, and ends when all its members have."""
+    about = _counts(sidejob.get_batch(name).close())
+    output.answer(about, f"Batch {name} is closed. Open members: {about['counts']['open']}.")
+
+
+@batches.command()
+@name_argument
+@yes_option
+def delete(sidejob: Any, output: Output, name: str, yes: bool) -> None:
+    """Delete a batch, after a question: nothing follows it, and its members go on."""
+    batch = sidejob.get_batch(name)
+    confirm(f"Delete batch {name} ({batch.counts.open} open), so that nothing follows it?", yes=yes)
+    batch.delete()
+    output.answer({"name": name, "deleted": True}, f"Batch {name} is deleted.")
+
+
+def _show_batches(output: Output, found: list[Batch], document: Any) -> None:
+    shown = [_counts(batch) for batch in found]
+    rows = [(each["name"], each["state"], *each["counts"].values()) for each in shown]
+    output.answer(document(shown), table_if_any(*BATCH_COLUMNS, rows=rows) or "There is no batch.")
+
+
+def _counts(batch: Batch) -> dict[str, Any]:
+    counts, ended_at = batch.counts, batch.ended_at
+    state = "ended" if ended_at is not None else "closed" if batch.closed else "takes members"
+    return {"name": batch.name, "state": state, "ended_at": ended_at, "counts": {**asdict(counts), "open": counts.open}}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
@@ -54,9 +54,7 @@ class AtLeast(click.IntRange):
         return f"x>={self.min}"
 
 
-as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead, for programs.")
 job_argument = click.argument("job_id", metavar="ID_OR_ALIAS")
-jobs_or_filters = click.argument("job_ids", metavar="[ID_OR_ALIAS]...", nargs=-1)
 queue_option = click.option("--queue", metavar="NAME", help="Only entries of this queue.")
 yes_option = click.option("--yes", is_flag=True, help="Do not ask first.")
 limit_option = click.option("--limit", type=AtLeast(1), default=100, show_default=True, help="Show at most this many.")
@@ -78,35 +76,35 @@ def together(*options: Callable[[Any], Any]) -> Callable[[Callable[P, R]], Calla
     return lambda function: functools.reduce(lambda made, option: option(made), reversed(options), function)
 
 
-job_filters = together(
-    click.option(
-        "--status",
+JOB_FILTERS: Sequence[click.Parameter] = (
+    click.Option(
+        ["--status"],
         type=click.Choice([str(one) for one in Status]),
         multiple=True,
         help="Only jobs with this status; may be repeated.",
     ),
-    click.option("--task", metavar="NAME", help="Only jobs of this task."),
-    click.option("--queue", metavar="NAME", help="Only jobs of this queue."),
-    click.option("--created-by", metavar="WHO", help="Only jobs that this one made, such as job:7."),
-    click.option("--unique", metavar="KEY", help="Only the open job that has this unique key."),
-    click.option("--tag", metavar="TAG", help="Only jobs that have this tag."),
-    click.option("--batch", metavar="NAME", help="Only jobs of this batch."),
-    click.option(
-        "--since",
+    click.Option(["--task"], metavar="NAME", help="Only jobs of this task."),
+    click.Option(["--queue"], metavar="NAME", help="Only jobs of this queue."),
+    click.Option(["--created-by"], metavar="WHO", help="Only jobs that this one made, such as job:7."),
+    click.Option(["--unique"], metavar="KEY", help="Only the open job that has this unique key."),
+    click.Option(["--tag"], metavar="TAG", help="Only jobs that have this tag."),
+    click.Option(["--batch"], metavar="NAME", help="Only jobs of this batch."),
+    click.Option(
+        ["--since"],
         metavar="TIME",
         type=SINCE,
         help="Only jobs made since this time (2026-11-28T10:30, in local time), or no longer ago than this (2h).",
     ),
-    click.option(
-        "--older-than",
+    click.Option(
+        ["--older-than"],
         metavar="DURATION",
         type=SECONDS,
         help="Only jobs that are older than this: seconds, or 5min, 2h, 3d.",
     ),
-    click.option("--waiting-for", type=click.Choice(REASONS), help="Only jobs that do not run now for this reason."),
-    click.option("--child-of", "parent", metavar="ID_OR_ALIAS", help="Only the children of this job."),
+    click.Option(["--waiting-for"], type=click.Choice(REASONS), help="Only jobs that do not run now for this reason."),
+    click.Option(["--child-of", "parent"], metavar="ID_OR_ALIAS", help="Only the children of this job."),
 )
-"""Gives a command the options that choose jobs, named like the parameters of `sidejob.jobs`."""
+"""The options that choose jobs, named like the parameters of `sidejob.jobs`."""
 
 task_filters = together(
     click.option("--task", metavar="NAME", help="Only durable tasks of this name."),

@@ -180,16 +180,11 @@ def text(value: Any) -> Text:
 
 def line(*parts: str | tuple[str, str] | Text) -> Text:
     """Return a text on one line; a part may have a style, as ("Job 7", "bold")."""
-    return Text.assemble(
-        *(
-            part
-            if isinstance(part, Text)
-            else printable(part)
-            if isinstance(part, str)
-            else (printable(part[0]), part[1])
-            for part in parts
-        )
-    )
+    return Text.assemble(*(part if isinstance(part, Text) else _harmless(part) for part in parts))
+
+
+def _harmless(part: str | tuple[str, str]) -> str | tuple[str, str]:
+    return printable(part) if isinstance(part, str) else (printable(part[0]), part[1])
 
 
 def at_least(count: int, more: bool) -> str:
@@ -200,6 +195,11 @@ def at_least(count: int, more: bool) -> str:
 def moment(at: datetime) -> str:
     """Return a time as people read it, in the time zone of their machine."""
     return f"{at.astimezone():%Y-%m-%d %H:%M:%S}"
+
+
+def paused(at: datetime | None, reason: str | None) -> str:
+    """Return since when a queue or a schedule is paused, and why; nothing if it is not."""
+    return "" if at is None else f"paused {moment(at)}{f': {reason}' if reason else ''}"
 
 
 def status(name: str) -> Text:

@@ -13,7 +13,7 @@ from ..inspection.jobs import JobViews
 from ..jobs.job import Job
 from ..jobs.port import Port
 from ..model.printable import counted
-from .command import Failed, answering, job_named, load_modules
+from .command import Failed, commands, job_named, load_modules
 from .options import AtLeast, job_argument, parsed
 from .output import Output, shortened
 
@@ -24,12 +24,11 @@ output_option = click.option(
 COLUMNS = ("Written", "Value", "Context")
 
 
-@click.command(context_settings={"ignore_unknown_options": True})  # -5 is a value
+@commands.command(context_settings={"ignore_unknown_options": True})  # -5 is a value
 @job_argument
 @port_argument
 @click.argument("given", metavar="VALUE...", nargs=-1, required=True)
 @output_option
-@answering
 def write(sidejob: Any, output: Output, job_id: str, name: str, given: Sequence[str], is_output: bool) -> None:
     """Write values to a job's port: all of them, in order, or none. The job is asked to run, as by `port.write`.
 
@@ -45,12 +44,11 @@ def write(sidejob: Any, output: Output, job_id: str, name: str, given: Sequence[
     output.answer(document, said)
 
 
-@click.command()
+@commands.command()
 @job_argument
 @port_argument
 @output_option
 @click.option("--limit", type=AtLeast(1), default=25, show_default=True, help="Show at most this many packets.")
-@answering
 def peek(sidejob: Any, output: Output, job_id: str, name: str, is_output: bool, limit: int) -> None:
     """Show the next packets of a job's port, the oldest first. They stay on the port."""
     port = _port(job_named(sidejob, job_id), name, is_output)
@@ -62,12 +60,11 @@ def peek(sidejob: Any, output: Output, job_id: str, name: str, is_output: bool, 
     output.answer_with_list(found, COLUMNS, rows, more="There may be more: --limit." if len(found) == limit else None)
 
 
-@click.command()
+@commands.command()
 @job_argument
 @port_argument
 @output_option
 @click.option("--limit", type=AtLeast(1), default=1, show_default=True, help="Take at most this many packets.")
-@answering
 def take(sidejob: Any, output: Output, job_id: str, name: str, is_output: bool, limit: int) -> None:
     """Take packets from a job's port, the oldest first, and print their values: they are gone from the port.
 

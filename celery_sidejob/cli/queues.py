@@ -8,20 +8,24 @@ from typing import Any
 import click
 from rich.text import Text
 
+from ..inspection.queues import QueueViews
 from ..jobs.queue import Queue
 from ..jobs.workers import WorkerInfo, WorkerRun, document_of
-from .command import answering, hint_unknown, unknown_name
-from .output import Output, duration, job_or_task, line, moment, table_if_any
+from ..store.statement import picked
+from .command import commands, hint_unknown, unknown_name
+from .output import Output, duration, job_or_task, line, paused, table_if_any
+
+LIMITS = ("limit", "limit_per_key", "rate")
 
 
-@click.command()
-@answering
+@commands.command()
 def queues(sidejob: Any, output: Output) -> None:
     """Show the managed queues: their limits, and how many runs wait and run there."""
-    found = [_about(queue) for queue in sidejob.queues()]
+    gates = QueueViews(sidejob.runtime).gates()
+    found = [{**gate, "counts": asdict(sidejob.queue(gate["name"]).counts)} for gate in gates]
     rows = [
-        (each["name"], _gate(each), each["limit"], each["limit_per_key"], each["rate"], *each["counts"].values())
-        for each in found
+        (about["name"], paused(about["paused_at"], about["reason"]), *map(about.get, LIMITS), *about["counts"].values())
+        for about in found
     ]
     shown = table_if_any(
         "Queue", "", "Limit", "Per key", "Rate", "Waiting", "Running", "Scheduled", "Blocked", "Lost", rows=rows
@@ -29,23 +33,21 @@ def queues(sidejob: Any, output: Output) -> None:
     output.answer(found, shown or "No queue is managed: declare one in sidejob_queues, or pause one.")
 
 
-@click.command()
+@commands.command()
 @click.argument("queue")
 @click.option("--reason", metavar="TEXT", help="Why it is paused; `queues` and `doctor` show this text.")
-@answering
 def pause(sidejob: Any, output: Output, queue: str, reason: str | None) -> None:
     """Begin no further run of a queue, on any worker, until `resume`; runs in progress go on."""
-    paused = sidejob.queue(queue)
+    stopped = sidejob.queue(queue)
     said = unknown_name(sidejob, output, "queue", queue)  # asked before, because a paused queue is known
-    paused.pause(reason)
-    output.answer(_about(paused), f"Queue {queue} is paused. Runs in progress: {paused.counts.running}.")
+    stopped.pause(reason)
+    output.answer(_about(stopped), f"Queue {queue} is paused. Runs in progress: {stopped.counts.running}.")
     if said:
         output.note(said)
 
 
-@click.command()
+@commands.command()
 @click.argument("queue")
-@answering
 def resume(sidejob: Any, output: Output, queue: str) -> None:
     """Let runs of a queue begin again."""
     resumed = sidejob.queue(queue)
@@ -57,15 +59,14 @@ def resume(sidejob: Any, output: Output, queue: str) -> None:
         hint_unknown(sidejob, output, queue=queue)
 
 
-@click.command()
+@commands.command()
 @click.argument("queue")
-@answering
 def unmanage(sidejob: Any, output: Output, queue: str) -> None:
     """Stop managing a queue: remove its pause, limits and order, and begin the runs that wait at its gate."""
     managed = sidejob.queue(queue)
     about = _about(managed)
     was_managed = managed.unmanage()
-    had = [f"{name.replace('_', ' ')} {about[name]}" for name in ("limit", "limit_per_key", "rate") if about[name]]
+    had = [f"{name.replace('_', ' ')} {about[name]}" for name in LIMITS if about[name]]
     was = f" It had {', '.join(had)}." if had else ""
     said = "is not managed any more" if was_managed else "was not managed"
     output.answer({"name": queue, "was_managed": was_managed}, f"Queue {queue} {said}.{was}")
@@ -74,27 +75,12 @@ def unmanage(sidejob: Any, output: Output, queue: str) -> None:
 
 
 def _about(queue: Queue) -> dict[str, Any]:
-    return {
-        "name": queue.name,
-        "paused_at": queue.paused_at,
-        "reason": queue.pause_reason,
-        "ordered": queue.ordered,
-        "limit": queue.limit,
-        "limit_per_key": queue.limit_per_key,
-        "rate": queue.rate,
-        "counts": asdict(queue.counts),
-    }
+    """Return the settings of a queue as `QueueViews.gates` does, also if it is not managed, and its counts."""
+    pause = {"name": queue.name, "paused_at": queue.paused_at, "reason": queue.pause_reason}
+    return {**pause, **picked(queue, "ordered", *LIMITS), "counts": asdict(queue.counts)}
 
 
-def _gate(about: dict[str, Any]) -> str:
-    if about["paused_at"] is None:
-        return ""
-    why = f": {about['reason']}" if about["reason"] else ""
-    return f"paused {moment(about['paused_at'])}{why}"
-
-
-@click.command()
-@answering
+@commands.command()
 def workers(sidejob: Any, output: Output) -> None:
     """List the live workers: when each began and was last heard, its queues, and what it runs now, for how long."""
     found: list[WorkerInfo] = sidejob.workers()

@@ -9,22 +9,21 @@ import click
 
 from ..hooks.beat import declaration_of, entries_of
 from ..model.errors import SideJobError
-from .command import Failed, answering, load_modules, nothing_matches
+from .command import Failed, commands, load_modules, nothing_matches
 from .options import yes_option
-from .output import Output, facts, job_or_task, line, moment, table, table_if_any
+from .output import Output, facts, job_or_task, line, moment, paused, table, table_if_any
 from .selection import confirm
 
 NEXT_SHOWN = 5
 name_argument = click.argument("name")
 
 
-@click.group()
+@commands.group()
 def schedules() -> None:
     """List schedules, pause and resume them, run one now, and take over the entries of Celery's beat."""
 
 
 @schedules.command("list")
-@answering
 def list_schedules(sidejob: Any, output: Output) -> None:
     """Show all schedules: their times, the next time, and the time of the last job."""
     found = [schedule.info for schedule in sidejob.schedules()]
@@ -38,7 +37,6 @@ def list_schedules(sidejob: Any, output: Output) -> None:
 
 @schedules.command()
 @name_argument
-@answering
 def show(sidejob: Any, output: Output, name: str) -> None:
     """Show everything about one schedule, and the times that come next."""
     schedule = sidejob.get_schedule(name)
@@ -73,16 +71,14 @@ def show(sidejob: Any, output: Output, name: str) -> None:
 @schedules.command()
 @name_argument
 @click.option("--reason", metavar="TEXT", help="Why it is paused; `schedules list` shows this text.")
-@answering
 def pause(sidejob: Any, output: Output, name: str, reason: str | None) -> None:
     """Pause a schedule: it makes no job until `schedules resume`, and no job for the times of the pause."""
-    paused = sidejob.get_schedule(name).pause(reason)
-    output.answer(paused.info, f"Schedule {name} is paused.")
+    schedule = sidejob.get_schedule(name).pause(reason)
+    output.answer(schedule.info, f"Schedule {name} is paused.")
 
 
 @schedules.command()
 @name_argument
-@answering
 def resume(sidejob: Any, output: Output, name: str) -> None:
     """Resume a paused schedule, from now on."""
     schedule = sidejob.get_schedule(name)
@@ -95,7 +91,6 @@ def resume(sidejob: Any, output: Output, name: str) -> None:
 
 @schedules.command()
 @name_argument
-@answering
 def run(sidejob: Any, output: Output, name: str) -> None:
     """Make one more job of a schedule now; its own times stay as they are."""
     load_modules(sidejob)
@@ -107,7 +102,6 @@ def run(sidejob: Any, output: Output, name: str) -> None:
 @schedules.command()
 @name_argument
 @yes_option
-@answering
 def delete(sidejob: Any, output: Output, name: str, yes: bool) -> None:
     """Delete a schedule and its times that are due, after a question; the jobs that it has made stay."""
     schedule = sidejob.get_schedule(name)
@@ -118,7 +112,6 @@ def delete(sidejob: Any, output: Output, name: str, yes: bool) -> None:
 
 @schedules.command("import")
 @click.argument("names", metavar="[NAME]...", nargs=-1)
-@answering
 def import_entries(sidejob: Any, output: Output, names: Sequence[str]) -> None:
     """Make schedules from entries of Celery's beat_schedule: from the named ones, or from all that can be imported.
 
@@ -156,8 +149,7 @@ def _times(about: dict[str, Any]) -> str:
 
 def _state(about: dict[str, Any]) -> str:
     if about["paused_at"] is not None:
-        why = f": {about['pause_reason']}" if about["pause_reason"] else ""
-        return f"paused {moment(about['paused_at'])}{why}"
+        return paused(about["paused_at"], about["pause_reason"])
     if about["trouble"] is not None:
         return "in trouble"
     return "" if about["next_time"] is not None else "ended"

@@ -16,7 +16,7 @@ from ..model.columns import SHOWN
 from ..model.errors import JobNotFoundError
 from ..model.status import FINISHED, Status
 from ..model.steps import label
-from .command import answering
+from .command import commands
 from .dead import show_entry
 from .jobs import parent_of
 from .output import Output, at_least, facts, line, moment, printable, shortened, status, table_if_any
@@ -29,13 +29,12 @@ NOTHING = (
 )
 
 
-@click.command()
+@commands.command()
 @click.argument("which", metavar="ID_OR_ALIAS_OR_TASK_ID")
 @click.option(
     "--history", "everything", is_flag=True, help=f"Show a job's whole history, not its last {NEWEST} entries."
 )
 @click.option("--steps", "with_steps", is_flag=True, help="Show a job's steps, since it completed last.")
-@answering
 def show(sidejob: Any, output: Output, which: str, everything: bool, with_steps: bool) -> None:
     """Show everything about one job, by its id, an alias or a task id, or about a durable task by its task id.
 

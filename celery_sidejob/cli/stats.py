@@ -13,7 +13,7 @@ from ..inspection.statistics import COUNTED, GAUGES, StatisticsViews, life_of
 from ..model.errors import InvalidValueError, SideJobError
 from ..model.statistics import TIMED, Durations, Statistics, day_of
 from ..model.status import Status
-from .command import answering
+from .command import commands
 from .output import Output, duration, lasting, printable, status, table_if_any
 
 WAITING = {"scheduled": "Scheduled", "delayed": "Backoff", "parked": "Parked", "unpublished": "Not published"}
@@ -28,13 +28,12 @@ DEVIATION = (
 LIFE_STYLES = {"alive": "green", "suspected": "yellow", "silent": "yellow", "dead": "red", "stopped": ""}
 
 
-@click.command()
+@commands.command()
 @click.option("--prometheus", is_flag=True, help="Print Prometheus' text format instead; needs the extra 'prometheus'.")
 @click.option(
     "--all", "everything", is_flag=True, help="Count finished jobs too; reads all jobs, a million in a second."
 )
 @click.option("--day", help="Show what runs took on a day: 2026-11-26, today, yesterday, or `all` that are kept.")
-@answering
 def stats(sidejob: Any, output: Output, prometheus: bool, everything: bool, day: str | None) -> None:
     """Show queues, unfinished jobs, workers, the dead set, and what went wrong so far.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -14,21 +14,19 @@ from ..inspection.tasks import TaskViews
 from ..model.printable import counted
 from ..operations.ledger import revocation
 from ..operations.ledger.revocation import Revoked
-from .command import Failed, answering, hint_unknown
-from .looks import wait_for_none
+from .command import Failed, commands, hint_unknown, wait_for_none
 from .options import check_one_way, limit_option, task_filters, yes_option
 from .output import Output, duration, lasting, line, status
-from .selection import PAGE, Summary, confirm_all, end_if, until_stopped
+from .selection import PAGE, Summary, confirm_all
 
 COLUMNS = ("Task id", "Status", "Task", "Queue", "Due", "Runs for")
 FINISHED = ("Task id", "Status", "Task", "Queue", "Ended", "Took")
 
 
-@click.command()
+@commands.command()
 @task_filters
 @click.option("--finished", is_flag=True, help="Those that ended last instead, if sidejob_task_history keeps some.")
 @limit_option
-@answering
 def tasks(sidejob: Any, output: Output, /, finished: bool, limit: int, **chosen: Any) -> None:
     """List durable tasks that wait or run: first what runs, the longest first, then what was due first.
 
@@ -71,12 +69,11 @@ NOT_ENDED = (
 )
 
 
-@click.command()
+@commands.command()
 @click.argument("task_ids", metavar="[TASK_ID]...", nargs=-1)
 @task_filters
 @click.option("--terminate", is_flag=True, help="Also kill the processes in which the tasks run: for tasks that hang.")
 @yes_option
-@answering
 def revoke(
     sidejob: Any, output: Output, /, task_ids: tuple[str, ...], terminate: bool, yes: bool, **chosen: Any
 ) -> None:
@@ -140,51 +137,31 @@ def _revoke_matching(sidejob: Any, output: Output, which: dict[str, Any], termin
     with output.progress("Counting the tasks"):
         counts = views.count_tasks(**which)
     confirm_all("Revoke", counts, ("task", "tasks"), yes=yes)
-    summary = _Revoked()
-    with output.progress("Revoking tasks") as add:
-        pages = views.task_ids(page=PAGE, **which)
-        stopped = until_stopped(lambda: _revoke_pages(sidejob, output, pages, summary, add, terminate))
+    summary, running = Summary(), 0
+
+    def revoke_all() -> None:
+        nonlocal running
+        told = True
+        for ids in views.task_ids(page=PAGE, **which):
+            found = revocation.revoke_in_all(sidejob.runtime, ids)
+            number = len(found.waiting) + len(found.running)
+            summary.add(number)
+            running += len(found.running)
+            told = told and _told(sidejob, output, ids, found, terminate)  # an unreachable broker is asked only once
+            _check_stores(found)
+            summary.skip("ended meanwhile", len(ids) - number)
+
+    summary.work(output, "Revoking tasks", revoke_all)
     what = "whose workers were told to end them" if terminate else "which go on and do not begin again"
-    goes_on = f" Running tasks, {what}: {summary.running}." if summary.running else ""
+    goes_on = f" Running tasks, {what}: {running}." if running else ""
     said = f"Revoked: {counted(summary.done, 'task', 'tasks')}.{goes_on}{summary.skips}"
-    document = {
-        "matched": counts.total(),
-        "done": summary.done,
-        "running": summary.running,
-        "skipped": dict(summary.skipped),
-    }
-    output.answer(document, said if counts else "No task matches.")
+    output.answer(
+        {"matched": counts.total(), "done": summary.done, "running": running, "skipped": dict(summary.skipped)},
+        said if counts else "No task matches.",
+    )
     if not counts:
         hint_unknown(sidejob, output, task=which["task"], queue=which["queue"])
-    end_if(stopped)
-
-
-class _Revoked(Summary):
-    """The summary of tasks that were revoked."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.running = 0
-
-
-def _revoke_pages(
-    sidejob: Any,
-    output: Output,
-    pages: Iterable[list[str]],
-    summary: _Revoked,
-    add: Callable[[int], None],
-    terminate: bool,
-) -> None:
-    told = True
-    for ids in pages:
-        found = revocation.revoke_in_all(sidejob.runtime, ids)
-        number = len(found.waiting) + len(found.running)
-        summary.done += number
-        summary.running += len(found.running)
-        told = told and _told(sidejob, output, ids, found, terminate)  # an unreachable broker is asked only once
-        _check_stores(found)
-        summary.skip("ended meanwhile", len(ids) - number)
-        add(number)
+    summary.end(output)
 
 
 def _told(sidejob: Any, output: Output, task_ids: Sequence[str], found: Revoked, terminate: bool) -> bool:

@@ -15,8 +15,8 @@ from ..hooks.broker.view import dead_list_of
 from ..model.printable import counted
 from ..transport.dead_list import DeadList, DeadMessage
 from ..transport.postgres.topology import overview_of
-from .command import Failed, nothing_matches, with_app, with_output
-from .options import as_json, check_one_way, limit_option, queue_option, together, yes_option
+from .command import AppCommand, Failed, commands, nothing_matches, with_app
+from .options import check_one_way, limit_option, queue_option, together, yes_option
 from .output import Output, printable, table_if_any
 from .selection import confirm
 
@@ -34,15 +34,13 @@ chosen_messages = together(
 )
 
 
-@click.group()
+@commands.group()
 def transport() -> None:
     """Manage the transports sidejob:// and sidejobpg://."""
 
 
-@transport.command("release")
+@transport.command("release", cls=AppCommand)
 @click.option("--force", is_flag=True, help="Also messages of live workers; they then run twice.")
-@as_json
-@with_output
 def release_command(app: Any, output: Output, force: bool) -> None:
     """Give back to the queues all messages that workers of sidejob:// hold, for workers of redis://.
 
@@ -57,9 +55,7 @@ def release_command(app: Any, output: Output, force: bool) -> None:
     sys.exit(1 if released.alive else 0)
 
 
-@transport.command("queues")
-@as_json
-@with_output
+@transport.command("queues", cls=AppCommand)
 def queues_command(app: Any, output: Output) -> None:
     """Show how many messages each queue of sidejobpg:// has: ready, held by workers, and waiting for their time.
 
@@ -81,11 +77,9 @@ def dead_list() -> None:
     """
 
 
-@dead_list.command("list")
+@dead_list.command("list", cls=AppCommand)
 @queue_option
 @limit_option
-@as_json
-@with_output
 def list_dead(app: Any, output: Output, queue: str | None, limit: int) -> None:
     """List messages, oldest first; with --queue it reads the list until enough match."""
     with _channel(app) as channel, output.progress("Reading the dead list"):
@@ -101,10 +95,8 @@ def list_dead(app: Any, output: Output, queue: str | None, limit: int) -> None:
         output.note(nothing_matches("the dead list", sorted(seen), queue))
 
 
-@dead_list.command("retry")
+@dead_list.command("retry", cls=AppCommand)
 @chosen_messages
-@as_json
-@with_output
 def retry_dead(app: Any, output: Output, /, **chosen: Any) -> None:
     """Put messages back at the end of their queues: by id, by queue, or all."""
 
@@ -116,21 +108,15 @@ def retry_dead(app: Any, output: Output, /, **chosen: Any) -> None:
                 raise Failed(f"{error}. It can only be deleted.") from error
             return False
 
-    _decide(app, output, "retried", retry, **chosen)
+    _decide(app, output, "retried", retry, **chosen, yes=True)  # it takes nothing away, so nobody is asked
 
 
-@dead_list.command("delete")
+@dead_list.command("delete", cls=AppCommand)
 @chosen_messages
 @yes_option
-@as_json
-@with_output
-def delete_dead(app: Any, output: Output, /, yes: bool, **chosen: Any) -> None:
+def delete_dead(app: Any, output: Output, /, **chosen: Any) -> None:
     """Remove messages for good, after a question: by id, by queue, or all."""
-
-    def ask(number: int) -> None:
-        confirm(f"Delete {counted(number, 'message', 'messages')} of the dead list for good?", yes=yes)
-
-    _decide(app, output, "deleted", lambda dead, one: dead.delete(one.text), ask, **chosen)
+    _decide(app, output, "deleted", lambda dead, one: dead.delete(one.text), **chosen)
 
 
 def _decide(
@@ -138,13 +124,13 @@ def _decide(
     output: Output,
     what: str,
     do: Callable[[DeadList, DeadMessage], bool],
-    ask: Callable[[int], None] = lambda number: None,
     *,
+    yes: bool,
     names: tuple[str, ...],
     everything: bool,
     queue: str | None,
 ) -> None:
-    """Act on each chosen message, and report their number; `ask` is called first, with the number."""
+    """Act on each chosen message, and report their number; unless `yes`, ask first whether to delete them."""
     check_one_way(
         bool(names),
         everything,
@@ -160,7 +146,7 @@ def _decide(
         if unknown:
             raise Failed(f"The dead list has no message {', '.join(sorted(unknown))}: it was retried or deleted.")
         if chosen:
-            ask(len(chosen))
+            confirm(f"Delete {counted(len(chosen), 'message', 'messages')} of the dead list for good?", yes=yes)
         with output.progress(f"Messages {what}") as add:
             for one in chosen:
                 if do(dead, one):

@@ -9,14 +9,14 @@ from typing import Any
 
 import click
 
-from .command import Failed, answering, load_modules, with_sidejob
+from .command import Failed, commands, load_modules, output_of, sidejob_of
 from .output import Output, table_if_any
 
 ADMIN = "admin"
 """The user of a page on loopback for which no users are set."""
 
 
-@click.group(invoke_without_command=True)
+@commands.group(invoke_without_command=True)
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address on which it listens.")
 @click.option("--port", default=8555, show_default=True, type=click.IntRange(0, 65535), help="The port.")
 @click.pass_context
@@ -27,14 +27,15 @@ def web(context: click.Context, host: str, port: int) -> None:
     ends with this process, and listens on this machine only.
     """
     if context.invoked_subcommand is None:
-        context.invoke(_serve, host=host, port=port)
+        output = output_of(context)
+        with sidejob_of(context.obj.app) as sidejob:
+            _serve(sidejob, output, host, port)
 
 
-@web.command("user")
+@web.command("user", has_json=False)
 @click.argument("name")
 @click.option("--role", type=click.Choice(["read", "operate"]), default="read", show_default=True)
 @click.password_option()
-@with_sidejob
 def make_user(sidejob: Any, output: Output, name: str, role: str, password: str) -> None:
     """Print an entry for sidejob_web_users: a name with its role and its password's hash."""
     from ..web.users import Role, hashed  # imported here: its libraries come with an extra
@@ -51,39 +52,35 @@ def token() -> None:
 @token.command()
 @click.argument("name")
 @click.option("--scope", "scopes", type=click.Choice(["read", "write", "operate"]), multiple=True, required=True)
-@answering
 def add(sidejob: Any, output: Output, name: str, scopes: tuple[str, ...]) -> None:
     """Make a token, and print it; it cannot be shown again."""
-    from ..web import tokens  # imported here: its libraries come with an extra
+    from ..web.users import make_token  # imported here: its libraries come with an extra
 
-    made = tokens.make(sidejob.runtime, name, scopes)
+    made = make_token(sidejob.runtime, name, scopes)
     output.answer({"name": name, "token": made}, made)
 
 
 @token.command("list")
-@answering
 def list_tokens(sidejob: Any, output: Output) -> None:
     """List the tokens: names, scopes and ages, never the tokens themselves."""
-    from ..web import tokens
+    from ..web.users import all_tokens
 
-    found = tokens.list_all(sidejob.runtime)
+    found = all_tokens(sidejob.runtime)
     rows = [(one["name"], ", ".join(one["scopes"]), one["created_at"]) for one in found]
     output.answer(found, table_if_any("Token", "Scopes", "Made", rows=rows) or "There is no token.")
 
 
 @token.command()
 @click.argument("name")
-@answering
 def revoke(sidejob: Any, output: Output, name: str) -> None:
     """Revoke a token, at once."""
-    from ..web import tokens
+    from ..web.users import revoke_token
 
-    if not tokens.revoke(sidejob.runtime, name):
+    if not revoke_token(sidejob.runtime, name):
         raise Failed(f"There is no token {name!r}.")
     output.answer({"name": name, "revoked": True}, f"Token {name} is revoked.")
 
 
-@with_sidejob
 def _serve(sidejob: Any, output: Output, host: str, port: int) -> None:
     from ..web.server import serve  # imported here: its libraries come with an extra
 

@@ -9,8 +9,8 @@ server, does that. On Linux a server ends as soon as the *thread* that called ``
 that lives long enough, most simply the main one.
 """
 
-from .errors import ServerError
 from .postgres import Postgres
+from .processes import ServerError
 from .valkey import Valkey
 
 __all__ = ["Postgres", "ServerError", "Valkey"]

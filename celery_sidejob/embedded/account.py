@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import ServerError
+from .processes import ServerError
 
 OVERFLOW_ID = 65534
 """The uid and gid that Linux reserves for nobody, even without an account of that name."""

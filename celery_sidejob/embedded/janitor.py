@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 # It runs as a script without site-packages, so it imports nothing of this package.
 
@@ -30,7 +30,7 @@ FATAL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Janitor:
-    """Cleans up processes and directories that must not outlive this process; as a context manager, at block's end.
+    """Cleans up processes and directories that must not outlive this process.
 
     Announce a directory before you make it, and a process in the block that starts it (`uninterrupted`). Then a kill
     leaves nothing behind, whenever it comes.
@@ -48,12 +48,6 @@ class Janitor:
                 start_new_session=True,
             )
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *why: object) -> None:
-        self.close()
-
     def close(self) -> None:
         """Dismiss the janitor; before this returns it cleans up everything that is still announced."""
         assert self._process.stdin is not None
@@ -65,17 +59,13 @@ class Janitor:
         """If we die, send the signal to this leader of a process group, and kill the group after a deadline."""
         self._order(watch=pid, signal=int(number))
 
-    def forget_process(self, pid: int) -> None:
-        """Forget a process that has ended: its id may be reused."""
-        self._order(forget=pid)
-
     def watch_directory(self, path: Path) -> None:
         """If we die, remove this directory and its contents, once the processes have ended."""
         self._order(watch=str(path))
 
-    def forget_directory(self, path: Path) -> None:
-        """Forget a directory that was removed."""
-        self._order(forget=str(path))
+    def forget(self, what: int | Path) -> None:
+        """Forget a process that has ended, whose id may be reused, or a directory that was removed."""
+        self._order(forget=what if isinstance(what, int) else str(what))
 
     def _order(self, **order: Any) -> None:
         assert self._process.stdin is not None

@@ -10,13 +10,14 @@ import secrets
 import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 from .account import copy_for_everyone, own, unprivileged_account
-from .errors import ServerError
-from .processes import run
+from .janitor import uninterrupted
+from .processes import ServerError, end_group, tail
 from .server import HOST, Server, write_private
 
 try:
@@ -125,10 +126,26 @@ class Postgres(Server):
         self._run(single, home, text=f"CREATE DATABASE {NAME}\n")
 
     def _run(self, command: list[str], home: Path, *, text: str = "") -> None:
-        assert self._janitor is not None
-        log = home / "log"
-        log.touch(mode=0o600)
-        run(command, directory=home, log=log, account=self._account, janitor=self._janitor, text=text)
+        """Run a command that ends by itself, with ``text`` as its input; raises `ServerError` if it fails.
+
+        If this is interrupted, the command ends, and every process that it has started.
+        """
+        with tempfile.TemporaryFile(dir=home) as source:  # a pipe would have to be closed after each interrupt
+            source.write(text.encode())
+            source.seek(0)
+            process = None
+            try:
+                with uninterrupted():
+                    process = self._spawn(command, home, signal.SIGTERM, stdin=source.fileno())
+                process.wait()
+            finally:
+                if process is not None:
+                    end_group(process)
+                    self._janitor.forget(process.pid)
+        if process.returncode != 0:
+            raise ServerError(
+                f"{Path(command[0]).name} failed with exit code {process.returncode}:\n{tail(home / 'log')}"
+            )
 
     def _program(self, name: str) -> str:
         assert self._binaries is not None

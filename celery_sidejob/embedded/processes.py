@@ -1,20 +1,16 @@
-"""Child processes that cannot outlive their owner, and that end within a deadline."""
+"""Processes: found, and ended within a deadline."""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from .account import Account
-from .errors import ServerError
-from .janitor import Janitor, process_table, uninterrupted
+from .janitor import process_table
 
 TRAMPOLINE = Path(__file__).with_name("trampoline.py")
 LOG_TAIL = 4000
@@ -22,72 +18,8 @@ PAUSE_S = 0.01
 GROUP_DEADLINE_S = 5.0
 
 
-def spawn(
-    command: Sequence[str],
-    *,
-    directory: Path,
-    log: Path,
-    account: Account | None,
-    orphan_signal: signal.Signals,
-    stdin: int = subprocess.DEVNULL,
-) -> subprocess.Popen[bytes]:
-    """Start the command as a direct child that gets ``orphan_signal`` when the calling thread ends (Linux only).
-
-    It has its own process group, so Ctrl-C in a terminal reaches only its owner, which stops it in good order.
-    """
-    uid, gid = (-1, -1) if account is None else (account.uid, account.gid)
-    numbers = (os.getpid(), int(orphan_signal), uid, gid)
-    with log.open("ab") as sink:
-        return subprocess.Popen(
-            [sys.executable, "-I", "-S", str(TRAMPOLINE), *map(str, numbers), *command],
-            cwd=directory,
-            env=environment(),
-            stdin=stdin,
-            stdout=sink,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-
-
-def run(
-    command: Sequence[str], *, directory: Path, log: Path, account: Account | None, janitor: Janitor, text: str = ""
-) -> None:
-    """Run a command that ends by itself, with ``text`` as its input; raises `ServerError` if it fails.
-
-    If this is interrupted, the command ends, and every process that it has started. The signal is SIGTERM: a Postgres
-    that is killed leaves its shared memory behind, and the processes that `initdb` starts end with it.
-    """
-    with tempfile.TemporaryFile(dir=directory) as source:  # a pipe would have to be closed after each interrupt
-        source.write(text.encode())
-        source.seek(0)
-        process = None
-        try:
-            with uninterrupted():
-                process = spawn(
-                    command,
-                    directory=directory,
-                    log=log,
-                    account=account,
-                    orphan_signal=signal.SIGTERM,
-                    stdin=source.fileno(),
-                )
-                janitor.watch_process(process.pid, signal.SIGTERM)
-            process.wait()
-        finally:
-            if process is not None:
-                end_group(process, signal.SIGTERM, deadline_s=GROUP_DEADLINE_S)
-                janitor.forget_process(process.pid)
-    if process.returncode != 0:
-        raise ServerError(f"{Path(command[0]).name} failed with exit code {process.returncode}:\n{tail(log)}")
-
-
-def end(process: subprocess.Popen[bytes], polite: signal.Signals, *, deadline_s: float) -> None:
-    """Send the polite signal and wait until the process ends; after the deadline kill it and its children."""
-    process.send_signal(polite)
-    try:
-        process.wait(deadline_s)
-    except subprocess.TimeoutExpired:
-        kill_with_children(process)
+class ServerError(RuntimeError):
+    """A throwaway server was not found, did not start, or is not running. The message contains the end of its log."""
 
 
 def kill_with_children(process: subprocess.Popen[bytes]) -> None:
@@ -109,10 +41,11 @@ def kill_with_children(process: subprocess.Popen[bytes]) -> None:
     )
 
 
-def end_group(process: subprocess.Popen[bytes], polite: signal.Signals, *, deadline_s: float) -> None:
+def end_group(process: subprocess.Popen[bytes]) -> None:
     """End the leader of a process group, and wait until the whole group has ended; after the deadline kill the group.
 
-    Does nothing if the leader has ended already.
+    Does nothing if the leader has ended already. The signal is SIGTERM: a Postgres that is killed leaves its shared
+    memory behind, and the processes that `initdb` starts end with it.
     """
     if process.poll() is not None:
         return
@@ -122,10 +55,10 @@ def end_group(process: subprocess.Popen[bytes], polite: signal.Signals, *, deadl
             pid for pid, (state, _, group) in process_table().items() if group == process.pid != pid and state != "Z"
         ]
 
-    process.send_signal(polite)
+    process.terminate()
     try:
-        process.wait(deadline_s)
-        wait_until(lambda: not others(), deadline_s=deadline_s, failure=str)
+        process.wait(GROUP_DEADLINE_S)
+        wait_until(lambda: not others(), deadline_s=GROUP_DEADLINE_S, failure=str)
     except (subprocess.TimeoutExpired, ServerError):
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()

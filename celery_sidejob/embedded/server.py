@@ -13,14 +13,15 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, Self
 
 from .account import Account, own, temporary_path
-from .errors import ServerError
 from .janitor import Janitor, uninterrupted
-from .processes import end, environment, kill_with_children, spawn, tail, wait_until
+from .processes import TRAMPOLINE, ServerError, environment, kill_with_children, tail, wait_until
 
 START_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 20.0
@@ -52,7 +53,7 @@ class Server(ABC):
         self._temporary: list[Path] = []
         self._port: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._janitor: Janitor | None = None
+        self._hired: Janitor | None = None
         self._owner_pid: int | None = None
 
     @property
@@ -87,13 +88,14 @@ class Server(ABC):
         self._owner_pid = os.getpid()
         atexit.register(self.stop)
         try:
-            if self._janitor is None:
-                self._janitor = Janitor(environment())
+            if self._hired is None:
+                self._hired = Janitor(environment())
+            home = self._home or self._settle()
+            (home / "log").touch(mode=0o600)
             if self._home is None:
-                home = self._settle()
                 self._prepare(home)
                 self._home = home
-            self._launch_on_a_port(self._home)
+            self._launch_on_a_port(home)
         except BaseException:
             self.stop()
             raise
@@ -108,9 +110,9 @@ class Server(ABC):
         while self._temporary:
             self._remove(self._temporary[-1])
             self._temporary.pop()
-        if self._janitor is not None:
-            self._janitor.close()
-            self._janitor = None
+        if self._hired is not None:
+            self._hired.close()
+            self._hired = None
         self._home = self._port = self._owner_pid = None
         atexit.unregister(self.stop)
 
@@ -159,7 +161,6 @@ class Server(ABC):
 
     def _make_passing(self, path: Path) -> None:
         """Make a private directory for the account; if we die before `_remove`, the janitor removes it."""
-        assert self._janitor is not None
         self._janitor.watch_directory(path)
         try:
             path.mkdir(mode=0o700)
@@ -168,10 +169,9 @@ class Server(ABC):
         own(path, self._account)
 
     def _remove(self, path: Path) -> None:
-        assert self._janitor is not None
         if path.exists():
             shutil.rmtree(path)
-        self._janitor.forget_directory(path)
+        self._janitor.forget(path)
 
     def _launch_on_a_port(self, home: Path) -> None:
         """Launch on the port of the last start, which clients may know, or else on a free port."""
@@ -186,16 +186,11 @@ class Server(ABC):
 
     def _launch(self, home: Path, port: int) -> None:
         log = home / "log"
-        log.touch(mode=0o600)
         start = log.stat().st_size
         self._port = port
         command = self._command(home, port)
-        assert self._janitor is not None
         with uninterrupted():
-            self._process = process = spawn(
-                command, directory=home, log=log, account=self._account, orphan_signal=self.orphan_signal
-            )
-            self._janitor.watch_process(process.pid, self.orphan_signal)
+            self._process = process = self._spawn(command, home, self.orphan_signal)
         wait_until(
             lambda: process.poll() is not None or self._answers(),
             deadline_s=START_DEADLINE_S,
@@ -207,16 +202,47 @@ class Server(ABC):
             kind = PortTakenError if "address already in use" in said.lower() else ServerError
             raise kind(f"{self.name} ended with exit code {process.returncode}:\n{said}")
 
+    def _spawn(
+        self, command: Sequence[str], home: Path, orphan_signal: signal.Signals, stdin: int = subprocess.DEVNULL
+    ) -> subprocess.Popen[bytes]:
+        """Start the command as a direct child that gets ``orphan_signal`` when the calling thread ends (Linux only).
+
+        It has its own process group, so Ctrl-C in a terminal reaches only its owner, which stops it in good order.
+        """
+        uid, gid = (-1, -1) if self._account is None else (self._account.uid, self._account.gid)
+        numbers = (os.getpid(), int(orphan_signal), uid, gid)
+        with (home / "log").open("ab") as sink:
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(TRAMPOLINE), *map(str, numbers), *command],
+                cwd=home,
+                env=environment(),
+                stdin=stdin,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._janitor.watch_process(process.pid, orphan_signal)
+        return process
+
     def _end_process(self) -> None:
+        """Stop the process in good order; after the deadline kill it and its children."""
         if self._process is not None:
-            end(self._process, self.stop_signal, deadline_s=STOP_DEADLINE_S)
+            self._process.send_signal(self.stop_signal)
+            try:
+                self._process.wait(STOP_DEADLINE_S)
+            except subprocess.TimeoutExpired:
+                kill_with_children(self._process)
             self._forget_process()
 
     def _forget_process(self) -> None:
         assert self._process is not None
-        assert self._janitor is not None
-        self._janitor.forget_process(self._process.pid)
+        self._janitor.forget(self._process.pid)
         self._process = None
+
+    @property
+    def _janitor(self) -> Janitor:
+        assert self._hired is not None
+        return self._hired
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None:

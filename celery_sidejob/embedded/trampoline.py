@@ -1,6 +1,6 @@
 """Becomes another program, which ends with its owner and may run under another account.
 
-`processes.spawn` runs it as a script: ``trampoline.py OWNER_PID SIGNAL UID GID PROGRAM ARGUMENT…``. A UID of -1 keeps
+A server runs it as a script: ``trampoline.py OWNER_PID SIGNAL UID GID PROGRAM ARGUMENT…``. A UID of -1 keeps
 our own account. It is a script and not a ``preexec_fn``, because Python code between fork and exec can deadlock if the
 owner has threads. It runs without site-packages and imports nothing of this package.
 """

@@ -14,7 +14,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from .errors import ServerError
+from .processes import ServerError
 from .server import HOST, Server, write_private
 
 

@@ -126,12 +126,7 @@ def assert_packets(port: Port, values: Iterable[Any]) -> None:
 
 
 def _enqueued(
-    task: Any,
-    args: Iterable[Any] | None,
-    kwargs: Mapping[str, Any] | None,
-    queue: str | None,
-    transaction: Any,
-    sidejob: Any,
+    task: Any, args: Any, kwargs: Any, queue: str | None, transaction: Any, sidejob: Any
 ) -> tuple[list[Job | Waiting], list[Job | Waiting]]:
     """Return all enqueued work, and the work that matches."""
     owner = sidejob_of(sidejob or task)

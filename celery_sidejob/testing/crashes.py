@@ -118,21 +118,17 @@ class Crash:
         return f" {self._count} times" if self._count > 1 else ""
 
 
-_present: Crash | None = None
+present: Crash | None = None
+"""The death that is planned in the present block."""
 _in_block: ContextVar[bool] = ContextVar("celery_sidejob_crashing", default=False)
-
-
-def present() -> Crash | None:
-    """Return the death that is planned in the present block."""
-    return _present
 
 
 @contextmanager
 def _crashing(crash: Crash) -> Iterator[None]:
-    global _present
-    if _present is not None:
+    global present
+    if present is not None:
         raise RuntimeError("crash_before() and crash_after() cannot be nested: who is dead does not die again.")
-    _present = crash
+    present = crash
     _in_block.set(True)
     try:
         with acting(crash.act):
@@ -140,6 +136,6 @@ def _crashing(crash: Crash) -> Iterator[None]:
     except Died:
         return
     finally:
-        _present = None
+        present = None
         _in_block.set(False)
     crash.finish()

@@ -20,7 +20,6 @@ from ..embedded.janitor import Janitor, uninterrupted
 from ..embedded.processes import environment
 from . import crashes, databases
 from .processes import Process
-from .variables import APP, CONFIGURATION, DJANGO, READY
 
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0
@@ -62,9 +61,7 @@ class Worker:
             **os.environ,
             "PYTHONUNBUFFERED": "1",
             "PYTHONPATH": _python_path(),
-            APP: app,
-            CONFIGURATION: json.dumps(dict(configuration or {})),
-            DJANGO: json.dumps(databases.names()),
+            "SIDEJOB_TEST_WORKER": json.dumps([app, dict(configuration or {}), databases.names()]),
         }
         self._given = dict(env or {})
         self._lives: list[Process] = []
@@ -88,13 +85,13 @@ class Worker:
         ready = home / f"{self.name}-{len(self._lives)}.ready"
         log = home / f"{self.name}-{len(self._lives)}.log"
         with uninterrupted():
-            crash = crashes.present()
+            crash = crashes.present
             env = {
                 **self._env,
                 "TMPDIR": str(self._scratch()),
                 **self._given,
                 **(crash.variables(self, home) if crash else {}),
-                READY: str(ready),
+                "SIDEJOB_TEST_READY": str(ready),
             }
             life = Process(self._argv, name=self.name, env=env, cwd=Path.cwd(), log_path=log)
             _janitor().watch_process(life.pid, signal.SIGKILL)
@@ -108,7 +105,7 @@ class Worker:
         To kill only its main process, or a process of its pool, use `os.kill` with `pid` or one of `pool_pids`.
         """
         self._life.kill_group()
-        _janitor().forget_process(self._life.pid)
+        _janitor().forget(self._life.pid)
 
     def stop(self, timeout: float = STOP_TIMEOUT_S) -> int:
         """Stop it as a deployment does (SIGTERM): it finishes its runs; returns its exit code."""
@@ -137,7 +134,7 @@ class Worker:
             self.kill()
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
-            _janitor().forget_directory(self._temporary)
+            _janitor().forget(self._temporary)
             self._temporary = None
 
     # -- its processes and output --------------------------------------------------------------------------------

@@ -11,8 +11,7 @@ from starlette.types import ASGIApp
 
 from ..model.errors import MissingLibraryError, SettingsError
 from . import api
-from .actions import OPERATING
-from .bulk import BULK
+from .actions import BULK, OPERATING
 from .live import Live
 from .operations import OPERATIONS
 from .pages import READING
@@ -33,13 +32,13 @@ def asgi_app(
     `sidejob_web_secret`; without `is_live` no page is told of changes. Raises SettingsError without users and without
     `auth`.
     """
-    users = Users({} if auth is not None else sidejob.settings.web_users or {})
+    users = {} if auth is not None else sidejob.settings.web_users or {}
     if auth is None and not users:
         raise SettingsError(
             "The web page has no users: set sidejob_web_users (`celery -A <app> sidejob web user NAME` makes an "
             "entry), or give asgi_app() an auth= function."
         )
-    return site_app(Site(sidejob, users, auth, secret=secret, is_live=is_live))
+    return site_app(Site(sidejob, Users(users), auth, secret=secret, is_live=is_live))
 
 
 def site_app(site: Site) -> ASGIApp:

@@ -20,7 +20,8 @@ from ..inspection.tasks import TaskViews
 from ..jobs.job import Job
 from ..jobs.workers import document_of
 from ..model.names import at_most, check_key, check_tags
-from . import answers, requests, verbs
+from ..store.statement import picked
+from . import schemas, verbs
 from .api import Call, Operation, openapi
 from .pages import DEAD_FILTERS, FILTERS, NEXT_TIMES, POOLS, matching_jobs, port_of
 from .site import Refused
@@ -215,7 +216,8 @@ def revoke_task(call: Call) -> Any:
 def list_dead(call: Call) -> Any:
     """List entries of the dead set, the newest first: one page, and the cursor of the next."""
     asked = call.query
-    entries, further = DeadViews(call.sidejob.runtime).page(**_dead(asked), before=asked.cursor or 0, limit=asked.limit)
+    chosen = picked(asked, *DEAD_FILTERS)
+    entries, further = DeadViews(call.sidejob.runtime).page(**chosen, before=asked.cursor or 0, limit=asked.limit)
     return _page([asdict(entry) for entry in entries], None if further is None else str(further))
 
 
@@ -239,8 +241,9 @@ def retry_dead(call: Call) -> Any:
 
 def retry_many_dead(call: Call) -> Any:
     """Try the first entries that match again; repeat it until `retried` is 0."""
-    tell(call, f"retries {_dead(call.body)} of the dead set")
-    return {"retried": call.sidejob.dead.retry_all(**_dead(call.body), limit=call.body.limit)}
+    chosen = picked(call.body, *DEAD_FILTERS)
+    tell(call, f"retries {chosen} of the dead set")
+    return {"retried": call.sidejob.dead.retry_all(**chosen, limit=call.body.limit)}
 
 
 def delete_dead(call: Call) -> Any:
@@ -348,10 +351,6 @@ def _page(items: Sequence[Any], cursor: int | str | None) -> dict[str, Any]:
     return {"items": items, "next": cursor}
 
 
-def _dead(given: Any) -> dict[str, Any]:
-    return {name: getattr(given, name) for name in DEAD_FILTERS}
-
-
 def _context(call: Call, data: Mapping[str, Any]) -> Any:
     return call.sidejob.context(**data) if data else nullcontext()
 
@@ -367,46 +366,46 @@ GET, POST, PATCH, DELETE = "GET", "POST", "PATCH", "DELETE"
 READ, WRITE, OPERATE = "read", "write", "operate"
 PORT = "/jobs/{id}/ports/{direction}/{name}"
 OPERATIONS = (
-    Operation(GET, "/", READ, version, answers.Version),
-    Operation(GET, "/openapi.json", READ, get_openapi, answers.Document),
-    Operation(GET, "/jobs", READ, list_jobs, answers.Jobs, query=requests.JobsQuery),
-    Operation(POST, "/jobs", WRITE, make_job, answers.JobInfo, requests.NewJob, status=201),
-    Operation(GET, "/jobs/{id}", READ, get_job, answers.JobDetails),
-    Operation(PATCH, "/jobs/{id}", OPERATE, change_job, answers.JobInfo, requests.Change),
-    Operation(DELETE, "/jobs/{id}", OPERATE, delete_job, answers.Deleted),
-    Operation(POST, "/jobs/{id}/run", OPERATE, run_job, answers.JobInfo, requests.Run),
-    Operation(POST, "/jobs/{id}/terminate", OPERATE, terminate_job, answers.JobInfo, requests.Terminate),
-    Operation(POST, "/jobs/{id}/fork", OPERATE, fork_job, answers.JobInfo, requests.Fork, status=201),
-    Operation(POST, "/jobs/{id}/adopt", OPERATE, adopt_job, answers.JobInfo, requests.Adopt),
-    Operation(POST, "/jobs/{id}/disown", OPERATE, disown_job, answers.JobInfo, requests.Disown),
-    Operation(PATCH, "/jobs/{id}/state", WRITE, change_state, answers.JobInfo, requests.State),
-    Operation(GET, "/jobs/{id}/steps", READ, get_steps, answers.Steps),
-    Operation(GET, "/jobs/{id}/tree", READ, get_tree, answers.Tree, query=requests.Few),
-    Operation(GET, PORT, READ, peek_packets, answers.SeenPackets, query=requests.Few),
-    Operation(POST, PORT, WRITE, write_packets, answers.Written, requests.Packets),
-    Operation(POST, f"{PORT}/take", WRITE, take_packets, answers.Taken, requests.Few),
-    Operation(POST, "/publish", WRITE, publish, answers.Written, requests.Message),
-    Operation(POST, "/log", WRITE, write_log, answers.Logged, requests.LogEntry),
-    Operation(GET, "/tasks", READ, list_tasks, answers.Tasks, query=requests.TasksQuery),
-    Operation(GET, "/tasks/{id}", READ, get_task, answers.Task),
-    Operation(POST, "/tasks/{id}/revoke", OPERATE, revoke_task, answers.Revoked, requests.Revoke),
-    Operation(GET, "/dead", READ, list_dead, answers.DeadEntries, query=requests.DeadQuery),
-    Operation(GET, "/dead/groups", READ, list_dead_groups, answers.Groups),
-    Operation(POST, "/dead/retry", OPERATE, retry_many_dead, answers.Retried, requests.DeadFilters),
+    Operation(GET, "/", READ, version, schemas.Version),
+    Operation(GET, "/openapi.json", READ, get_openapi, schemas.Document),
+    Operation(GET, "/jobs", READ, list_jobs, schemas.Jobs, query=schemas.JobsQuery),
+    Operation(POST, "/jobs", WRITE, make_job, schemas.JobInfo, schemas.NewJob, status=201),
+    Operation(GET, "/jobs/{id}", READ, get_job, schemas.JobDetails),
+    Operation(PATCH, "/jobs/{id}", OPERATE, change_job, schemas.JobInfo, schemas.Change),
+    Operation(DELETE, "/jobs/{id}", OPERATE, delete_job, schemas.Deleted),
+    Operation(POST, "/jobs/{id}/run", OPERATE, run_job, schemas.JobInfo, schemas.Run),
+    Operation(POST, "/jobs/{id}/terminate", OPERATE, terminate_job, schemas.JobInfo, schemas.Terminate),
+    Operation(POST, "/jobs/{id}/fork", OPERATE, fork_job, schemas.JobInfo, schemas.Fork, status=201),
+    Operation(POST, "/jobs/{id}/adopt", OPERATE, adopt_job, schemas.JobInfo, schemas.Adopt),
+    Operation(POST, "/jobs/{id}/disown", OPERATE, disown_job, schemas.JobInfo, schemas.Disown),
+    Operation(PATCH, "/jobs/{id}/state", WRITE, change_state, schemas.JobInfo, schemas.State),
+    Operation(GET, "/jobs/{id}/steps", READ, get_steps, schemas.Steps),
+    Operation(GET, "/jobs/{id}/tree", READ, get_tree, schemas.Tree, query=schemas.Few),
+    Operation(GET, PORT, READ, peek_packets, schemas.SeenPackets, query=schemas.Few),
+    Operation(POST, PORT, WRITE, write_packets, schemas.Written, schemas.Packets),
+    Operation(POST, f"{PORT}/take", WRITE, take_packets, schemas.Taken, schemas.Few),
+    Operation(POST, "/publish", WRITE, publish, schemas.Written, schemas.Message),
+    Operation(POST, "/log", WRITE, write_log, schemas.Logged, schemas.LogEntry),
+    Operation(GET, "/tasks", READ, list_tasks, schemas.Tasks, query=schemas.TasksQuery),
+    Operation(GET, "/tasks/{id}", READ, get_task, schemas.Task),
+    Operation(POST, "/tasks/{id}/revoke", OPERATE, revoke_task, schemas.Revoked, schemas.Revoke),
+    Operation(GET, "/dead", READ, list_dead, schemas.DeadEntries, query=schemas.DeadQuery),
+    Operation(GET, "/dead/groups", READ, list_dead_groups, schemas.Groups),
+    Operation(POST, "/dead/retry", OPERATE, retry_many_dead, schemas.Retried, schemas.DeadFilters),
     Operation(GET, "/dead/{id}", READ, get_dead, DeadEntry),
-    Operation(POST, "/dead/{id}/retry", OPERATE, retry_dead, answers.RetriedOne),
-    Operation(DELETE, "/dead/{id}", OPERATE, delete_dead, answers.Removed),
-    Operation(GET, "/queues", READ, list_queues, answers.Queues),
-    Operation(PATCH, "/queues/{name}", OPERATE, configure_queue, answers.Configured, requests.Limits),
-    Operation(POST, "/queues/{name}/pause", OPERATE, pause_queue, answers.Paused, requests.Reason),
-    Operation(POST, "/queues/{name}/resume", OPERATE, resume_queue, answers.Paused),
-    Operation(GET, "/pools", READ, list_pools, answers.Pools),
-    Operation(PATCH, "/pools/{name}", OPERATE, resize_pool, answers.Resized, requests.Slots),
-    Operation(GET, "/schedules", READ, list_schedules, answers.Schedules),
-    Operation(POST, "/schedules/{name}/pause", OPERATE, pause_schedule, answers.Schedule, requests.Reason),
-    Operation(POST, "/schedules/{name}/resume", OPERATE, resume_schedule, answers.Schedule),
-    Operation(POST, "/schedules/{name}/run", OPERATE, run_schedule, answers.Made),
-    Operation(GET, "/workers", READ, list_workers, answers.Workers),
-    Operation(GET, "/stats", READ, get_stats, answers.Document),
-    Operation(GET, "/findings", READ, get_findings, answers.Findings),
+    Operation(POST, "/dead/{id}/retry", OPERATE, retry_dead, schemas.RetriedOne),
+    Operation(DELETE, "/dead/{id}", OPERATE, delete_dead, schemas.Removed),
+    Operation(GET, "/queues", READ, list_queues, schemas.Queues),
+    Operation(PATCH, "/queues/{name}", OPERATE, configure_queue, schemas.Configured, schemas.Limits),
+    Operation(POST, "/queues/{name}/pause", OPERATE, pause_queue, schemas.Paused, schemas.Reason),
+    Operation(POST, "/queues/{name}/resume", OPERATE, resume_queue, schemas.Paused),
+    Operation(GET, "/pools", READ, list_pools, schemas.Pools),
+    Operation(PATCH, "/pools/{name}", OPERATE, resize_pool, schemas.Resized, schemas.Slots),
+    Operation(GET, "/schedules", READ, list_schedules, schemas.Schedules),
+    Operation(POST, "/schedules/{name}/pause", OPERATE, pause_schedule, schemas.Schedule, schemas.Reason),
+    Operation(POST, "/schedules/{name}/resume", OPERATE, resume_schedule, schemas.Schedule),
+    Operation(POST, "/schedules/{name}/run", OPERATE, run_schedule, schemas.Made),
+    Operation(GET, "/workers", READ, list_workers, schemas.Workers),
+    Operation(GET, "/stats", READ, get_stats, schemas.Document),
+    Operation(GET, "/findings", READ, get_findings, schemas.Findings),
 )

@@ -25,10 +25,9 @@ from ..model.printable import seconds_from, since_from
 from ..model.status import ASKABLE, Status
 from ..operations.waiting import REASONS
 from ..store.kept import STATUSES as TASK_STATUSES
-from .drawing import chart_of, month_chart, over_time, runs_of, steps_of
-from .graph_drawing import drawn
+from .drawing import chart_of, drawn, month_chart, over_time, runs_of, span_of
 from .rendering import path
-from .requests import JobsQuery
+from .schemas import JobsQuery
 from .site import Entry, Refused, Shown, Visit
 
 PAGE = 50
@@ -155,7 +154,7 @@ def job(visit: Visit) -> Shown:
         job=details,
         steps=steps[:STEPS],
         steps_count=len(steps),
-        drawn=over_time(steps_of(steps[:STEPS])),
+        drawn=over_time([span_of(step) for step in steps[:STEPS]]),
         timeline=over_time(runs_of(details["history"])),
         history=details["history"][::-1],
         schedule=found.schedule,

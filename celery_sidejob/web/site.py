@@ -27,9 +27,8 @@ from ..model.checks import is_keepable
 from ..model.errors import SideJobError, StoreUnavailableError
 from ..model.logger import logger
 from ..model.names import storable
-from .rendering import environment
+from .rendering import SAID, environment
 from .users import Role, Sessions, User, Users, is_from_here
-from .words import SAID
 
 Authenticate = Callable[[Request], tuple[str, str] | None]
 """Returns (name, role) of the person who sends a request, as another site knows them; None for a stranger."""
@@ -66,7 +65,7 @@ class Refused(Exception):
 
     def __init__(self, status: int, title: str, told: str, *, headers: dict[str, str] | None = None) -> None:
         super().__init__(told)
-        self.status, self.title, self.told, self.headers = status, title, told, headers
+        self.status, self.title, self.told, self.headers = status, title, told, headers or {}
 
 
 @dataclass(frozen=True)
@@ -173,30 +172,20 @@ class Site:
 
     def app(self, entries: Sequence[Entry], more: Sequence[Route] = ()) -> ASGIApp:
         """Return the ASGI app of these pages, and of more routes."""
-        routes = [*more]
+        routes = [*more, Route("/healthz", _healthz), Mount("/static", StaticFiles(directory=STATIC))]
         routes += [Route(as_route(entry.path), self._endpoint(entry), methods=[entry.method]) for entry in entries]
-        routes += [
-            Route("/healthz", _healthz),
-            Route("/login", self._login, methods=["GET", "POST"]),
-            Route("/logout", self._logout, methods=["POST"]),
-        ]
+        if self._auth is None:
+            routes.append(Route("/login", self._login, methods=["GET", "POST"]))
+            routes.append(Route("/logout", self._logout, methods=["POST"]))
         app = Starlette(
-            routes=[*routes, Mount("/static", StaticFiles(directory=STATIC))],
-            exception_handlers={HTTPException: self._http_error, Refused: self._refused, Exception: self._error},
+            routes=routes, exception_handlers=dict.fromkeys((HTTPException, Refused, Exception), self._told)
         )
-        return _Headers(app)
+        return _with_headers(app)
 
     def show(
-        self,
-        request: Request,
-        template: str,
-        *,
-        user: User | None,
-        status: int = 200,
-        live_at: str | None = None,
-        **context: Any,
+        self, request: Request, template: str, *, user: User | None, status: int = 200, **context: Any
     ) -> Response:
-        """Return a page made from a template; `live_at` is the path by which it is told of changes."""
+        """Return a page made from a template."""
         token = "" if user is None else self.sessions.token_of(request, user)
         text = self._templates.get_template(template).render(
             root=request.scope.get("root_path", ""),
@@ -206,7 +195,6 @@ class Site:
             may_operate=user is not None and user.role >= Role.OPERATE,
             may_log_out=self._auth is None,
             app_name=self.name,
-            live_at=live_at,
             said=SAID.get(request.query_params.get("said", "")),
             **context,
         )
@@ -276,8 +264,6 @@ class Site:
     # -- login ---------------------------------------------------------------------------------------------------
 
     async def _login(self, request: Request) -> Response:
-        if self._auth is not None:
-            raise HTTPException(404)
         target = _within(request.query_params.get("next", "/"))
         show = partial(self.show, request, "login.html", user=None, target=target)
         if request.method != "POST":
@@ -300,8 +286,6 @@ class Site:
         return response
 
     async def _logout(self, request: Request) -> Response:
-        if self._auth is not None:
-            raise HTTPException(404)
         response = RedirectResponse(f"{request.scope.get('root_path', '')}/login", status_code=303)
         user = self.user_of(request)
         if user is not None and not self.sessions.is_from_our_form(
@@ -320,39 +304,30 @@ class Site:
 
     # -- errors --------------------------------------------------------------------------------------------------
 
-    async def _refused(self, request: Request, error: Exception) -> Response:
-        assert isinstance(error, Refused)
-        return await self._told(request, error.status, error.title, error.told, error.headers)
+    async def _told(self, request: Request, error: Exception) -> Response:
+        """Say why a request has ended with an error.
 
-    async def _http_error(self, request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        told = "There is no such page." if error.status_code == 404 else error.detail
-        return await self._told(request, error.status_code, error.detail, told)
-
-    async def _error(self, request: Request, error: Exception) -> Response:
-        """Say nothing of an unexpected error: its text may have values of users. Its traceback is in the log."""
-        return await self._told(request, 500, "Something went wrong", "The log of this process says what.")
-
-    async def _told(
-        self, request: Request, status: int, title: str, told: str, headers: Mapping[str, str] | None = None
-    ) -> Response:
+        Nothing is said of an unexpected error: its text may have values of users. Its traceback is in the log.
+        """
+        if isinstance(error, HTTPException):
+            told = "There is no such page." if error.status_code == 404 else error.detail
+            error = Refused(error.status_code, error.detail, told)
+        elif not isinstance(error, Refused):
+            error = Refused(500, "Something went wrong", "The log of this process says what.")
         try:
             user = await run_in_threadpool(self.user_of, request)
         except Exception:  # of the `auth` of another site: it was told of already, where it was asked first
             user = None
-        again_s = (headers or {}).get("retry-after")
-        shown = self.show(request, "error.html", user=user, status=status, title=title, told=told, again_s=again_s)
-        shown.headers.update(headers or {})
+        said = {"title": error.title, "told": error.told, "again_s": error.headers.get("retry-after")}
+        shown = self.show(request, "error.html", user=user, status=error.status, **said)
+        shown.headers.update(error.headers)
         return shown
 
 
-class _Headers:
-    """Adds the headers of security to every answer, and forbids that anything but files is kept."""
+def _with_headers(app: ASGIApp) -> ASGIApp:
+    """Add the headers of security to every answer, and forbid that anything but files is kept."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def call(scope: Scope, receive: Receive, send: Send) -> None:
         is_file = scope.get("path", "").removeprefix(scope.get("root_path", "")).startswith("/static/")
 
         async def send_with_headers(message: Message) -> None:
@@ -363,7 +338,9 @@ class _Headers:
                 headers["cache-control"] = "public, max-age=300" if kept else "no-store"
             await send(message)
 
-        await self._app(scope, receive, send_with_headers if scope["type"] == "http" else send)
+        await app(scope, receive, send_with_headers if scope["type"] == "http" else send)
+
+    return call
 
 
 def status_of(error: SideJobError) -> int:

@@ -1,4 +1,4 @@
-"""The people who may use the web page: their roles, their passwords, the limit of failed logins, and their sessions.
+"""The people who may use the web page (roles, passwords, the limit of failed logins, sessions), and programs' tokens.
 
 A signed cookie says who has logged in, and each form has a token that only the page itself can know.
 """
@@ -11,7 +11,7 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -19,6 +19,11 @@ from typing import Any
 from itsdangerous import BadData, URLSafeTimedSerializer
 from starlette.requests import Request
 from starlette.responses import Response
+
+from ..model.checks import check_texts
+from ..model.errors import InvalidValueError
+from ..operations.runtime import Runtime
+from ..store import web_tokens
 
 FAILURES = 5
 """How many logins may fail for one name, or from one address. From the last on, others are refused for `PENALTY_S`."""
@@ -61,9 +66,6 @@ class Users:
         self._failures: OrderedDict[str, tuple[int, float]] = OrderedDict()
         self._lock = threading.Lock()
         self._nobody = hashed(secrets.token_urlsafe(), Role.READ)
-
-    def __bool__(self) -> bool:
-        return bool(self._users)
 
     def find(self, name: str, mark: str) -> User | None:
         """Return the user of a session, unless the user is gone or has another password or role since."""
@@ -173,3 +175,56 @@ def is_from_here(request: Request) -> bool:
 def _cookie(request: Request) -> dict[str, Any]:
     path = request.scope.get("root_path") or "/"
     return {"key": COOKIE, "path": path, "secure": True, "httponly": True, "samesite": "lax"}
+
+
+# -- tokens of the HTTP API --------------------------------------------------------------------------------------------
+
+SCOPES = ("read", "write", "operate")
+"""`read` reads; `write` makes jobs, packets and state; `operate` does what an operator does on the page."""
+PREFIX = "sjt_"
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A program that may use the API. The token itself is 256 random bits, shown once; the store keeps its hash."""
+
+    name: str
+    scopes: frozenset[str]
+    hash: str
+
+
+def make_token(runtime: Runtime, name: str, scopes: Iterable[str]) -> str:
+    """Make a token, and return it; it cannot be read again."""
+    check_texts(name=name)
+    wanted = [scope for scope in SCOPES if scope in set(scopes)]
+    if not name or not wanted:
+        raise InvalidValueError("A token has a name, and at least one scope.")
+    token = PREFIX + secrets.token_urlsafe(32)
+    made = runtime.connections.transact(
+        "token", lambda executor: web_tokens.add(executor, name, hash_=_digest(token), scopes=wanted)
+    )
+    if not made:
+        raise InvalidValueError(f"There is a token {name!r} already: revoke it first, or give this one another name.")
+    return token
+
+
+def find_token(runtime: Runtime, token: str) -> Token | None:
+    """Return the name and the scopes of a token; None if it was never made, or was revoked."""
+    if not token.startswith(PREFIX):
+        return None
+    row = web_tokens.find(runtime.connections, hash_ := _digest(token))
+    return None if row is None else Token(row.name, frozenset(row.scopes), hash_)
+
+
+def all_tokens(runtime: Runtime) -> list[dict[str, Any]]:
+    """Return the names, scopes and ages of all tokens."""
+    return [row._asdict() for row in web_tokens.list_all(runtime.connections)]
+
+
+def revoke_token(runtime: Runtime, name: str) -> bool:
+    """Revoke a token at once; returns whether there was one."""
+    return runtime.connections.transact("token", lambda executor: web_tokens.revoke(executor, name))
+
+
+def _digest(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()

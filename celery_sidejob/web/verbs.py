@@ -121,8 +121,8 @@ def revoke(visit: Visit, task_id: str, *, terminate: bool) -> dict[str, Any]:
     found = revocation.revoke_in_all(visit.sidejob.runtime, [task_id])
     is_running = task_id in found.running
     if not is_running and task_id not in found.waiting:
-        if found.unavailable is not None:
-            raise found.unavailable
+        if (error := found.unavailable or found.unfit) is not None:  # that store may have it
+            raise error
         raise Refused(404, "Not found", f"No durable task {task_id!r} waits or runs that was not revoked before.")
     try:
         visit.sidejob.app.control.tell_of_revocation([task_id], terminate=terminate)

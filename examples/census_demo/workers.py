@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from celery_sidejob.embedded.account import temporary_path
@@ -110,7 +110,7 @@ class Workers:
     def kill(self, worker: CeleryProcess) -> None:
         """`kill -9` a worker, and remove it from the list."""
         worker.kill()
-        self._janitor.forget_process(worker.pid)
+        self._janitor.forget(worker.pid)
         self.workers.remove(worker)
         self._all.remove(worker)
 
@@ -129,7 +129,7 @@ class Workers:
         end_at = time.monotonic() + deadline_s
         for process in self._all:
             process.wait(end_at - time.monotonic())
-            self._janitor.forget_process(process.pid)
+            self._janitor.forget(process.pid)
         self.workers, self._all = [], []
 
     def _start(self, name: str, arguments: Sequence[str]) -> CeleryProcess:
@@ -145,7 +145,7 @@ def running_workers(environment: Mapping[str, str], in_haste: Callable[[], bool]
 
     The janitor removes the directory, so it is removed too if we are killed.
     """
-    with Janitor(server_environment()) as janitor:
+    with closing(Janitor(server_environment())) as janitor:
         directory = temporary_path()
         janitor.watch_directory(directory)
         directory.mkdir(mode=0o700)

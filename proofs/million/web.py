@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from celery_sidejob.web import tokens
 from celery_sidejob.web.site import Site
-from celery_sidejob.web.users import Users
+from celery_sidejob.web.users import Users, make_token, revoke_token
 from tests.tools.browsers import ENTRIES, browser_of
 from tests.tools.in_process import Stage
 
@@ -47,7 +46,7 @@ def web_pages_of(stage: Stage, rows: int) -> Iterator[dict[str, Callable[[], int
         "/tasks", "/tasks?task=nobodys", "/dead", "/dead?reason=expired", "/dead/groups", "/queues", "/pools",
         "/schedules", "/workers", "/stats", "/findings",
     )  # fmt: skip
-    token = tokens.make(stage.runtime, "million", ["read"])
+    token = make_token(stage.runtime, "million", ["read"])
     try:
         with browser_of(Site(stage.sidejob, Users(ENTRIES), None)) as browser:
             browser.log_in("ann")
@@ -61,4 +60,4 @@ def web_pages_of(stage: Stage, rows: int) -> Iterator[dict[str, Callable[[], int
                 **{f"/api/v1{path}": lambda path=path: ask(f"/api/v1{path}", by_token) for path in operations},
             }  # type: ignore[dict-item]
     finally:
-        tokens.revoke(stage.runtime, "million")
+        revoke_token(stage.runtime, "million")

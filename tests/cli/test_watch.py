@@ -31,7 +31,7 @@ def watching(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dic
         seen.append(read(self, job))  # type: ignore[arg-type]
         return seen[-1]
 
-    monkeypatch.setattr("celery_sidejob.cli.looks.LOOK_S", 0.01)
+    monkeypatch.setattr("celery_sidejob.cli.command.LOOK_S", 0.01)
     monkeypatch.setattr(views, "standing", standing)
     yield seen
 

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from celery import _state
 
-from celery_sidejob.web import tokens
 from celery_sidejob.web.site import Site
-from celery_sidejob.web.users import Users
+from celery_sidejob.web.users import Users, make_token
 from tests.tools.browsers import ENTRIES, Browser, Program, browser_of, serving
 from tests.tools.in_process import Stage
 
@@ -63,7 +62,7 @@ def with_token(stage: Stage, browser: Browser) -> Callable[..., Program]:
     """Makes a program with a token of these scopes."""
 
     def made(*scopes: str) -> Program:
-        return Program(browser, tokens.make(stage.runtime, "-".join(scopes), scopes))
+        return Program(browser, make_token(stage.runtime, "-".join(scopes), scopes))
 
     return made
 

@@ -12,8 +12,7 @@ from urllib.parse import quote
 import pytest
 
 from celery_sidejob import CapacityPool, Job, RunningJob, Status
-from celery_sidejob.web.actions import OPERATING
-from celery_sidejob.web.bulk import BULK
+from celery_sidejob.web.actions import BULK, OPERATING
 from celery_sidejob.web.site import Site
 from tests.tools.browsers import Browser, browser_of
 from tests.tools.crash_points import Arm, lost
@@ -209,7 +208,7 @@ def follow(browser: Browser, path: str) -> tuple[list[str], str]:
 def test_retrying_all_of_a_group_in_batches(
     stage: Stage, operator: Browser, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("celery_sidejob.web.bulk.BATCH", 2)
+    monkeypatch.setattr("celery_sidejob.web.actions.BATCH", 2)
     jobs = [failed(stage) for _ in range(5)]
     assert "Retry: 5 entries" in operator.text("/dead/bulk?verb=retry&group=ValueError")
     assert all(job.refresh().status == Status.FAILED for job in jobs), "it only asks"
@@ -226,7 +225,7 @@ def test_retrying_all_of_a_group_in_batches(
 def test_entries_that_die_again_are_not_retried_for_ever(
     stage: Stage, operator: Browser, monkeypatch: pytest.MonkeyPatch, query: str
 ) -> None:
-    monkeypatch.setattr("celery_sidejob.web.bulk.BATCH", 2)
+    monkeypatch.setattr("celery_sidejob.web.actions.BATCH", 2)
     jobs = [failed(stage) for _ in range(3)]
     retry = type(stage.sidejob.dead).retry
 
@@ -243,7 +242,7 @@ def test_entries_that_die_again_are_not_retried_for_ever(
 
 
 def test_all_jobs_of_a_filter(stage: Stage, operator: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("celery_sidejob.web.bulk.BATCH", 2)
+    monkeypatch.setattr("celery_sidejob.web.actions.BATCH", 2)
     old = [stage.job(tags=["old"]) for _ in range(3)]
     other = stage.job()
     assert "/jobs/bulk?tag=old&amp;verb=terminate" in operator.text("/jobs?tag=old")
@@ -267,7 +266,7 @@ def test_all_jobs_of_a_filter(stage: Stage, operator: Browser, monkeypatch: pyte
 def test_a_slow_batch_leaves_the_rest_to_the_next_request(
     stage: Stage, operator: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("celery_sidejob.web.bulk.BATCH_S", -1)
+    monkeypatch.setattr("celery_sidejob.web.actions.BATCH_S", -1)
     jobs = [stage.job(tags=["old"]) for _ in range(3)]
     assert follow(operator, "/jobs/bulk?verb=terminate&tag=old")[0] == ["1 done of 3", "2 done of 3", "3 done of 3"]
     assert [len(who(job)) for job in jobs] == [1, 1, 1], "each once"

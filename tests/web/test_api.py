@@ -13,10 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from celery_sidejob import CapacityPool, Job, RunningJob
-from celery_sidejob.web import tokens
+from celery_sidejob import CapacityPool, Job, RunningJob, SchemaError
+from celery_sidejob.operations.ledger import revocation
 from celery_sidejob.web.api import Operation
 from celery_sidejob.web.operations import OPERATIONS
+from celery_sidejob.web.users import SCOPES, revoke_token
 from tests.tools.browsers import API, Browser, Program
 from tests.tools.commands import ask
 from tests.tools.in_process import Stage
@@ -47,7 +48,7 @@ def filled(path: str, job: Job) -> str:
 
 def test_only_a_token_with_the_scope_may(stage: Stage, browser: Browser, with_token: Callable[..., Program]) -> None:
     job = stage.job()
-    holders = {scope: with_token(scope) for scope in tokens.SCOPES}
+    holders = {scope: with_token(scope) for scope in SCOPES}
     browser.log_in("ann")
     stage.runtime.connections.write_behind_now()
     before = stage.everything()
@@ -72,7 +73,7 @@ def test_a_revoked_token_ends_at_once(stage: Stage, program: Program) -> None:
     for kind, code in (("Bearer", 200), ("bearer", 200), ("Basic", 401), ("", 401)):
         headers = {"authorization": f"{kind} {program.token}".lstrip()}
         assert program.ask("GET", "/", headers=headers).status_code == code, kind
-    assert tokens.revoke(stage.runtime, "read-write-operate")
+    assert revoke_token(stage.runtime, "read-write-operate")
     program.get("/", code=401)
 
 
@@ -279,6 +280,15 @@ def test_a_durable_task_is_revoked(stage: Stage, program: Program) -> None:
     assert program.get(f"/tasks/{task_id}")["revoked"]
     program.post(f"/tasks/{task_id}/revoke", code=404, terminate=True)
     program.post("/tasks/none/revoke", code=404)
+
+
+def test_a_store_that_keeps_no_revocation_is_named(
+    stage: Stage, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The task may be there, so nobody says that it is nowhere."""
+    unfit = revocation.Revoked(unfit=SchemaError("Store 1 has no schema."))
+    monkeypatch.setattr(revocation, "revoke_in_all", lambda runtime, task_ids: unfit)
+    assert program.post("/tasks/none/revoke", code=409)["detail"] == "Store 1 has no schema."
 
 
 def test_a_name_may_have_a_slash(stage: Stage, program: Program) -> None:

@@ -15,7 +15,7 @@ from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi import checks
 
 from celery_sidejob import CapacityPool
-from celery_sidejob.web import tokens
+from celery_sidejob.web.users import SCOPES, make_token
 from tests.tools.in_process import Stage
 
 CHECKS = [
@@ -66,7 +66,7 @@ def known(stage: Stage) -> Mapping[str, Mapping[str, str]]:
 @pytest.fixture
 def document(stage: Stage, address: str) -> Any:
     """The document, as the server gives it to a program that may do everything."""
-    token = tokens.make(stage.runtime, "tester", tokens.SCOPES)
+    token = make_token(stage.runtime, "tester", SCOPES)
     headers = {"authorization": f"Bearer {token}"}
     schema = schemathesis.openapi.from_url(f"{address}/api/v1/openapi.json", headers=headers)
     schema.config.update(headers=headers)

@@ -10,7 +10,7 @@ import pytest
 from celery_sidejob import Job
 from celery_sidejob.inspection import graphs
 from celery_sidejob.inspection.graphs import FEW, WIDE, Graph
-from celery_sidejob.web.graph_drawing import HEIGHT, WIDTH, drawn
+from celery_sidejob.web.drawing import BOX_HEIGHT, BOX_WIDTH, drawn
 from tests.tools.browsers import Browser
 from tests.tools.in_process import Stage
 
@@ -152,7 +152,7 @@ def test_a_parent_may_wait_for_its_child(stage: Stage) -> None:
 def overlaps(boxes: Any) -> list[Any]:
     return [
         (one, other) for one in boxes for other in boxes
-        if one is not other and abs(one.x - other.x) < WIDTH and abs(one.y - other.y) < HEIGHT
+        if one is not other and abs(one.x - other.x) < BOX_WIDTH and abs(one.y - other.y) < BOX_HEIGHT
     ]  # fmt: skip
 
 
@@ -168,7 +168,7 @@ def test_no_two_nodes_overlap(stage: Stage) -> None:
     assert len(shown.boxes) == 14
     assert overlaps(shown.boxes) == []
     assert min(box.y for box in shown.boxes) >= 0
-    assert max(box.y for box in shown.boxes) + HEIGHT <= shown.height
+    assert max(box.y for box in shown.boxes) + BOX_HEIGHT <= shown.height
 
 
 def test_the_page(stage: Stage, reader: Browser) -> None:

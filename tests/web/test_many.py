@@ -133,7 +133,7 @@ def test_a_port_with_very_many_packets(stage: Stage, reader: Browser) -> None:
 
 def test_an_action_on_more_than_were_counted(stage: Stage, operator: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"COUNTED": 2, "COUNT_S": -1, "BATCH": 3}.items():
-        monkeypatch.setattr(f"celery_sidejob.web.bulk.{name}", value)
+        monkeypatch.setattr(f"celery_sidejob.web.actions.{name}", value)
     jobs = [stage.job(tags=["old"]) for _ in range(7)]
     shown = operator.text("/jobs/bulk?verb=terminate&tag=old")
     assert "2 or more jobs" in shown

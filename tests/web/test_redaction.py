@@ -13,13 +13,12 @@ import httpx
 import pytest
 
 from celery_sidejob import RunningJob
-from celery_sidejob.web import tokens
 from celery_sidejob.web.api import Operation
 from celery_sidejob.web.live import LIVE
 from celery_sidejob.web.operations import OPERATIONS
 from celery_sidejob.web.pages import READING
 from celery_sidejob.web.site import Entry, Site
-from celery_sidejob.web.users import Users
+from celery_sidejob.web.users import SCOPES, Users, all_tokens, make_token
 from tests.tools.browsers import ENTRIES, Browser, Program, browser_of, connection_of, serving
 from tests.tools.databases import Databases
 from tests.tools.in_process import Stage
@@ -196,6 +195,6 @@ def test_no_stream_has_it(planted: Planted) -> None:
 @pytest.fixture
 def program(planted: Planted) -> Iterator[Program]:
     """A program that may do everything."""
-    name = f"all {threading.get_ident()} {len(tokens.list_all(planted.stage.runtime))}"
+    name = f"all {threading.get_ident()} {len(all_tokens(planted.stage.runtime))}"
     with browser_of(planted.site) as browser:
-        yield Program(browser, tokens.make(planted.stage.runtime, name, tokens.SCOPES))
+        yield Program(browser, make_token(planted.stage.runtime, name, SCOPES))

@@ -13,10 +13,9 @@ import pytest
 
 from celery_sidejob import CapacityPool, InvalidValueError, Job, Port, RunningJob
 from celery_sidejob.store import web_tokens
-from celery_sidejob.web import tokens
 from celery_sidejob.web.operations import OPERATIONS
 from celery_sidejob.web.site import Site
-from celery_sidejob.web.users import Users
+from celery_sidejob.web.users import SCOPES, Users, make_token, revoke_token
 from tests.tools.browsers import ENTRIES, Program, browser_of
 from tests.tools.crash_points import Arm, lost
 from tests.tools.in_process import Stage
@@ -58,7 +57,7 @@ def test_a_new_token_with_the_name_of_a_revoked_one_has_keys_of_its_own(
     take, key = f"/jobs/{job.id}/ports/in/a/take", {"idempotency-key": "k"}
     first = with_token("write")
     assert first.ask("POST", take, {}, headers=key).json() == {"values": ["for the first"]}
-    assert tokens.revoke(stage.runtime, "write")
+    assert revoke_token(stage.runtime, "write")
     assert with_token("write").ask("POST", take, {}, headers=key).json() == {"values": []}
 
 
@@ -138,7 +137,7 @@ def test_what_cannot_be_written_into_the_history_is_done_all_the_same(
 ) -> None:
     stage = Stage(database_url, sidejob_max_value_bytes=30)
     with closing(stage), browser_of(Site(stage.sidejob, Users(ENTRIES), None)) as browser:
-        program = Program(browser, tokens.make(stage.runtime, "t", tokens.SCOPES))
+        program = Program(browser, make_token(stage.runtime, "t", SCOPES))
         job = stage.job(inports=["a"])
         first, second = again(program, "POST", f"/jobs/{job.id}/ports/in/a", {"value": 1})
         assert (first.status_code, second.status_code) == (200, 200)
@@ -222,7 +221,7 @@ def test_a_call_whose_answer_is_lost_is_not_done_again(stage: Stage, program: Pr
 def test_an_answer_that_is_too_long_is_not_kept(
     stage: Stage, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("celery_sidejob.web.repeats.LONGEST_ANSWER", 10)
+    monkeypatch.setattr("celery_sidejob.web.api.LONGEST_ANSWER", 10)
     first, second = again(program, "POST", "/jobs", {"task": "stage.idle"})
     assert (first.status_code, second.status_code) == (201, 409)
     assert [job.id for job in stage.sidejob.jobs()] == [first.json()["id"]]

@@ -11,14 +11,12 @@ import httpx
 import pytest
 
 from celery_sidejob import embedded
-from celery_sidejob.web import tokens
-from celery_sidejob.web.actions import OPERATING
-from celery_sidejob.web.bulk import BULK
+from celery_sidejob.web.actions import BULK, OPERATING
 from celery_sidejob.web.live import LIVE
 from celery_sidejob.web.operations import OPERATIONS
 from celery_sidejob.web.pages import READING
 from celery_sidejob.web.site import Site
-from celery_sidejob.web.users import Users
+from celery_sidejob.web.users import SCOPES, Users, make_token
 from tests.tools.browsers import API, ENTRIES, Browser, browser_of, connection_of, events, live_at, serving
 from tests.tools.databases import prepare_template
 from tests.tools.freezing import frozen
@@ -63,7 +61,7 @@ def outage() -> Iterator[Outage]:
         prepare_template(server.url)
         stage = Stage(server.url)
         job, site = stage.job(), Site(stage.sidejob, Users(ENTRIES), None)
-        token = tokens.make(stage.runtime, "all", tokens.SCOPES)
+        token = make_token(stage.runtime, "all", SCOPES)
         found = Outage({}, {}, {}, [])
 
         def ask(browser: Browser, form: dict[str, str], method: str, path: str) -> httpx.Response:
@@ -152,7 +150,7 @@ def test_a_store_that_is_silent_holds_no_page(own_postgres: embedded.Postgres, m
     prepare_template(own_postgres.url)
     stage = Stage(own_postgres.url)
     job, site = stage.job(), Site(stage.sidejob, Users(ENTRIES), None)
-    program = {"authorization": f"Bearer {tokens.make(stage.runtime, 'all', tokens.SCOPES)}"}
+    program = {"authorization": f"Bearer {make_token(stage.runtime, 'all', SCOPES)}"}
     with browser_of(site) as browser:
         browser.log_in("ann")
         form = {"token": browser.token, "priority": "7"}

@@ -9,7 +9,7 @@ import pytest
 
 from celery_sidejob.model.status import Status
 from celery_sidejob.operations.waiting import REASONS as WAITS
-from celery_sidejob.web.words import REASONS, STATUSES, WORDS
+from celery_sidejob.web.rendering import REASONS, STATUSES, WORDS
 
 GLOSSARY = (Path(__file__).parents[2] / "docs" / "glossary.md").read_text()
 
