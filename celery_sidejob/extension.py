@@ -29,10 +29,9 @@ from .jobs import schedule as schedule_of
 from .jobs import steps
 from .jobs.batch import Batch
 from .jobs.capacity import declare
-from .jobs.context import context, current_context
 from .jobs.filters import JobFilters, check_filters, filters_of
 from .jobs.job import Job
-from .jobs.log_entries import log_entry
+from .jobs.log_entries import context, current_context, log_entry
 from .jobs.port import port_options
 from .jobs.queue import Queue
 from .jobs.running import RunningJob

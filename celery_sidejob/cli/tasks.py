@@ -12,8 +12,8 @@ from rich.text import Text
 from ..hooks import control
 from ..inspection.tasks import TaskViews
 from ..model.printable import counted
-from ..operations.ledger import revocation
-from ..operations.ledger.revocation import Revoked
+from ..operations.ledger import burials
+from ..operations.ledger.burials import Revoked
 from .command import Failed, answering, hint_unknown
 from .looks import wait_for_none
 from .options import check_one_way, limit_option, task_filters, yes_option
@@ -102,7 +102,7 @@ def revoke(
 
 
 def _revoke_named(sidejob: Any, output: Output, task_ids: Sequence[str], terminate: bool) -> None:
-    found = revocation.revoke_in_all(sidejob.runtime, task_ids)
+    found = burials.revoke_in_all(sidejob.runtime, task_ids)
     runs = _running(sidejob, task_ids) if terminate else found.running  # also tasks that were revoked before
     told = _told(sidejob, output, task_ids, found, terminate)
     left = runs
@@ -177,7 +177,7 @@ def _revoke_pages(
 ) -> None:
     told = True
     for ids in pages:
-        found = revocation.revoke_in_all(sidejob.runtime, ids)
+        found = burials.revoke_in_all(sidejob.runtime, ids)
         number = len(found.waiting) + len(found.running)
         summary.done += number
         summary.running += len(found.running)

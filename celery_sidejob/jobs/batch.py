@@ -20,7 +20,7 @@ from ..operations.runtime import Runtime
 from ..store import batches as rows
 from ..store.statement import Transaction
 from ..unit.open_unit import active, submit
-from .following import Following, following_of, works_of
+from .drafts import Following, following_of, works_of
 from .job import Job
 
 if TYPE_CHECKING:

@@ -76,11 +76,9 @@ from ..store import dependencies as dependency_rows
 from ..store import state as state_rows
 from ..store.statement import picked
 from ..unit import view as unit_view
-from ..unit.lookup import locate
 from ..unit.open_unit import active, submit
-from .context import current_context
+from ..unit.view import HistoryEntry, Timer, timer_id
 from .creation import create
-from .depending import check_in_run, check_on_failure, ids_of, pending_edges
 from .drafts import (
     Drafts,
     check_child_name_is_free,
@@ -92,10 +90,10 @@ from .drafts import (
     stage_of,
     when,
 )
-from .history import HistoryEntry, entry_of, pending
+from .log_entries import current_context
+from .lookup import check_in_run, check_on_failure, ids_of, locate
 from .port import Port
 from .steps import Step, step_list
-from .timers import Timer, timer_id, timers
 
 if TYPE_CHECKING:
     from ..aio import AioJob
@@ -299,7 +297,7 @@ class Job:
         """
         changes, is_new = self._pending()
         stored = () if is_new else asks.pending_timers(self._runtime.connections, self.id)
-        return self._found(timers(stored, changes, self.id))
+        return self._found(unit_view.timers(changes, self.id, stored))
 
     def cancel_timer(self, timer: Timer | int) -> bool:
         """Cancel one of the job's timers, by its id or as `timers` shows it; return whether it was there.
@@ -351,7 +349,7 @@ class Job:
         """
         rows = {row.id: row for row in dependency_rows.dependencies_of(self._runtime.connections, self.id)}
         unit = active()
-        ids = list(rows) if unit is None else pending_edges(unit.changes, rows, self.id)
+        ids = list(rows) if unit is None else unit_view.dependencies(unit.changes, self.id, rows)
         return self._found([Job(job_id, runtime=self._runtime, row=rows.get(job_id)) for job_id in ids])
 
     @property
@@ -626,9 +624,7 @@ class Job:
         """
         changes, is_new = self._pending()
         rows = () if is_new else history.read(self._runtime.connections, self.id)
-        found = [entry_of(row, self._runtime.settings.redacted) for row in rows]
-        mine = [one for one in changes if isinstance(one, Log) and one.job_id == self.id]
-        return self._found(found + [pending(one) for one in mine])
+        return self._found(unit_view.history(changes, self.id, rows, self._runtime.settings.redacted))
 
     def log(self, /, message: str, **data: Any) -> Job:
         """Make an entry in the job's history; in a run it is part of the unit, and stays if the run raises."""

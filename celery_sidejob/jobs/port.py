@@ -24,8 +24,7 @@ from ..store import packets, ports
 from ..store.statement import Reader, first
 from ..unit.open_unit import active, submit
 from ..unit.read_ahead import FIRST_PAUSE_S, LONGEST_PAUSE_S, READ_AHEAD
-from .context import current_context
-from .log_entries import Kind, are_received, is_unlogged, note, one_entry, options_for
+from .log_entries import Kind, are_received, current_context, is_unlogged, note, one_entry, options_for
 
 if TYPE_CHECKING:
     from ..aio import AioPort

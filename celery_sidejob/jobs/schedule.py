@@ -22,8 +22,7 @@ from ..operations.schedules import ScheduledWorks
 from ..store import jobs
 from ..store import schedules as rows
 from ..store.schedules import Row
-from .drafts import draft
-from .following import ready
+from .drafts import draft, ready
 from .job import Job
 
 if TYPE_CHECKING:

@@ -27,10 +27,10 @@ from ..model.errors import StoreUnavailableError
 from ..store import duplicates
 from ..store.duplicates import Copy
 from ..store.outbox import holds, tasks
+from ..store.outbox.arming import end_task_runs
 from ..store.statement import Transaction
 from .runtime import Runtime
 from .stores import Store
-from .task_run_end import end_task_runs
 
 T = TypeVar("T")
 

@@ -10,11 +10,10 @@ from ..model.changes import NewJob
 from ..model.durable import Message
 from ..store import batches, jobs
 from ..store.statement import Transaction
-from .after_commit import AfterCommit
+from .after_commit import AfterCommit, publish_kept
 from .changes.follow_up import follow_up
 from .changes.unit_of_work import Applied
 from .ledger.keeping import keep_in
-from .publishing import publish_kept
 from .runtime import LocalRuntime, Runtime
 
 

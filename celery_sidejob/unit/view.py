@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
+from ..model import values
 from ..model.changes import (
     AddAlias,
     Adopt,
+    Ask,
+    CancelTimer,
     Change,
     ConfigurePorts,
+    DependOn,
     Disown,
+    Log,
     NewJob,
     PortKey,
     PortRow,
@@ -21,12 +27,16 @@ from ..model.changes import (
     SetDefault,
     SetState,
     Tag,
+    Terminate,
     Track,
+    Undepend,
     UnsetState,
     Untag,
     Write,
 )
+from ..model.checks import is_number, shown
 from ..model.columns import SHOWN
+from ..model.errors import InvalidValueError
 from ..model.port import WILDCARD
 from ..model.status import Status
 from ..operations.hold import Hold
@@ -52,6 +62,34 @@ class Written:
     context: str | None
     options: str | None
     written_at: None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Timer:
+    """A request for later, by ``eta=`` or ``countdown=`` of ``run()`` and ``enqueue()`` or by ``suspend(timeout=)``."""
+
+    id: int | None
+    """Its number, for `Job.cancel_timer`; None until the unit that sets it is committed."""
+    due_at: datetime | None
+    """When it fires; None for a ``countdown`` in a unit, because it counts from the commit."""
+    ask: Literal["run", "force", "timeout"]
+    """What it asks for: a run, a forced run, or the run that ends a wait unless another run begins first."""
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryEntry:
+    """Something that happened to a job."""
+
+    at: datetime | None
+    """When it happened; None for an entry of the run in progress that is not committed yet."""
+    what: str
+    """`made`; `claimed`: a run began; how a run ended, such as `completed` or `lost`; `moved`; `revived`; or an
+    entry's own message."""
+    run_no: int | None
+    worker: str | None
+    detail: dict[str, Any] | None
+    """An error has `error`, `group` and `message`; other entries have who made the job (`by`); the `task` and `queue`
+    to which it was moved; the status it was revived `from`; the data of an entry."""
 
 
 class Seen:
@@ -281,3 +319,72 @@ def _amend(known: dict[Any, Any], change: SetDefault | SetChannels | Write, **ch
     if row is None:  # it is made by its pattern
         row = known.get((change.direction, WILDCARD)) or PortView(None, ())
     known[key] = replace(PortView(row.default_value, row.channels), **changed)
+
+
+def timers(changes: Sequence[Change], job_id: int, stored: Sequence[Any]) -> list[Timer]:
+    """Return a job's timers: those that are stored, as the changes of a unit leave them, then the unit's own."""
+    found = [Timer(row.id, row.due_at, row.ask) for row in stored]
+    for change in changes:
+        match change:
+            case Terminate() if change.job_id == job_id:
+                found = []
+            case CancelTimer() if change.job_id == job_id:
+                found = [timer for timer in found if timer.id != change.timer_id]
+            case _:
+                found += _set_by(change, job_id)
+    return found
+
+
+def _set_by(change: Change, job_id: int) -> Iterator[Timer]:
+    match change:
+        case NewJob(id=asked, due_at=due_at, wait_s=wait_s):
+            ask: Literal["run", "force"] = "run"
+        case Ask(job_id=asked, due_at=due_at, wait_s=wait_s, of_parent=False):
+            ask = "force" if change.force else "run"
+        case _:
+            return
+    if asked == job_id and (due_at is not None or wait_s):
+        yield Timer(None, due_at, ask)
+
+
+def timer_id(timer: Any) -> int:
+    """Return the number of a timer, given as a `Timer` or as its number; InvalidValueError for anything else."""
+    number = timer.id if isinstance(timer, Timer) else timer
+    if isinstance(timer, Timer) and number is None:
+        raise InvalidValueError(
+            "cancel_timer() was given a timer that its own unit sets: it has no id before the commit. Commit the unit "
+            "first, with job.checkpoint()."
+        )
+    if not is_number(number, least=1):
+        raise InvalidValueError(f"cancel_timer() takes one of job.timers, or its id, not {shown(timer)}.")
+    return number
+
+
+def dependencies(changes: Sequence[Change], job_id: int, stored: Iterable[int]) -> list[int]:
+    """Return the ids of the jobs for which a job waits, as the changes of a unit will leave them."""
+    found = dict.fromkeys(stored)
+    for change in changes:
+        if isinstance(change, NewJob) and change.id == job_id:
+            found |= dict.fromkeys(on for on, _ in change.depends_on)
+        elif isinstance(change, DependOn) and change.job_id == job_id:
+            found |= dict.fromkeys(change.on)
+        elif isinstance(change, Undepend) and change.job_id == job_id:
+            found = {on: None for on in found if change.on is not None and on not in change.on}
+    return sorted(found)
+
+
+def history(
+    changes: Sequence[Change], job_id: int, stored: Sequence[Any], hide: Callable[[Any], Any]
+) -> list[HistoryEntry]:
+    """Return a job's history: the stored rows, then the entries that the run in progress has made."""
+    mine = [change for change in changes if isinstance(change, Log) and change.job_id == job_id]
+    return [entry_of(row, hide) for row in stored] + [
+        HistoryEntry(None, log.message, log.run_no, None, None if log.detail is None else values.decode(log.detail))
+        for log in mine
+    ]
+
+
+def entry_of(row: Any, hide: Callable[[Any], Any]) -> HistoryEntry:
+    """Return the entry of a row; `hide` is applied to the details of an error and to the data of an entry."""
+    detail = None if row.detail is None else hide(values.decode(row.detail))
+    return HistoryEntry(row.at, row.what, row.run_no, row.worker, detail)

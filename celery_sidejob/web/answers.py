@@ -13,10 +13,10 @@ from msgspec import Meta
 
 from ..deadset import DeadEntry
 from ..inspection.jobs import Node
-from ..jobs.history import HistoryEntry
 from ..jobs.steps import Step
 from ..model.columns import SHOWN, JobColumns
 from ..model.finding import Finding
+from ..unit.view import HistoryEntry
 
 Time = Annotated[datetime, Meta(tz=True)]
 _TYPES = get_type_hints(JobColumns)

@@ -1,12 +1,25 @@
-"""The changes of one transaction to jobs, their parents and their aliases, and the moves of jobs that are in no run."""
+"""The changes of one transaction to jobs, their parents, aliases and tags, and the moves of jobs that are in no run."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
-from ...model.changes import AddAlias, Adopt, Disown, FamilyChange, Move, NewJob, RemoveAlias
+from ...model.changes import (
+    AddAlias,
+    Adopt,
+    Disown,
+    FamilyChange,
+    FindingChange,
+    Move,
+    NewJob,
+    RemoveAlias,
+    Tag,
+    Track,
+    Untag,
+)
 from ...model.errors import HasParentError, IllegalMoveError, InvalidAliasError, NotAChildError
-from ...model.names import alias_taken, child_name_taken, circle
+from ...model.names import TRACKED_CHANNEL, alias_taken, child_name_taken, circle
 from ...model.status import Status
 from ...store import asks, jobs, labels, moving, ports, state, trees
 from ...store.errors import Moved
@@ -15,7 +28,7 @@ from ..after_commit import AfterCommit
 from ..gates import capacity
 from ..lock_set import LockSet
 from ..runtime import LocalRuntime
-from . import batches, dependencies, finding, unique_keys
+from . import batches, dependencies, unique_keys
 from .deletion import is_being_deleted
 from .mailboxes import add_ports, port_row
 
@@ -64,7 +77,9 @@ class Family:
         initial = {(job.id, key): value for job in new for key, value in job.state.items()}
         if initial:
             state.put(executor, initial)
-        finding.tag_new(executor, new)
+        tagged = [(job.id, job.tags) for job in new if job.tags]
+        if tagged:
+            labels.add_tags(executor, tagged)
 
     def _admitted(self, new: Sequence[NewJob]) -> Sequence[NewJob]:
         """Take the slots of new jobs in their capacity pools, after all other locks."""
@@ -100,8 +115,8 @@ class Family:
             lock_set.statuses[job_id] = after.status
         return change.has_time and not change.is_later and moved.task_id is None
 
-    def apply(self, change: FamilyChange) -> None:
-        """Change aliases or parents."""
+    def apply(self, change: FamilyChange | FindingChange) -> None:
+        """Change aliases, parents or tags, or whether a job is tracked; listeners of tracked jobs are told of that."""
         match change:
             case AddAlias():
                 self._add_aliases([(change.name, change.job_id)])
@@ -112,6 +127,15 @@ class Family:
                 self._adopt(change)
             case Disown():
                 self._disown(change)
+            case Tag():
+                labels.add_tags(self._executor, [(change.job_id, change.names)])
+            case Untag():
+                labels.remove_tags(self._executor, change.job_id, change.names)
+            case Track():
+                labels.track(self._executor, change.job_id, on=change.on)
+                self._after_commit.tracking_changed = True
+                told = json.dumps({"job": change.job_id, "tracked": change.on})
+                self._after_commit.announcements.append((TRACKED_CHANNEL, told))
 
     def _adopt(self, change: Adopt) -> None:
         """Make a job without a parent a child.

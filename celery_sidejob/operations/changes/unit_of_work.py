@@ -7,6 +7,7 @@ channels with many subscribers are delivered as well (`follow_up`).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -37,14 +38,14 @@ from ...model.changes import (
     Write,
 )
 from ...model.errors import JobNotFoundError
-from ...store import jobs, state, steps
+from ...store import history, jobs, state, steps
 from ...store.batches import close as close_batch
 from ...store.borrowed.borrowed import Borrowed
 from ...store.statement import Transaction
 from ..after_commit import AfterCommit
 from ..lock_set import KeptPorts, LockSet
 from ..runtime import LocalRuntime, Runtime
-from . import batches, dependencies, finding, unique_keys
+from . import batches, dependencies, unique_keys
 from .family import Family
 from .follow_up import follow_commit_of, follow_up
 from .mailboxes import Mailboxes
@@ -132,8 +133,7 @@ class Applied:
                 self._apply_object(change)
                 judged.append(self._judged(change))
         self._write_state()
-        entries = [change for change in self._changes if isinstance(change, Log)]
-        finding.write_history(self._executor, entries, keep=self._history)
+        self._write_history()
         for one in judged:
             self._apply_data(one)
         self.mailboxes.flush()
@@ -150,7 +150,7 @@ class Applied:
         return change
 
     def _apply_object(self, change: Change) -> None:
-        if isinstance(change, FamilyChange):
+        if isinstance(change, FamilyChange | FindingChange):
             self._family.apply(change)
         elif isinstance(change, PortChange):
             self.mailboxes.apply(change)
@@ -159,8 +159,6 @@ class Applied:
                 self.wakes.wake(change.job_id)
         elif isinstance(change, DependencyChange):
             dependencies.apply(self._executor, change, self.lock_set, self.after_commit)
-        elif isinstance(change, FindingChange):
-            finding.apply(self._executor, change, self.after_commit)
         elif isinstance(change, StepChange):
             steps.apply(self._executor, change, keep=self._history)
         elif isinstance(change, RememberInputs):
@@ -190,6 +188,15 @@ class Applied:
                 state.remove(self._executor, change.job_id, change.keys)
         if values:
             state.put(self._executor, values)
+
+    def _write_history(self) -> None:
+        """Write new entries of jobs into their histories: of each job the last ones, as many as are kept."""
+        kept: dict[int, deque[Log]] = {}
+        for change in self._changes:
+            if isinstance(change, Log):
+                kept.setdefault(change.job_id, deque(maxlen=self._history)).append(change)
+        if kept and self._history:
+            history.log(self._executor, [one for entries in kept.values() for one in entries], keep=self._history)
 
 
 def _parts(changes: Sequence[Change]) -> Iterator[Sequence[Change]]:

@@ -13,12 +13,11 @@ from ...model.changes import Ask, CancelTimer, Log, Terminate
 from ...model.durable import Death
 from ...model.events import JobBuried
 from ...model.status import ASKABLE, Status
-from ...store import asks, dead, ports, tree_terminations, trees
+from ...store import asks, dead, history, ports, tree_terminations, trees
 from ...store.statement import Transaction
 from ..after_commit import AfterCommit
 from ..lock_set import LockSet
 from ..runtime import LocalRuntime
-from . import finding
 from .deletion import is_being_deleted
 from .dependencies import mark_ended
 
@@ -285,7 +284,7 @@ class Wakes:
         self._lock_set.statuses[job_id] = after
         if before == Status.TERMINATED and after != before:
             ports.subscribe(self._executor, job_id)
-        if before in ENDED and after == Status.QUEUED:
+        if before in ENDED and after == Status.QUEUED and self._history:
             told = Log(job_id, "revived", json.dumps({"from": before}), time.monotonic())
-            finding.write_history(self._executor, [told], keep=self._history)
+            history.log(self._executor, [told], keep=self._history)
         self._after_commit.moved(self._lock_set.job(job_id), before, after, change)

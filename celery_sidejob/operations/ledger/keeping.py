@@ -25,11 +25,11 @@ from ...store.errors import OutcomeUnknown, StoreDown
 from ...store.outbox import tasks
 from ...store.outbox.tasks import Kept
 from ...store.statement import Reader, Transaction
+from ..after_commit import publish_kept, sends
 from ..changes import batches
 from ..changes.follow_up import do_after_commit
 from ..changes.unique_keys import KeyHeldError
 from ..gates import capacity
-from ..publishing import publish_kept, sends
 from ..runtime import LocalRuntime, Runtime, patiently
 
 T = TypeVar("T")

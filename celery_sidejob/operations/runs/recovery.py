@@ -22,8 +22,7 @@ from ..changes.wakes import Wakes
 from ..hold import Hold, check_fence, lease_lost
 from ..lock_set import LockSet
 from ..runtime import LocalRuntime, Runtime, patiently
-from .endings import announce, error_json
-from .job_run_end import Ending, end_job_run
+from .endings import Ending, announce, end_job_run, error_json
 
 SHUTDOWN_LOST = "The job was terminated, but its shutdown was lost with its worker too often to be tried again."
 LOST = "WorkerLostError"
