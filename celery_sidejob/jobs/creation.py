@@ -43,13 +43,12 @@ def create(runtime: Runtime, drafts: Sequence[NewJob], transaction: Any = None) 
         return ()
     lent = transaction is not None or active() is not None
     are_plain = not lent and all(map(_is_plain, drafts))
-    if are_plain and all(new.admission is None for new in drafts):
-        return _until_known(runtime, drafts, partial(_create_plain, runtime, drafts))
-    _check_names_among(first_of_each(drafts))
+    if not are_plain:
+        _check_names_among(first_of_each(drafts))
     capacity.prepare(runtime, [new.admission for new in drafts], lent=lent)
     with capacity.refusing(runtime):
         if are_plain:
-            return _until_known(runtime, drafts, lambda: _create_admitted(runtime, drafts))
+            return _until_known(runtime, drafts, partial(_create_plain, runtime, drafts))
         if any(new.unique is not None for new in drafts):
             return create_unique(runtime, drafts, partial(_create, runtime, transaction=transaction), transaction)
         return _create(runtime, drafts, transaction)
@@ -97,31 +96,19 @@ def _check_room(runtime: Runtime, unit: OpenUnit, drafts: Sequence[NewJob]) -> N
 
 
 def _create_plain(runtime: Runtime, drafts: Sequence[NewJob]) -> list[NewJob]:
-    insert = partial(jobs.insert, new=drafts, check_interval_s=runtime.settings.lost_after)
-    rows = runtime.connections.transact("enqueue", insert, single=True)
-    return _followed(runtime, drafts, rows)
-
-
-def _create_admitted(runtime: Runtime, drafts: Sequence[NewJob]) -> list[NewJob]:
-    """Create plain jobs of capacity pools."""
+    """Create plain jobs, and return them with their ids, which grow in their order."""
 
     def work(executor: Transaction) -> Sequence[Any]:
         admitted = capacity.admit(executor, drafts)
         return jobs.insert(executor, admitted, check_interval_s=runtime.settings.lost_after)
 
     rows = runtime.connections.transact("enqueue", work, single=not any(map(capacity.judged, drafts)))
-    return _followed(runtime, drafts, rows)
-
-
-def _followed(runtime: Runtime, drafts: Sequence[NewJob], rows: Sequence[Any]) -> list[NewJob]:
-    """Do the work that follows the commit of new jobs; return the jobs with their ids, which grow in their order."""
-    made = [new.but(id=row.job_id) for new, row in zip(drafts, rows, strict=True)]
+    made = _numbered(drafts, [row.job_id for row in rows])
     after_commit = AfterCommit()
     for new, row in zip(made, rows, strict=True):
         after_commit.created(new, row)
     follow(runtime, after_commit)
-    if after_commit.pools:
-        capacity.ring(runtime, after_commit.pools)
+    capacity.ring(runtime, after_commit.pools)
     return made
 
 

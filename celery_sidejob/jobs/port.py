@@ -19,7 +19,7 @@ from ..model.errors import IllegalMoveError, InvalidChannelError, InvalidPortErr
 from ..model.names import check_channels
 from ..model.port import NO_DATA, WILDCARD, check_port_name, port_not_found
 from ..operations.changes.unit_of_work import carry_out
-from ..operations.runs.limits import read_packets, read_packets_with
+from ..operations.runs.limits import read_packets
 from ..store import packets, ports
 from ..store.statement import Reader, first
 from ..unit.open_unit import active, submit
@@ -340,10 +340,8 @@ class Port:
 
     def _popped(self, transaction: Any, limit: int) -> tuple[Sequence[Any], list[Any], Reader]:
         """Read packets outside of units; return their rows, their values, and where to ask about the port."""
-        if transaction is None:
-            return *read_packets(self._runtime, self._key, limit=limit), self._runtime.connections
         self._refuse_to_read_in(transaction)
-        return read_packets_with(self._runtime, self._key, transaction, limit=limit)
+        return read_packets(self._runtime, self._key, transaction, limit=limit)
 
     def _refuse_to_read_in(self, transaction: Any) -> None:
         if transaction is not None and active() is not None:

@@ -242,10 +242,7 @@ class Mailboxes:
         reader = job_id if direction == "in" else self._lock_set.parents.get(job_id)
         if reader is None:
             return
-        if is_received or direction == "out":
-            self._wakes.look(reader)
-        else:
-            self._wakes.wake(reader)
+        self._wakes.wake(reader, looks=is_received or direction == "out")
 
 
 def _has_channels_of(now: Any, port: Any) -> bool:
@@ -305,10 +302,5 @@ def deliver_to(
         return False
     delivered = publications.deliver(executor, channel, page)
     for job_id, is_woken in sorted((delivered or {}).items()):
-        if job_id in late:
-            wakes.note(job_id, looks=not is_woken)
-        elif is_woken:
-            wakes.wake(job_id)
-        else:
-            wakes.look(job_id)
+        wakes.wake(job_id, looks=not is_woken, noted=job_id in late)
     return delivered is not None

@@ -240,7 +240,7 @@ def _wake_parent(applied: Applied, ending: Ending, row: Any) -> None:
     """
     may_run = row.parent_id is not None and applied.lock_set.statuses.get(row.parent_id) in ASKABLE
     if may_run and ending.then is None and ending.how != RunEnd.RETRIED and not ending.waits_for:
-        applied.wakes.look(row.parent_id)
+        applied.wakes.wake(row.parent_id, looks=True)
         applied.wakes.apply()
 
 

@@ -10,7 +10,7 @@ from ...model.errors import FullPort
 from ...model.port import facing_ports, value_of
 from ...store import packets, room
 from ...store.errors import Moved
-from ...store.statement import Transaction
+from ...store.statement import Reader, Transaction
 from ..after_commit import AfterCommit
 from ..changes.follow_up import apply_noted_asks, follow_commit_of
 from ..changes.mailboxes import make_room
@@ -59,28 +59,15 @@ def pass_on(runtime: Runtime, job_id: int) -> None:
     apply_noted_asks(runtime, runtime.connections.transact("pass-on", work).noted)
 
 
-def read_packets(runtime: Runtime, key: PortKey, *, limit: int) -> tuple[Sequence[Any], list[Any]]:
+def read_packets(
+    runtime: Runtime, key: PortKey, transaction: Any = None, *, limit: int
+) -> tuple[Sequence[Any], list[Any], Reader]:
     """Read and remove the oldest packets of a port for a client, and ask the jobs that wait for their room.
 
-    Returns their rows and their values. For an empty port these are one row without a packet, and no value; no row
-    means that there is no such port. Raises InvalidValueError, and removes nothing, if a value cannot be decoded.
+    Returns their rows, their values, and where to ask about the port: in the caller's transaction, if that is given.
+    For an empty port these are one row without a packet, and no value; no row means that there is no such port. Raises
+    InvalidValueError, and removes nothing, if a value cannot be decoded.
     """
-    popped, values, after_commit = runtime.connections.transact("take", _reading(key, limit))
-    apply_noted_asks(runtime, after_commit.noted)
-    return popped, values
-
-
-def read_packets_with(
-    runtime: Runtime, key: PortKey, transaction: Any, *, limit: int
-) -> tuple[Sequence[Any], list[Any], Transaction]:
-    """Do the same in the caller's transaction; return its executor too."""
-    borrowed, read = runtime.connections.borrow(transaction), _reading(key, limit)
-    popped, values, after_commit = borrowed.apply(lambda: read(borrowed))
-    follow_commit_of(runtime, borrowed, after_commit)
-    return popped, values, borrowed
-
-
-def _reading(key: PortKey, limit: int) -> Callable[[Transaction], tuple[Sequence[Any], list[Any], AfterCommit]]:
     in_order = behind_marks(lambda executor: packets.pop(executor, key, limit=limit))
 
     def read(executor: Transaction) -> tuple[Sequence[Any], list[Any], AfterCommit]:
@@ -90,7 +77,14 @@ def _reading(key: PortKey, limit: int) -> Callable[[Transaction], tuple[Sequence
         make_room(executor, room.limited(popped), after_commit)
         return popped, values, after_commit
 
-    return read
+    if transaction is None:
+        popped, values, after_commit = runtime.connections.transact("take", read)
+        apply_noted_asks(runtime, after_commit.noted)
+        return popped, values, runtime.connections
+    borrowed = runtime.connections.borrow(transaction)
+    popped, values, after_commit = borrowed.apply(lambda: read(borrowed))
+    follow_commit_of(runtime, borrowed, after_commit)
+    return popped, values, borrowed
 
 
 def behind_marks(read: Callable[[Transaction], Sequence[Any]]) -> Callable[[Transaction], Sequence[Any]]:
