@@ -48,7 +48,6 @@ from .model.settings import Settings
 from .model.statistics import Statistics, day_of
 from .model.status import MAY_WAIT
 from .model.steps import check_name
-from .operations import schedules
 from .operations.runtime import Runtime
 from .operations.stores import Store
 from .operations.waiting import check_reason
@@ -438,7 +437,7 @@ class SideJob:
 
     def get_schedule(self, name: str) -> Schedule:
         """Return the schedule of this name; raises ScheduleNotFoundError."""
-        return Schedule(schedules.get(self.runtime, name).name, runtime=self.runtime)
+        return Schedule(schedule_of.get(self.runtime, name).name, runtime=self.runtime)
 
     # -- channels ------------------------------------------------------------------------------------------------
 

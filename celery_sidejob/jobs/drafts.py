@@ -1,4 +1,4 @@
-"""Drafts of jobs, of their next stages, and of calls that are stored: checks and encodes all that a caller gives.
+"""Drafts of jobs, and of the next stages of jobs: checks and encodes everything that a caller gives.
 
 The first call of a task is drafted in full, and further calls copy that draft. They differ only in the arguments and
 the task id. A job gets a full draft of its own if something depends on the single call, such as a routing function, or
@@ -8,11 +8,10 @@ if the job has a value that no other job may have.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
-from uuid import uuid4
 
 from ..model import values
 from ..model.capacity import Admission
@@ -34,9 +33,7 @@ from ..model.port import NO_DATA, PortOptions, parse_ports
 from ..model.protocols import Call
 from ..operations.changes import batches
 from ..operations.gates import capacity
-from ..operations.gates.capacity import Work
 from ..operations.runtime import Runtime
-from ..operations.works import Works
 from ..store import jobs
 from ..store.statement import Transaction
 from ..unit.open_unit import active
@@ -47,8 +44,6 @@ Ports = Mapping[str, PortOptions]
 OF_SINGLE_CALLS = frozenset({"queue", "priority", "ignore_result", "serializer", "compression", "delivery_mode"})
 """With only these options a single call can still copy an earlier draft; any other option that is not None prevents it.
 """
-OF_STORED_CALLS = ("queue", "priority", "countdown")
-"""The options of a call that is stored as JSON: it is checked when it is given, and the sweeper makes it later."""
 
 
 def draft(  # noqa: PLR0913 - the options of a new job
@@ -337,71 +332,3 @@ def move_of(
     """Return the change that moves a job to a stage; a time in the past means now."""
     wait_s, due_at = when(runtime, eta=eta, countdown=countdown)
     return Move(row.id, stage, has_time=eta is not None or countdown is not None, due_at=due_at, wait_s=wait_s)
-
-
-# -- calls that are stored ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Following:
-    """A call of a sidejob task or a durable task; arguments and options are JSON text."""
-
-    task: str
-    args: str
-    kwargs: str
-    options: str
-
-
-def following_of(runtime: Runtime, where: str, call: Any) -> Following:
-    """Check a call: a task, or a signature of a task with its arguments, `queue`, `priority` and `countdown`."""
-    given: Mapping[str, Any] = call if isinstance(call, Mapping) else {"task": getattr(call, "name", call)}
-    name = given.get("task")
-    if not isinstance(name, str) or given.get("subtask_type") is not None:
-        raise InvalidValueError(f"{where}= takes a task or a signature of one task, not {shown(call)}.")
-    options = {key: value for key, value in (given.get("options") or {}).items() if value is not None}
-    unknown = [key for key in options if key not in OF_STORED_CALLS]
-    if unknown:
-        known = ", ".join(OF_STORED_CALLS)
-        raise InvalidValueError(f"{where}= takes a signature with {known}, not with {', '.join(unknown)}.")
-    limit = runtime.settings.max_value_bytes
-    found = Following(
-        name,
-        values.encode(list(given.get("args") or ()), limit=limit, what=f"args of {where}"),
-        values.encode(dict(given.get("kwargs") or {}), limit=limit, what=f"kwargs of {where}"),
-        values.encode(options, what=f"options of {where}"),
-    )
-    works_of(runtime, [found])  # refuses the call as a real call would; nothing is written
-    return found
-
-
-def works_of(runtime: Runtime, calls: Iterable[Following]) -> list[Works]:
-    """Make calls ready to be written."""
-    return [
-        ready(
-            runtime,
-            call.task,
-            values.decode(call.args),
-            values.decode(call.kwargs),
-            [{**values.decode(call.options), "task_id": str(uuid4())}],
-        )
-        for call in calls
-    ]
-
-
-def ready(
-    runtime: Runtime, task: str, args: list[Any], kwargs: Mapping[str, Any], options: Sequence[dict[str, Any]]
-) -> Works:
-    """Make calls of one task ready to be written, one for each of these options; a full pool makes them wait."""
-    if runtime.tasks.kind(task) == "job":
-        new = [_waiting(draft(runtime, task, args, kwargs, **each)) for each in options]
-        capacity.prepare(runtime, [each.admission for each in new])
-        return Works(jobs=new)
-    for each in options[:1]:
-        runtime.tasks.check_message(task, args, kwargs, each)
-    messages, tell = runtime.tasks.messages(task, args, kwargs, options)
-    return Works(messages=[_waiting(message) for message in messages], tell=tell)
-
-
-def _waiting(work: Work) -> Work:
-    """Return the job or message, changed so that it waits for a slot if its pool is full."""
-    return work if work.admission is None else replace(work, admission=replace(work.admission, mode="wait"))
