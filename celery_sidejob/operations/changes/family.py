@@ -23,11 +23,8 @@ from ...model.names import TRACKED_CHANNEL, alias_taken, child_name_taken, circl
 from ...model.status import Status
 from ...store import asks, jobs, labels, moving, ports, state, trees
 from ...store.errors import Moved
-from ...store.statement import Transaction
-from ..after_commit import AfterCommit
 from ..gates import capacity
 from ..lock_set import LockSet
-from ..runtime import LocalRuntime
 from . import batches, dependencies, unique_keys
 from .deletion import is_being_deleted
 from .mailboxes import add_ports, port_row
@@ -36,19 +33,11 @@ from .mailboxes import add_ports, port_row
 class Family:
     """The jobs that a transaction makes or moves, or gives other parents or aliases. `own`: the run's own job."""
 
-    def __init__(
-        self,
-        runtime: LocalRuntime,
-        executor: Transaction,
-        lock_set: LockSet,
-        after_commit: AfterCommit,
-        *,
-        own: int | None = None,
-    ) -> None:
-        self._check_interval_s = runtime.settings.lost_after
-        self._executor = executor
+    def __init__(self, lock_set: LockSet, *, own: int | None) -> None:
+        self._check_interval_s = lock_set.settings.lost_after
+        self._executor = lock_set.executor
         self._lock_set = lock_set
-        self._after_commit = after_commit
+        self._after_commit = lock_set.after_commit
         self._own = own
 
     def create(self, new: Sequence[NewJob]) -> None:
@@ -59,11 +48,11 @@ class Family:
         for job in new:
             self._check_parent(job)
         unique_keys.take(executor, new)
-        new = self._admitted(dependencies.judge(executor, new, self._lock_set))
+        new = self._admitted(dependencies.judge(new, self._lock_set))
         for row in jobs.insert(executor, new, check_interval_s=self._check_interval_s):
             self._lock_set.statuses[row.job_id] = Status.QUEUED
             self._after_commit.created(self._lock_set.new[row.job_id], row)
-        dependencies.add(executor, new, self._after_commit)
+        dependencies.add(new, self._lock_set)
         batches.join_new(executor, new)
         rows = [port_row(job.id, port) for job in new for port in job.ports]
         if rows:

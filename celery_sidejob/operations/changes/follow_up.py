@@ -153,11 +153,10 @@ def _apply(runtime: Runtime, job_ids: Iterable[int], *, leaves: tuple[type[Excep
 
 def mature(runtime: LocalRuntime, executor: Transaction, job_id: int) -> AfterCommit:
     """Apply a job's due timers, unless its row is locked."""
-    after_commit = AfterCommit()
-    locked = jobs.lock(executor, [job_id], waits=False)
-    if locked:
-        Wakes(runtime, executor, LockSet.of_rows(executor, locked), after_commit).apply_due(job_id)
-    return after_commit
+    locked = LockSet.of_rows(runtime, executor, jobs.lock(executor, [job_id], waits=False))
+    if locked.rows:
+        Wakes(locked).apply_due(job_id)
+    return locked.after_commit
 
 
 # -- publications ------------------------------------------------------------------------------------------------------
@@ -198,12 +197,12 @@ def deliver_page(runtime: Runtime, channel: str, *, noting: bool = False) -> boo
 
 def _deliver(runtime: LocalRuntime, executor: Transaction, channel: str, *, noting: bool) -> AfterCommit | None:
     page = publications.lock_next(executor, channel, packets=PAGE)
-    lock_set, after_commit = LockSet(executor, ()), AfterCommit()
-    wakes = Wakes(runtime, executor, lock_set, after_commit)
-    if page is None or not deliver_to(executor, channel, page, lock_set, wakes, noting=noting):
+    lock_set = LockSet(runtime, executor)
+    wakes = Wakes(lock_set)
+    if page is None or not deliver_to(channel, page, lock_set, wakes, noting=noting):
         return None
     wakes.apply()
-    return after_commit
+    return lock_set.after_commit
 
 
 # -- terminations of large trees ---------------------------------------------------------------------------------------
@@ -251,10 +250,10 @@ def _terminate(
         return None
     found = tree_terminations.find(executor, places, most=TREE_PAGE)
     locked = _joined(places, found, jobs.lock(executor, {row.id for row in found}, waits=waits))
-    after_commit = AfterCommit()
-    Wakes(runtime, executor, LockSet.of_rows(executor, locked), after_commit).terminate(list(locked), tree=True)
+    lock_set = LockSet.of_rows(runtime, executor, locked)
+    Wakes(lock_set).terminate(list(locked), tree=True)
     finished = _leave(executor, places, found, locked.keys())
-    return after_commit if locked or finished else None
+    return lock_set.after_commit if locked or finished else None
 
 
 def _joined(places: Sequence[Any], found: Sequence[Any], locked: dict[int, Any]) -> dict[int, Any]:

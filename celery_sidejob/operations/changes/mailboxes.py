@@ -40,24 +40,14 @@ PacketRow = tuple[int, str, str | None, str | None]
 class Mailboxes:
     """The ports that a transaction makes, changes or writes to, and the messages that it publishes.
 
-    `noting`: nothing is locked. `bounded`: a port with a limit refuses packets for which it has no room.
+    `bounded`: a port with a limit refuses packets for which it has no room.
     """
 
-    def __init__(
-        self,
-        executor: Transaction,
-        lock_set: LockSet,
-        wakes: Wakes,
-        after_commit: AfterCommit,
-        *,
-        noting: bool = False,
-        bounded: bool = True,
-    ) -> None:
-        self._executor = executor
+    def __init__(self, lock_set: LockSet, wakes: Wakes, *, bounded: bool) -> None:
+        self._executor = lock_set.executor
         self._lock_set = lock_set
         self._wakes = wakes
-        self._after_commit = after_commit
-        self._noting = noting
+        self._after_commit = lock_set.after_commit
         self._rows: list[PacketRow] = []
         self._written: list[Any] = []
         self._messages: dict[str, list[publications.Message]] = {}
@@ -233,7 +223,7 @@ class Mailboxes:
         for kept in publications.keep(self._executor, self._messages, few=FEW):
             self._after_commit.published[kept.channel] = kept.ports
             if kept.page is None or not deliver_to(
-                self._executor, kept.channel, kept.page, self._lock_set, self._wakes, noting=self._noting
+                kept.channel, kept.page, self._lock_set, self._wakes, noting=self._lock_set.noting
             ):
                 self._after_commit.undelivered.add(kept.channel)
 
@@ -285,9 +275,7 @@ def port_row(job_id: int, port: PortRow) -> dict[str, Any]:
     return {"job_id": job_id, **asdict(port)}
 
 
-def deliver_to(
-    executor: Transaction, channel: str, page: Page, lock_set: LockSet, wakes: Wakes, *, noting: bool = False
-) -> bool:
+def deliver_to(channel: str, page: Page, lock_set: LockSet, wakes: Wakes, *, noting: bool) -> bool:
     """Deliver a page, and have its jobs woken by `wakes`; do nothing and return False if a transaction is in the way.
 
     It never waits. A locked job gets its packets all the same, and its ask is noted. If a job or a port may be about to
@@ -295,6 +283,7 @@ def deliver_to(
 
     `noting`: all asks are only noted.
     """
+    executor = lock_set.executor
     if not noting:
         lock_set.add(jobs.lock(executor, page.job_ids, waits=False))
     late = {job_id for job_id in page.job_ids if noting or not lock_set.knows(job_id)}

@@ -42,7 +42,6 @@ from ...store import history, jobs, state, steps
 from ...store.batches import close as close_batch
 from ...store.borrowed.borrowed import Borrowed
 from ...store.statement import Transaction
-from ..after_commit import AfterCommit
 from ..lock_set import KeptPorts, LockSet
 from ..runtime import LocalRuntime, Runtime
 from . import batches, dependencies, unique_keys
@@ -89,16 +88,13 @@ class Applied:
     ) -> None:
         self._executor = executor
         self._changes = changes
-        self._noting = noting
         self._own = own
         self._history = runtime.settings.history
-        self.after_commit = AfterCommit()
-        self.lock_set = LockSet(executor, changes, kept)
-        self.wakes = Wakes(runtime, executor, self.lock_set, self.after_commit, noting=noting)
-        self._family = Family(runtime, executor, self.lock_set, self.after_commit, own=own)
-        self.mailboxes = Mailboxes(
-            executor, self.lock_set, self.wakes, self.after_commit, noting=noting, bounded=bounded
-        )
+        self.lock_set = LockSet(runtime, executor, changes, kept, noting=noting)
+        self.after_commit = self.lock_set.after_commit
+        self.wakes = Wakes(self.lock_set)
+        self._family = Family(self.lock_set, own=own)
+        self.mailboxes = Mailboxes(self.lock_set, self.wakes, bounded=bounded)
 
     def done(self) -> Applied:
         """Lock the affected jobs, and apply everything."""
@@ -112,7 +108,7 @@ class Applied:
             unique_keys.take_turn(self._executor, self.lock_set.new.values())
         if any(isinstance(change, DependOn) for change in self._changes):
             dependencies.take_turn(self._executor)
-        if self._noting:
+        if self.lock_set.noting:
             self.lock_set.look(also)
             return
         try:
@@ -158,7 +154,7 @@ class Applied:
             if self._family.move(change):
                 self.wakes.wake(change.job_id)
         elif isinstance(change, DependencyChange):
-            dependencies.apply(self._executor, change, self.lock_set, self.after_commit)
+            dependencies.apply(change, self.lock_set)
         elif isinstance(change, StepChange):
             steps.apply(self._executor, change, keep=self._history)
         elif isinstance(change, RememberInputs):

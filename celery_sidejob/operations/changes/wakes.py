@@ -15,10 +15,7 @@ from ...model.durable import Death
 from ...model.events import JobBuried
 from ...model.status import ASKABLE, Status
 from ...store import asks, dead, history, ports, tree_terminations, trees
-from ...store.statement import Transaction
-from ..after_commit import AfterCommit
 from ..lock_set import LockSet
-from ..runtime import LocalRuntime
 from .deletion import is_being_deleted
 from .dependencies import mark_ended
 
@@ -34,23 +31,15 @@ ENDED = frozenset({Status.FAILED, Status.TERMINATED})
 
 
 class Wakes:
-    """The asks of the affected jobs. `noting`: nothing is locked, so asks are only noted and judged afterwards."""
+    """The asks of the affected jobs. If nothing is locked, they are only noted, and judged afterwards."""
 
-    def __init__(
-        self,
-        runtime: LocalRuntime,
-        executor: Transaction,
-        lock_set: LockSet,
-        after_commit: AfterCommit,
-        *,
-        noting: bool = False,
-    ) -> None:
-        self._check_interval_s = runtime.settings.lost_after
-        self._history = runtime.settings.history
-        self._executor = executor
+    def __init__(self, lock_set: LockSet) -> None:
+        self._check_interval_s = lock_set.settings.lost_after
+        self._history = lock_set.settings.history
+        self._executor = lock_set.executor
         self._lock_set = lock_set
-        self._after_commit = after_commit
-        self._noting = noting
+        self._after_commit = lock_set.after_commit
+        self._noting = lock_set.noting
         self._in_order: list[tuple[str, Any]] = []
         """Kinds, each with the id of a job; with the change itself for a timer, and for one that is cancelled."""
         self.found: set[int] = set()

@@ -169,12 +169,13 @@ def end_holder(runtime: Runtime, job_id: int) -> None:
 def _free_locked(
     runtime: LocalRuntime, executor: Transaction, hold: Hold, ending: Ending, *, own: bool
 ) -> AfterCommit | None:
-    after_commit = AfterCommit()
     job = hold.row
+    locked = LockSet.of_rows(runtime, executor, {job.id: job})
+    after_commit = locked.after_commit
     loss = ending.loss
     if loss is not None and job.losses + 1 >= (job.max_losses or runtime.settings.max_losses):
         # Asks noted and committed by now came before the end. The lock is held; this only reads their effect.
-        Wakes(runtime, executor, LockSet.of_rows(executor, {job.id: job}), after_commit).apply_due(job.id)
+        Wakes(locked).apply_due(job.id)
         hold.row = job = claims.read_claimed(executor, job.id)
         ending = _giving_up(runtime, job, loss)
     if loss is not None:
