@@ -75,7 +75,7 @@ class OpenUnit:
         self.stopping: Callable[[], bool] = lambda: False
         self._ahead = ReadAhead(runtime, hold)
         unit = proxy(self)  # no cycle: what a run has read, maybe megabytes, is to go with it
-        self.seen = view.Seen(runtime, hold, changes=lambda: unit.changes, empty=self._ahead.empty)
+        self.seen = view.Seen(runtime, hold, pending=lambda: unit.changes, empty=self._ahead.empty)
         self._lent: LentUnit | None = None
         self._undone: Undone | None = None
         self._block_unheard = False

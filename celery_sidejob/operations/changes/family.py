@@ -5,19 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from ...model.changes import (
-    AddAlias,
-    Adopt,
-    Disown,
-    FamilyChange,
-    FindingChange,
-    Move,
-    NewJob,
-    RemoveAlias,
-    Tag,
-    Track,
-    Untag,
-)
+from ...model import changes
 from ...model.errors import HasParentError, IllegalMoveError, InvalidAliasError, NotAChildError
 from ...model.names import TRACKED_CHANNEL, alias_taken, child_name_taken, circle
 from ...model.status import Status
@@ -40,7 +28,7 @@ class Family:
         self._after_commit = lock_set.after_commit
         self._own = own
 
-    def create(self, new: Sequence[NewJob]) -> None:
+    def create(self, new: Sequence[changes.NewJob]) -> None:
         """Create new jobs, with their ports, aliases, state and tags."""
         if not new:
             return
@@ -70,7 +58,7 @@ class Family:
         if tagged:
             labels.add_tags(executor, tagged)
 
-    def _admitted(self, new: Sequence[NewJob]) -> Sequence[NewJob]:
+    def _admitted(self, new: Sequence[changes.NewJob]) -> Sequence[changes.NewJob]:
         """Take the slots of new jobs in their capacity pools, after all other locks."""
         if not any(map(capacity.judged, new)):
             return new
@@ -81,7 +69,7 @@ class Family:
                 raise
             raise capacity.PoolFilledError(full.admission) from None
 
-    def move(self, change: Move) -> bool:
+    def move(self, change: changes.Move) -> bool:
         """Move a job to another queue, task, arguments or time; returns whether it must be asked to run now."""
         job_id, lock_set, after_commit = change.job_id, self._lock_set, self._after_commit
         status, before = lock_set.statuses[job_id], lock_set.job(job_id)
@@ -104,29 +92,29 @@ class Family:
             lock_set.statuses[job_id] = after.status
         return change.has_time and not change.is_later and moved.task_id is None
 
-    def apply(self, change: FamilyChange | FindingChange) -> None:
+    def apply(self, change: changes.FamilyChange | changes.FindingChange) -> None:
         """Change aliases, parents or tags, or whether a job is tracked; listeners of tracked jobs are told of that."""
         match change:
-            case AddAlias():
+            case changes.AddAlias():
                 self._add_aliases([(change.name, change.job_id)])
-            case RemoveAlias():
+            case changes.RemoveAlias():
                 if not labels.remove_alias(self._executor, change.name, change.job_id):
                     raise InvalidAliasError(f"Job {change.job_id} has no alias {change.name!r}; see job.aliases.")
-            case Adopt():
+            case changes.Adopt():
                 self._adopt(change)
-            case Disown():
+            case changes.Disown():
                 self._disown(change)
-            case Tag():
+            case changes.Tag():
                 labels.add_tags(self._executor, [(change.job_id, change.names)])
-            case Untag():
+            case changes.Untag():
                 labels.remove_tags(self._executor, change.job_id, change.names)
-            case Track():
+            case changes.Track():
                 labels.track(self._executor, change.job_id, on=change.on)
                 self._after_commit.tracking_changed = True
                 told = json.dumps({"job": change.job_id, "tracked": change.on})
                 self._after_commit.announcements.append((TRACKED_CHANNEL, told))
 
-    def _adopt(self, change: Adopt) -> None:
+    def _adopt(self, change: changes.Adopt) -> None:
         """Make a job without a parent a child.
 
         Every change of a parent locks the child first, and every adoption its parent's ancestors. So while this
@@ -147,7 +135,7 @@ class Family:
         jobs.set_parent(self._executor, child, parent_id=parent, name=change.name)
         self._lock_set.parents[child] = parent
 
-    def _disown(self, change: Disown) -> None:
+    def _disown(self, change: changes.Disown) -> None:
         """Make a child a job without a parent."""
         child, parent_id = change.child, change.parent_id
         if isinstance(child, str):
@@ -165,7 +153,7 @@ class Family:
         jobs.set_parent(self._executor, child_id, parent_id=None, name=None)
         self._lock_set.parents[child_id] = None
 
-    def _check_parent(self, job: NewJob) -> None:
+    def _check_parent(self, job: changes.NewJob) -> None:
         if job.parent_id is None or job.parent_id in self._lock_set.new:
             return
         status = self._lock_set.statuses[job.parent_id]

@@ -7,19 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ...model.changes import (
-    ConfigurePorts,
-    Connect,
-    Direction,
-    MarkReceived,
-    PortChange,
-    PortKey,
-    PortRow,
-    Publish,
-    SetChannels,
-    SetDefault,
-    Write,
-)
+from ...model import changes
 from ...model.errors import FullPort
 from ...model.port import WILDCARD, port_full, port_not_found, value_of
 from ...store import asks, jobs, packets, ports, publications, room
@@ -58,22 +46,22 @@ class Mailboxes:
         self.moved: list[Any] = []
         """The packets that were moved from one port to others."""
 
-    def apply(self, change: PortChange) -> None:
+    def apply(self, change: changes.PortChange) -> None:
         """Change ports; the last value of a write may become the default. Packets follow later (`write`)."""
         match change:
-            case ConfigurePorts():
+            case changes.ConfigurePorts():
                 self._configure(change)
-            case SetChannels():
+            case changes.SetChannels():
                 self._changed(ports.set_channels(self._executor, self._port(_key(change)).id, change.channels))
-            case MarkReceived():
+            case changes.MarkReceived():
                 if not (port := self._port(_key(change))).received:
                     self._changed(ports.mark_received(self._executor, port.id))
-            case SetDefault():
+            case changes.SetDefault():
                 self._set_default(_key(change), change.value, notify=change.notify)
-            case Write(as_default=True):
+            case changes.Write(as_default=True):
                 self._changed(ports.set_default(self._executor, self._port(_key(change)).id, change.packets[-1][0]))
 
-    def _configure(self, change: ConfigurePorts) -> None:
+    def _configure(self, change: changes.ConfigurePorts) -> None:
         """Replace a job's ports of one direction or both; the ports that stay keep their packets."""
         room.lock_all(self._executor, change.job_id)
         kept = ports.put(self._executor, [port_row(change.job_id, port) for port in change.ports])
@@ -82,10 +70,10 @@ class Mailboxes:
         self._lock_set.set_ports(change.job_id, kept, directions=change.directions)
         self._after_commit.ports_changed(kept)
 
-    def write(self, change: Write | Publish | Connect) -> None:
+    def write(self, change: changes.Write | changes.Publish | changes.Connect) -> None:
         """Collect the packets and messages of a change and notify their readers; `flush` stores them."""
         match change:
-            case Write():
+            case changes.Write():
                 port = None if change.as_default else self._port(_key(change))
                 if port is not None:
                     self._rows += [(port.id, *packet) for packet in change.packets]
@@ -95,12 +83,12 @@ class Mailboxes:
                     self._publish_output(port, change.packets)
                 if change.notify:
                     self._notify(change.job_id, change.direction, is_received=port is not None and bool(port.received))
-            case Connect():
+            case changes.Connect():
                 self._connect(change)
-            case Publish():
+            case changes.Publish():
                 self._publish(change.channel, change.value, change.context, change.options)
 
-    def _connect(self, change: Connect) -> None:
+    def _connect(self, change: changes.Connect) -> None:
         """Move the packets of a port to others; the jobs are locked, so no other transaction changes them meanwhile.
 
         Raises Moved if one of the ports was deleted, or has other channels, since it was read without locks.
@@ -119,7 +107,7 @@ class Mailboxes:
             if default is not None:
                 self._set_default(key, default, notify=change.notify and not moved)
 
-    def _move_packets(self, key: PortKey, source: Any, targets: Sequence[Any]) -> Sequence[Any]:
+    def _move_packets(self, key: changes.PortKey, source: Any, targets: Sequence[Any]) -> Sequence[Any]:
         """Move the packets of a port to others that have room, and return them."""
         if source.packet_limit is not None:
             room.lock(self._executor, [source.id])  # a run may be marking the packets, and they would be passed over
@@ -184,7 +172,7 @@ class Mailboxes:
         if full:
             raise port_full(tuple(full))
 
-    def _port(self, key: PortKey) -> Any:
+    def _port(self, key: changes.PortKey) -> Any:
         """Return the row of the port; the first use of a port that the task allows by `"*"` creates it."""
         job_id, direction, name = key
         if key in self._lock_set.ports:
@@ -203,7 +191,7 @@ class Mailboxes:
         self._after_commit.ports_changed([row])
         return row
 
-    def _set_default(self, key: PortKey, value: str | None, *, notify: bool) -> None:
+    def _set_default(self, key: changes.PortKey, value: str | None, *, notify: bool) -> None:
         row = self._changed(ports.set_default(self._executor, self._port(key).id, value))
         if notify and row.changed:
             self._notify(row.job_id, row.direction)
@@ -227,7 +215,7 @@ class Mailboxes:
             ):
                 self._after_commit.undelivered.add(kept.channel)
 
-    def _notify(self, job_id: int, direction: Direction, *, is_received: bool = False) -> None:
+    def _notify(self, job_id: int, direction: changes.Direction, *, is_received: bool = False) -> None:
         """Wake the reader of a port; a late packet for a `receive`, or for a parent, does not restart steps."""
         reader = job_id if direction == "in" else self._lock_set.parents.get(job_id)
         if reader is None:
@@ -239,7 +227,7 @@ def _has_channels_of(now: Any, port: Any) -> bool:
     return bool(port.direction == "in" or now.channels == port.channels)
 
 
-def _key(change: Write | SetDefault | SetChannels | MarkReceived) -> PortKey:
+def _key(change: changes.Write | changes.SetDefault | changes.SetChannels | changes.MarkReceived) -> changes.PortKey:
     return (change.job_id, change.direction, change.port)
 
 
@@ -260,7 +248,7 @@ def note_asks(executor: Transaction, job_ids: Collection[int], after_commit: Aft
         after_commit.noted += job_ids
 
 
-def add_ports(executor: Transaction, job_id: int, new: Sequence[PortRow], after_commit: AfterCommit) -> None:
+def add_ports(executor: Transaction, job_id: int, new: Sequence[changes.PortRow], after_commit: AfterCommit) -> None:
     """Give a job the ports of another task that it does not have yet; its own ports and their packets stay."""
     if not new:
         return
@@ -270,7 +258,7 @@ def add_ports(executor: Transaction, job_id: int, new: Sequence[PortRow], after_
         after_commit.ports_changed(ports.put(executor, lacking))
 
 
-def port_row(job_id: int, port: PortRow) -> dict[str, Any]:
+def port_row(job_id: int, port: changes.PortRow) -> dict[str, Any]:
     """Return a port in the form that the store expects."""
     return {"job_id": job_id, **asdict(port)}
 
