@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -158,7 +158,7 @@ def open_batch(runtime: Runtime, name: str, calls: Mapping[str, Any]) -> Batch:
     """Return the open batch of this name, which takes members; make it if there is none."""
     check_label("name", name)
     follows = {key: following_of(runtime, key, call) for key, call in calls.items() if call is not None}
-    text = json.dumps({key: asdict(each) for key, each in follows.items()})
+    text = json.dumps(follows)
 
     def work(executor: Transaction) -> Any:
         return rows.open_(executor, name, text) or rows.read(executor, name)
@@ -220,6 +220,6 @@ def _end(runtime: Runtime, batch_id: int) -> bool:
 
 
 def _follows(row: Any) -> Iterable[Following]:
-    calls = {key: Following(**call) for key, call in json.loads(row.calls).items()}
+    calls = json.loads(row.calls)
     wanted = ("on_complete", "on_failure" if row.has_failures else "on_success")
     return [calls[key] for key in wanted if key in calls]

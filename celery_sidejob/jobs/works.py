@@ -30,15 +30,8 @@ from .drafts import draft
 OPTIONS = ("queue", "priority", "countdown")
 """The options that a stored call may have."""
 
-
-@dataclass(frozen=True, slots=True)
-class Following:
-    """A call of a sidejob task or a durable task; arguments and options are JSON text."""
-
-    task: str
-    args: str
-    kwargs: str
-    options: str
+Following = Mapping[str, str]
+"""A call of a sidejob task or a durable task: its `task`; its `args`, `kwargs` and `options` as JSON text."""
 
 
 def following_of(runtime: Runtime, where: str, call: Any) -> Following:
@@ -53,12 +46,12 @@ def following_of(runtime: Runtime, where: str, call: Any) -> Following:
         known = ", ".join(OPTIONS)
         raise InvalidValueError(f"{where}= takes a signature with {known}, not with {', '.join(unknown)}.")
     limit = runtime.settings.max_value_bytes
-    found = Following(
-        name,
-        values.encode(list(given.get("args") or ()), limit=limit, what=f"args of {where}"),
-        values.encode(dict(given.get("kwargs") or {}), limit=limit, what=f"kwargs of {where}"),
-        values.encode(options, what=f"options of {where}"),
-    )
+    found = {
+        "task": name,
+        "args": values.encode(list(given.get("args") or ()), limit=limit, what=f"args of {where}"),
+        "kwargs": values.encode(dict(given.get("kwargs") or {}), limit=limit, what=f"kwargs of {where}"),
+        "options": values.encode(options, what=f"options of {where}"),
+    }
     works_of(runtime, [found])  # refuses the call as a real call would; nothing is written
     return found
 
@@ -68,10 +61,10 @@ def works_of(runtime: Runtime, calls: Iterable[Following]) -> list[Works]:
     return [
         ready(
             runtime,
-            call.task,
-            values.decode(call.args),
-            values.decode(call.kwargs),
-            [{**values.decode(call.options), "task_id": str(uuid4())}],
+            call["task"],
+            values.decode(call["args"]),
+            values.decode(call["kwargs"]),
+            [{**values.decode(call["options"]), "task_id": str(uuid4())}],
         )
         for call in calls
     ]

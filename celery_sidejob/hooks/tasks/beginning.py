@@ -91,7 +91,7 @@ class Delivery:
 
     @property
     def terms(self) -> Terms:
-        """The process and the rules for losses, as `durable_locks` records them."""
+        """The process and the rules for losses, as `durable_runs` records them."""
         most = self.task.max_losses or self.runtime.settings.max_losses
         return Terms(os.getpid(), self.task.lost_policy, most)
 

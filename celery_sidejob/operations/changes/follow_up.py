@@ -20,7 +20,7 @@ from ...model.errors import StoreUnavailableError
 from ...model.events import JobMoved
 from ...model.logger import logger
 from ...model.messages import Doorbell
-from ...store import asks, jobs, publications, tree_terminations
+from ...store import asks, jobs, publications, room, tree_terminations
 from ...store.borrowed.borrowed import Borrowed
 from ...store.errors import FAILURES
 from ...store.outbox import doorbells
@@ -30,7 +30,7 @@ from ..gates import capacity
 from ..lock_set import LockSet
 from ..runtime import LocalRuntime, Runtime
 from .dependencies import look
-from .mailboxes import deliver_to
+from .mailboxes import deliver_to, make_room
 from .wakes import Wakes
 
 PAGE = 1000
@@ -157,6 +157,20 @@ def mature(runtime: LocalRuntime, executor: Transaction, job_id: int) -> AfterCo
     if locked.rows:
         Wakes(locked).apply_due(job_id)
     return locked.after_commit
+
+
+def pass_on(runtime: Runtime, job_id: int) -> None:
+    """Give the room that was kept for a job to other waiting jobs: its run is over, or it was woken long ago.
+
+    The end of a run calls this after its commit. If the process dies before, the sweeper does this (`kept_too_long`).
+    """
+
+    def work(executor: Transaction) -> AfterCommit:
+        after_commit = AfterCommit()
+        make_room(executor, room.waited_for(executor, job_id), after_commit)
+        return after_commit
+
+    apply_noted_asks(runtime, runtime.connections.transact("pass-on", work).noted)
 
 
 # -- publications ------------------------------------------------------------------------------------------------------

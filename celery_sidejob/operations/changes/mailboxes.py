@@ -9,12 +9,13 @@ from typing import Any
 
 from ...model import changes
 from ...model.errors import FullPort
-from ...model.port import WILDCARD, port_full, port_not_found, value_of
+from ...model.port import WILDCARD, facing_ports, port_full, port_not_found, value_of
 from ...store import asks, jobs, packets, ports, publications, room
 from ...store.errors import Moved
 from ...store.publications import Page
 from ...store.statement import Transaction
 from ..after_commit import AfterCommit
+from ..hold import Hold
 from ..lock_set import LockSet
 from .wakes import Wakes
 
@@ -239,6 +240,33 @@ def make_room(executor: Transaction, port_ids: Collection[int], after_commit: Af
     if port_ids:
         room.lock(executor, port_ids)
         note_asks(executor, room.freed(executor, port_ids), after_commit)
+
+
+def wait_for_room(executor: Transaction, hold: Hold, full: Sequence[FullPort], after_commit: AfterCommit) -> bool:
+    """Make the run that ends in this transaction wait for room on ports; False if all have room by now.
+
+    A reader that makes room asks the job to run. Raises PortFullError if the job would wait for itself: another job
+    waits for room on a port that only this job reads, and this job waits for that other job.
+
+    A deleted port counts as having room, because the run must learn of the deletion.
+    """
+    limits = room.lock(executor, [port.id for port in full])
+    room.mark(executor, limits)
+    used = room.used(executor, limits)
+    needs = {
+        port.id: port.needs
+        for port in full
+        if (limit := limits.get(port.id)) is not None and used[port.id] + port.needs > limit
+    }
+    if not needs:
+        return False
+    room.wait(executor, hold.job_id, run_no=hold.run_no, needs=needs)
+    other = room.circle(executor, hold.job_id, run_no=hold.run_no)
+    if other is not None:
+        raise facing_ports([port for port in full if port.id in needs], hold.job_id, other)
+    if hold.row.waited_for_room:
+        make_room(executor, needs.keys(), after_commit)  # some room was kept for this job, which now needs more
+    return True
 
 
 def note_asks(executor: Transaction, job_ids: Collection[int], after_commit: AfterCommit) -> None:

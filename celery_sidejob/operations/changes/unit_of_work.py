@@ -8,7 +8,7 @@ channels with many subscribers are delivered as well (`follow_up`).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ...model import changes
@@ -17,6 +17,7 @@ from ...store import history, jobs, state, steps
 from ...store.batches import close as close_batch
 from ...store.borrowed.borrowed import Borrowed
 from ...store.statement import Transaction
+from ..hold import Hold, check_fence
 from ..lock_set import KeptPorts, LockSet
 from ..runtime import LocalRuntime, Runtime
 from . import batches, dependencies, unique_keys
@@ -45,30 +46,31 @@ def carry_out(runtime: Runtime, name: str, given: Sequence[changes.Change], tran
 class Applied:
     """One transaction's changes: the jobs they affect, their effects, and the work that follows.
 
-    `noting`: the transaction is the caller's, so no other job is locked and asks are only noted. `own`: the job whose
-    run this unit belongs to. `kept`: rows of ports that earlier units of the run have read. `bounded`: limits of ports
-    apply.
+    `noting`: the transaction is the caller's, so no other job is locked and asks are only noted. `hold`: the run whose
+    unit this is; limits of ports do not apply in a shutdown. `kept`: rows of ports that earlier units of the run have
+    read.
     """
 
-    def __init__(  # noqa: PLR0913 - whose changes, and what they may do
+    def __init__(
         self,
         runtime: LocalRuntime,
         executor: Transaction,
         given: Sequence[changes.Change],
         *,
         noting: bool = False,
-        own: int | None = None,
+        hold: Hold | None = None,
         kept: KeptPorts | None = None,
-        bounded: bool = True,
     ) -> None:
         self._executor = executor
         self._changes = given
-        self._own = own
+        self._hold = hold
+        self._own = None if hold is None else hold.job_id
         self._history = runtime.settings.history
         self.lock_set = LockSet(runtime, executor, given, kept, noting=noting)
         self.after_commit = self.lock_set.after_commit
         self.wakes = Wakes(self.lock_set)
-        self._family = Family(self.lock_set, own=own)
+        self._family = Family(self.lock_set, own=self._own)
+        bounded = hold is None or hold.kind != "shutdown"
         self.mailboxes = Mailboxes(self.lock_set, self.wakes, bounded=bounded)
 
     def done(self) -> Applied:
@@ -77,20 +79,30 @@ class Applied:
         self.apply()
         return self
 
-    def lock(self, also: Iterable[int] = (), *, parents: Mapping[int, int | None] | None = None) -> None:
-        """Lock every affected job, and those of `also` and `parents`; when noting, lock only those of `also`."""
+    def lock(self, *, parents: Mapping[int, int | None] | None = None, any_unit: bool = False) -> None:
+        """Lock every affected job, and those of `parents`; when noting, only the job whose run this unit belongs to.
+
+        Raises LeaseLostError if that run is no longer current; `any_unit`: see `check_fence`.
+        """
         if self.lock_set.new:
             unique_keys.take_turn(self._executor, self.lock_set.new.values())
         if any(isinstance(change, changes.DependOn) for change in self._changes):
             dependencies.take_turn(self._executor)
-        if self.lock_set.noting:
-            self.lock_set.look(also)
-            return
+        own = () if self._own is None else (self._own,)
         try:
-            self.lock_set.lock(also, parents=parents)
+            if self.lock_set.noting:
+                self.lock_set.look(own)
+            else:
+                self.lock_set.lock(own, parents=parents)
         except JobNotFoundError:
             unique_keys.check_replaced(self.lock_set)
+            self._check_fence(any_unit=any_unit)  # the job of a zombie may have been deleted
             raise
+        self._check_fence(any_unit=any_unit)
+
+    def _check_fence(self, *, any_unit: bool) -> None:
+        if self._hold is not None:
+            check_fence(self._hold, self.lock_set.rows.get(self._hold.job_id), any_unit=any_unit)
 
     def apply(self) -> None:
         """Apply everything: first objects, then data, then asks, each kind in the order of the changes.

@@ -188,17 +188,14 @@ def is_kept_somewhere(runtime: Runtime, task_id: str) -> bool:
     stores = runtime.stores
     failure: StoreUnavailableError | None = None
     for store in (runtime.store, *stores.others(runtime.store)):
-        if store.is_left_alone:
-            failure = StoreUnavailableError(f"{store.where} has not answered a moment ago, and is not asked just now")
-            continue
         try:
-            with stores.trying(store):
+            with stores.asking(store):
                 row = store.connections.read(lambda executor: tasks.read(executor, task_id), within_s=stores.wait_s)
         except StoreUnavailableError as error:
             failure = error
-            continue
-        if row is not None:
-            return True
+        else:
+            if row is not None:
+                return True
     if failure is not None:
         raise failure
     return False

@@ -18,7 +18,7 @@ from typing import Any
 from ...model.changes import Change, NewJob, Stage, Terminate
 from ...model.crash_points import reach
 from ...model.durable import Death
-from ...model.errors import FullPort, JobNotFoundError
+from ...model.errors import FullPort
 from ...model.events import JobBuried, RunFailed
 from ...model.loss import Loss
 from ...model.messages import FORMAT, Outcome
@@ -32,15 +32,14 @@ from ...store.results import Ended, Kept
 from ...store.statement import Transaction
 from ..after_commit import AfterCommit, follow, result_of
 from ..changes.dependencies import mark_ended
-from ..changes.follow_up import follow_up
-from ..changes.mailboxes import add_ports, note_asks
+from ..changes.follow_up import follow_up, pass_on
+from ..changes.mailboxes import add_ports, note_asks, wait_for_room
 from ..changes.unit_of_work import Applied
 from ..gates import capacity
 from ..gates.queues import freed
-from ..hold import Hold, check_fence, lease_lost, repeat_until_known
+from ..hold import Hold, lease_lost, repeat_until_known
 from ..runtime import LocalRuntime, Runtime
 from . import measuring
-from .limits import pass_on, wait_for_room
 from .runs import Unit, consume
 
 QUIET = (RunEnd.COMPLETED, RunEnd.SUSPENDED)
@@ -134,7 +133,9 @@ def _end_under_lock(runtime: Runtime, hold: Hold, unit: Unit | None, ending: End
     def work(executor: Transaction) -> tuple[Applied, str]:
         nonlocal known
         parents, known = known or jobs.parents(executor, [hold.job_id]), None  # read again after Moved
-        return _end(runtime, executor, hold, unit, ending, from_outside, parents)
+        changes = list(unit.changes if unit is not None else ending.asked)
+        applied = _locked(runtime, executor, hold, changes, parents, any_unit=from_outside)
+        return applied, _end(runtime, applied, hold, unit, ending, by_worker=from_outside)
 
     done = repeat_until_known(runtime, hold, "end", work, ends=True)
     if done is None:
@@ -173,18 +174,11 @@ def _ended_before(runtime: Runtime, hold: Hold) -> str:
     return str(row.status if row is not None else Status.TERMINATED)
 
 
-def _end(  # noqa: PLR0913 - which run, how it has ended, and what is known of it
-    runtime: LocalRuntime,
-    executor: Transaction,
-    hold: Hold,
-    unit: Unit | None,
-    ending: Ending,
-    from_outside: bool,
-    parents: Mapping[int, int | None],
-) -> tuple[Applied, str]:
-    """End a run in this transaction; the order of what it does matters."""
-    changes = list(unit.changes if unit is not None else ending.asked)
-    applied = _locked(runtime, executor, hold, changes, parents, any_unit=from_outside)
+def _end(
+    runtime: LocalRuntime, applied: Applied, hold: Hold, unit: Unit | None, ending: Ending, *, by_worker: bool
+) -> str:
+    """End a run in the transaction that has locked its job, and return the job's status; the order matters."""
+    executor = applied.lock_set.executor
     if unit is not None and _is_thrown_away(applied, hold, unit):
         unit, ending = Unit(took=unit.took), Ending(RunEnd.SUSPENDED)
     else:
@@ -195,13 +189,13 @@ def _end(  # noqa: PLR0913 - which run, how it has ended, and what is known of i
         applied.wakes.ask([hold.job_id])  # there is room by now, so the run begins again at once
     if ending.outcome == Status.FAILED:
         applied.wakes.apply_due(hold.job_id)  # asks noted and committed by now came before the failure
-    row = end_job_run(runtime, executor, hold, unit, ending, applied.after_commit, by_worker=from_outside)
+    row = end_job_run(runtime, executor, hold, unit, ending, applied.after_commit, by_worker=by_worker)
     if row is None:
         raise lease_lost(hold)
     announce(hold, applied.lock_set.statuses[hold.job_id], row, ending, applied.after_commit)
     applied.lock_set.statuses[hold.job_id] = row.status
     _wake_parent(applied, ending, row)
-    return applied, row.status
+    return str(row.status)
 
 
 def _locked(
@@ -219,15 +213,10 @@ def _locked(
     """
     begun: set[int] = set()
     handed_down = hold.kind == "shutdown" and _hand_down(executor, hold, changes, begun)
-    applied = Applied(runtime, executor, changes, own=hold.job_id, bounded=hold.kind != "shutdown")
+    applied = Applied(runtime, executor, changes, hold=hold)
     applied.after_commit.trees |= begun
-    try:
-        applied.lock([hold.job_id], parents=parents)
-    except JobNotFoundError:
-        check_fence(hold, applied.lock_set.rows.get(hold.job_id), any_unit=any_unit)
-        raise
+    applied.lock(parents=parents, any_unit=any_unit)
     job = applied.lock_set.rows[hold.job_id]
-    check_fence(hold, job, any_unit=any_unit)
     if hold.kind == "shutdown" and job.terminate_tree and not handed_down:
         raise Moved("the shutdown became one of the whole tree")
     return applied

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from ...model.changes import Change, Log, Move
-from ...model.errors import JobNotFoundError, StoreUnavailableError
+from ...model.errors import StoreUnavailableError
 from ...model.events import RunLost, RunRescued, RunReturned
 from ...model.logger import logger
 from ...model.loss import Loss
@@ -20,7 +20,7 @@ from ..after_commit import AfterCommit
 from ..changes.follow_up import follow_up
 from ..changes.unit_of_work import Applied
 from ..changes.wakes import Wakes
-from ..hold import Hold, check_fence, lease_lost
+from ..hold import Hold
 from ..lock_set import LockSet
 from ..runtime import LocalRuntime, Runtime, patiently
 from .endings import Ending, announce, end_job_run, error_json
@@ -98,12 +98,8 @@ def terminate_instead(runtime: Runtime, hold: Hold, changes: Sequence[Change]) -
     """
 
     def work(executor: Transaction) -> AfterCommit:
-        applied = Applied(runtime, executor, changes)
-        try:
-            applied.lock()
-        except JobNotFoundError:
-            raise lease_lost(hold) from None
-        check_fence(hold, applied.lock_set.rows[hold.job_id])
+        applied = Applied(runtime, executor, changes, hold=hold)
+        applied.lock()
         applied.apply()
         end_job_run(runtime, executor, hold, None, Ending(RunEnd.GIVEN_BACK), applied.after_commit, by_worker=True)
         return applied.after_commit

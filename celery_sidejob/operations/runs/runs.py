@@ -12,7 +12,7 @@ from typing import Any
 
 from ...model.changes import Adopt, CancelTimer, Change, Disown, Log, NewJob, RememberInputs, Terminate
 from ...model.crash_points import reach
-from ...model.errors import IllegalMoveError, JobNotFoundError, LeaseLostError, StoreUnavailableError
+from ...model.errors import IllegalMoveError, LeaseLostError, StoreUnavailableError
 from ...model.status import Status
 from ...store import advisory, claims, jobs, packets, room
 from ...store import queues as queue_rows
@@ -284,14 +284,8 @@ def _is_committed(hold: Hold, number: int, row: Any) -> bool:
 def _apply(
     runtime: LocalRuntime, executor: Transaction, hold: Hold, unit: Unit, *, kept: KeptPorts, noting: bool = False
 ) -> Applied:
-    bounded = hold.kind != "shutdown"
-    applied = Applied(runtime, executor, unit.changes, noting=noting, own=hold.job_id, kept=kept, bounded=bounded)
-    try:
-        applied.lock([hold.job_id])
-    except JobNotFoundError:
-        check_fence(hold, applied.lock_set.rows.get(hold.job_id))  # the job of a zombie may have been deleted
-        raise
-    check_fence(hold, applied.lock_set.rows[hold.job_id])
+    applied = Applied(runtime, executor, unit.changes, noting=noting, hold=hold, kept=kept)
+    applied.lock()
     applied.mailboxes.have_read(_pass_fence(executor, hold, unit))
     applied.apply()
     return applied
