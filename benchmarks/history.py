@@ -17,7 +17,7 @@ from benchmarks.turns import Median, take_turns
 from celery_sidejob import Job, SideJob, embedded
 from celery_sidejob.model.status import RunEnd
 from celery_sidejob.operations.runs import endings, runs
-from celery_sidejob.operations.runs.job_run_end import Ending
+from celery_sidejob.operations.runs.endings import Ending
 from celery_sidejob.operations.runs.runs import Unit
 from celery_sidejob.store import workers
 from celery_sidejob.store.measured import MeasuredConnections

@@ -42,7 +42,7 @@ from benchmarks.turns import Median
 from celery_sidejob import Job, JobNotFoundError, SideJob, embedded
 from celery_sidejob.model.status import RunEnd
 from celery_sidejob.operations.runs import endings, runs
-from celery_sidejob.operations.runs.job_run_end import Ending
+from celery_sidejob.operations.runs.endings import Ending
 from celery_sidejob.operations.runs.runs import Unit
 from celery_sidejob.services.heartbeat.heartbeat import Heartbeat
 from celery_sidejob.services.sweep import prune

@@ -16,7 +16,7 @@ from celery import Celery
 from celery_sidejob import SideJob, embedded
 from celery_sidejob.model.status import RunEnd
 from celery_sidejob.operations.runs import endings, runs
-from celery_sidejob.operations.runs.job_run_end import Ending
+from celery_sidejob.operations.runs.endings import Ending
 from celery_sidejob.operations.runs.runs import Unit
 from celery_sidejob.store import claims, jobs, run_ends, workers
 from celery_sidejob.store.schema.migrate import upgrade

@@ -21,14 +21,12 @@ if TYPE_CHECKING:
     from .hooks.tasks.durable_task import DurableTask
     from .jobs.batch import Batch, BatchCounts
     from .jobs.capacity import CapacityPool, SlotHolder
-    from .jobs.history import HistoryEntry
     from .jobs.job import Job
     from .jobs.port import Packet, Port
     from .jobs.queue import Queue, QueueCounts
     from .jobs.running import RunningJob, current_job, heartbeat, stopping
     from .jobs.schedule import Schedule
     from .jobs.steps import Step
-    from .jobs.timers import Timer
     from .jobs.workers import WorkerInfo
     from .model.errors import (
         AliasTakenError,
@@ -71,6 +69,7 @@ if TYPE_CHECKING:
     from .model.status import FINISHED, Progress, Status
     from .services.sweep.sweeper import PollReport
     from .unit.open_unit import Suspend
+    from .unit.view import HistoryEntry, Timer
 
 _MODULES = {
     ".announcements.subscription": ("Announcement", "Subscription"),
@@ -83,7 +82,6 @@ _MODULES = {
     ".hooks.jobs.sidejob_task": ("SideJobTask", "sidejob_task"),
     ".jobs.batch": ("Batch", "BatchCounts"),
     ".jobs.capacity": ("CapacityPool", "SlotHolder"),
-    ".jobs.history": ("HistoryEntry",),
     ".jobs.job": ("Job",),
     ".model.port": ("NO_DATA",),
     ".model.statistics": ("Durations", "Statistics"),
@@ -93,10 +91,10 @@ _MODULES = {
     ".jobs.running": ("RunningJob", "current_job", "heartbeat", "stopping"),
     ".jobs.schedule": ("Schedule",),
     ".jobs.steps": ("Step",),
-    ".jobs.timers": ("Timer",),
     ".jobs.workers": ("WorkerInfo",),
     ".services.sweep.sweeper": ("PollReport",),
     ".unit.open_unit": ("Suspend",),
+    ".unit.view": ("HistoryEntry", "Timer"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 """The modules of the public names; those that are not among them are in `model.errors`."""

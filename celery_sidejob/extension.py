@@ -29,10 +29,9 @@ from .jobs import schedule as schedule_of
 from .jobs import steps
 from .jobs.batch import Batch
 from .jobs.capacity import declare
-from .jobs.context import context, current_context
 from .jobs.filters import JobFilters, check_filters, filters_of
 from .jobs.job import Job
-from .jobs.log_entries import log_entry
+from .jobs.log_entries import context, current_context, log_entry
 from .jobs.port import port_options
 from .jobs.queue import Queue
 from .jobs.running import RunningJob
@@ -49,7 +48,6 @@ from .model.settings import Settings
 from .model.statistics import Statistics, day_of
 from .model.status import MAY_WAIT
 from .model.steps import check_name
-from .operations import schedules
 from .operations.runtime import Runtime
 from .operations.stores import Store
 from .operations.waiting import check_reason
@@ -439,7 +437,7 @@ class SideJob:
 
     def get_schedule(self, name: str) -> Schedule:
         """Return the schedule of this name; raises ScheduleNotFoundError."""
-        return Schedule(schedules.get(self.runtime, name).name, runtime=self.runtime)
+        return Schedule(schedule_of.get(self.runtime, name).name, runtime=self.runtime)
 
     # -- channels ------------------------------------------------------------------------------------------------
 

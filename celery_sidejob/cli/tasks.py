@@ -12,8 +12,8 @@ from rich.text import Text
 from ..hooks import control
 from ..inspection.tasks import TaskViews
 from ..model.printable import counted
-from ..operations.ledger import revocation
-from ..operations.ledger.revocation import Revoked
+from ..operations.ledger import burials
+from ..operations.ledger.burials import Revoked
 from .command import Failed, commands, hint_unknown, wait_for_none
 from .options import check_one_way, limit_option, task_filters, yes_option
 from .output import Output, duration, lasting, line, status
@@ -99,7 +99,7 @@ def revoke(
 
 
 def _revoke_named(sidejob: Any, output: Output, task_ids: Sequence[str], terminate: bool) -> None:
-    found = revocation.revoke_in_all(sidejob.runtime, task_ids)
+    found = burials.revoke_in_all(sidejob.runtime, task_ids)
     runs = _running(sidejob, task_ids) if terminate else found.running  # also tasks that were revoked before
     told = _told(sidejob, output, task_ids, found, terminate)
     left = runs
@@ -143,7 +143,7 @@ def _revoke_matching(sidejob: Any, output: Output, which: dict[str, Any], termin
         nonlocal running
         told = True
         for ids in views.task_ids(page=PAGE, **which):
-            found = revocation.revoke_in_all(sidejob.runtime, ids)
+            found = burials.revoke_in_all(sidejob.runtime, ids)
             number = len(found.waiting) + len(found.running)
             summary.add(number)
             running += len(found.running)

@@ -19,13 +19,13 @@ from ..announcements.announcer import always, flush_all
 from ..announcements.over_postgres import PostgresWay
 from ..announcements.over_redis import ANSWER_S, Client, RedisWay
 from ..announcements.way import Way
+from ..jobs import log_entries
 from ..model.errors import SettingsError, StoreUnavailableError
 from ..model.events import Event, JobBuried, JobDeleted, JobMoved, Measured, RunFailed, RunLost, StepEnded
 from ..model.finding import Finding, check, warning, well
 from ..model.logger import logger
 from ..model.names import TRACKED_CHANNEL, channel_of_job
 from ..model.protocols import Observer
-from ..operations import log
 from ..operations.audience import Audience
 from ..operations.runtime import Runtime
 from ..store.connection.connections import Connections
@@ -79,7 +79,7 @@ class AnnouncingObserver:
             case RunFailed():
                 with within(None):
                     context = {"job": event.job_id, "run": event.run_no}
-                    log.log_error(runtime, context, event.error, event.traceback)
+                    log_entries.log_error(runtime, context, event.error, event.traceback)
 
     @staticmethod
     def _announce_tracked(runtime: Runtime, job_id: int, told: dict[str, Any], is_tracked: bool) -> None:

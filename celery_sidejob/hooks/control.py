@@ -21,7 +21,7 @@ from kombu.utils.imports import symbol_by_name
 from ..model.checks import shown
 from ..model.errors import InvalidValueError, StoreUnavailableError
 from ..model.logger import logger
-from ..operations.ledger import revocation
+from ..operations.ledger import burials
 from .broker.connection import connection_to, established
 from .patches.wrapping import above
 
@@ -112,7 +112,7 @@ class KeepingControl(Control):
         sidejob, ids = self.app.sidejob, list(task_ids)
         if not ids or sidejob.settings.database_url is None:
             return None, False
-        found = revocation.revoke_in_all(sidejob.runtime, ids)
+        found = burials.revoke_in_all(sidejob.runtime, ids)
         if found.unfit is not None:
             logger.warning(NOT_KEPT_THERE.format(error=found.unfit))
         if found.unavailable is not None:

@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..jobs.filters import filters_of
-from ..jobs.history import entry_of
 from ..jobs.job import Job
 from ..jobs.port import Port
 from ..model import values
@@ -39,6 +38,7 @@ from ..store import (
 )
 from ..store.outbox import doorbells
 from ..store.statement import Transaction, picked
+from ..unit.view import entry_of
 from .queues import served_queues
 
 LOOK_S = 0.06

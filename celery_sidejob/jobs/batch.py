@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -14,14 +14,13 @@ from ..awaiting import AioOf, Parts, here, wait_until
 from ..model.changes import CloseBatch, JoinBatch
 from ..model.checks import check_label, shown
 from ..model.errors import BatchClosedError, BatchNotFoundError, IllegalMoveError, InvalidValueError, batch_not_found
-from ..operations import works
 from ..operations.changes import batches
 from ..operations.runtime import Runtime
 from ..store import batches as rows
 from ..store.statement import Transaction
 from ..unit.open_unit import active, submit
-from .following import Following, following_of, works_of
 from .job import Job
+from .works import Following, Written, following_of, works_of, write
 
 if TYPE_CHECKING:
     from ..aio import AioBatch
@@ -159,7 +158,7 @@ def open_batch(runtime: Runtime, name: str, calls: Mapping[str, Any]) -> Batch:
     """Return the open batch of this name, which takes members; make it if there is none."""
     check_label("name", name)
     follows = {key: following_of(runtime, key, call) for key, call in calls.items() if call is not None}
-    text = json.dumps({key: asdict(each) for key, each in follows.items()})
+    text = json.dumps(follows)
 
     def work(executor: Transaction) -> Any:
         return rows.open_(executor, name, text) or rows.read(executor, name)
@@ -189,7 +188,7 @@ def settle(runtime: Runtime, batch_id: int) -> bool:
         seen = runtime.connections.transact("batch", lambda executor: rows.note_ends(executor, batch_id), single=True)
         if not seen.noted:
             break
-    return not seen.looked_at and works.end_batch(runtime, batch_id, lambda row: works_of(runtime, _follows(row)))
+    return not seen.looked_at and _end(runtime, batch_id)
 
 
 def settle_all(runtime: Runtime) -> None:
@@ -200,7 +199,27 @@ def settle_all(runtime: Runtime) -> None:
         batch_id = rows.next_unended(runtime.connections, after=batch_id)
 
 
+def _end(runtime: Runtime, batch_id: int) -> bool:
+    """Make the calls that follow a batch whose members have all ended; False if it goes on.
+
+    If the process dies before the commit, nothing was made, and another sweeper makes the calls.
+    """
+
+    def work(executor: Transaction) -> list[Written] | None:
+        row = rows.lock_if_done(executor, batch_id)
+        if row is None:
+            return None
+        written = [write(runtime, executor, works) for works in works_of(runtime, _follows(row))]
+        rows.end(executor, batch_id)
+        return written
+
+    done = runtime.connections.transact("batch", work)
+    for written in done or ():
+        written.follow(runtime)
+    return done is not None
+
+
 def _follows(row: Any) -> Iterable[Following]:
-    calls = {key: Following(**call) for key, call in json.loads(row.calls).items()}
+    calls = json.loads(row.calls)
     wanted = ("on_complete", "on_failure" if row.has_failures else "on_success")
     return [calls[key] for key in wanted if key in calls]

@@ -30,9 +30,6 @@ from ..store.errors import NoAnswer, OutcomeUnknown
 from ..store.statement import Transaction
 from ..unit.open_unit import OpenUnit, active, submit
 
-Make = Callable[[Sequence[NewJob]], Sequence[NewJob]]
-"""Makes jobs, all or none, and returns them with their ids."""
-
 
 def create(runtime: Runtime, drafts: Sequence[NewJob], transaction: Any = None) -> Sequence[NewJob | int]:
     """Create drafted jobs, all or none: in the run's unit, the caller's transaction or one of ours.
@@ -49,9 +46,9 @@ def create(runtime: Runtime, drafts: Sequence[NewJob], transaction: Any = None) 
     capacity.prepare(runtime, [new.admission for new in drafts], lent=lent)
     with capacity.refusing(runtime):
         if are_plain:
-            return _until_known(runtime, drafts, lambda: _create_admitted(runtime, drafts))
+            return _until_known(runtime, drafts, partial(_create_plain, runtime, drafts))
         if any(new.unique is not None for new in drafts):
-            return create_unique(runtime, drafts, partial(_create, runtime, transaction=transaction), transaction)
+            return _create_unique(runtime, drafts, transaction)
         return _create(runtime, drafts, transaction)
 
 
@@ -97,24 +94,14 @@ def _check_room(runtime: Runtime, unit: OpenUnit, drafts: Sequence[NewJob]) -> N
 
 
 def _create_plain(runtime: Runtime, drafts: Sequence[NewJob]) -> list[NewJob]:
-    insert = partial(jobs.insert, new=drafts, check_interval_s=runtime.settings.lost_after)
-    rows = runtime.connections.transact("enqueue", insert, single=True)
-    return _followed(runtime, drafts, rows)
-
-
-def _create_admitted(runtime: Runtime, drafts: Sequence[NewJob]) -> list[NewJob]:
-    """Create plain jobs of capacity pools."""
+    """Create plain jobs, and return them with their ids, which grow in their order."""
+    is_judged = any(new.admission is not None and new.admission.is_judged for new in drafts)
 
     def work(executor: Transaction) -> Sequence[Any]:
-        admitted = capacity.admit(executor, drafts)
+        admitted = capacity.admit(executor, drafts) if is_judged else drafts
         return jobs.insert(executor, admitted, check_interval_s=runtime.settings.lost_after)
 
-    rows = runtime.connections.transact("enqueue", work, single=not any(map(capacity.judged, drafts)))
-    return _followed(runtime, drafts, rows)
-
-
-def _followed(runtime: Runtime, drafts: Sequence[NewJob], rows: Sequence[Any]) -> list[NewJob]:
-    """Do the work that follows the commit of new jobs; return the jobs with their ids, which grow in their order."""
+    rows = runtime.connections.transact("enqueue", work, single=not is_judged)
     made = [new.but(id=row.job_id) for new, row in zip(drafts, rows, strict=True)]
     after_commit = AfterCommit()
     for new, row in zip(made, rows, strict=True):
@@ -170,9 +157,7 @@ def _check_child_names(executor: Transaction, drafts: Iterable[NewJob]) -> None:
 # -- unique keys -------------------------------------------------------------------------------------------------------
 
 
-def create_unique(
-    runtime: Runtime, drafts: Sequence[NewJob], make: Make, transaction: Any = None
-) -> Sequence[NewJob | int]:
+def _create_unique(runtime: Runtime, drafts: Sequence[NewJob], transaction: Any) -> Sequence[NewJob | int]:
     """Make the jobs whose keys no open job has; return for each draft the new job, or the open job's id.
 
     The keys are judged by the transaction that makes the jobs. If it finds a taken key, it writes nothing, and the jobs
@@ -187,7 +172,7 @@ def create_unique(
         left = [_judged(new, taken, found, transaction) for new in left]
         wanted = [new for new in left if new.unique is None or new.unique.key not in found]
         try:
-            made = {new.task_id: new for new in (make(wanted) if wanted else ())}
+            made = {new.task_id: new for new in (_create(runtime, wanted, transaction) if wanted else ())}
             break
         except KeysTakenError as error:
             taken = error.holders

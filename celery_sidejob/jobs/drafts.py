@@ -36,9 +36,8 @@ from ..operations.gates import capacity
 from ..operations.runtime import Runtime
 from ..store import jobs
 from ..store.statement import Transaction
-from ..unit.lookup import locate
 from ..unit.open_unit import active
-from .depending import edges_of
+from .lookup import edges_of, locate
 
 Ports = Mapping[str, PortOptions]
 

@@ -8,32 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..awaiting import AioOf, Parts, here, wait_until
-from ..model import values
-from ..model.changes import (
-    AddAlias,
-    Adopt,
-    Ask,
-    BeginAnew,
-    CancelTimer,
-    Change,
-    ConfigurePorts,
-    CopySteps,
-    DependOn,
-    Direction,
-    Disown,
-    ForgetSteps,
-    Log,
-    NewJob,
-    Publish,
-    RemoveAlias,
-    SetState,
-    Tag,
-    Terminate,
-    Track,
-    Undepend,
-    UnsetState,
-    Untag,
-)
+from ..model import changes, values
 from ..model.checks import check_texts, is_keepable, is_number, shown, text_of
 from ..model.columns import SHOWN
 from ..model.errors import (
@@ -76,11 +51,9 @@ from ..store import dependencies as dependency_rows
 from ..store import state as state_rows
 from ..store.statement import picked
 from ..unit import view as unit_view
-from ..unit.lookup import locate
 from ..unit.open_unit import active, submit
-from .context import current_context
+from ..unit.view import HistoryEntry, Timer, timer_id
 from .creation import create
-from .depending import check_in_run, check_on_failure, ids_of, pending_edges
 from .drafts import (
     Drafts,
     check_child_name_is_free,
@@ -92,10 +65,10 @@ from .drafts import (
     stage_of,
     when,
 )
-from .history import HistoryEntry, entry_of, pending
+from .log_entries import current_context
+from .lookup import check_in_run, check_on_failure, ids_of, locate
 from .port import Port
 from .steps import Step, step_list
-from .timers import Timer, timer_id, timers
 
 if TYPE_CHECKING:
     from ..aio import AioJob
@@ -277,14 +250,14 @@ class Job:
         With `fresh` its steps are forgotten, those of a run in progress too: the next run does all of them again.
         """
         wait_s, due_at = when(self._runtime, eta=eta, countdown=countdown)
-        ask = Ask(self.id, force=force, of_parent=parent, due_at=due_at, wait_s=wait_s)
+        ask = changes.Ask(self.id, force=force, of_parent=parent, due_at=due_at, wait_s=wait_s)
         asked = self if not parent else Job(self.id, runtime=self._runtime).parent
         if asked is None:
             return None
         if fresh and transaction is not None:
             raise IllegalMoveError(f"run(fresh=True) of job {asked.id} with transaction=: ask for it after the commit.")
-        changes: list[Change] = [BeginAnew(asked.id, force=force), ask] if fresh else [ask]
-        done = submit(self._runtime, "run", *changes, transaction=transaction)
+        asked_for: list[changes.Change] = [changes.BeginAnew(asked.id, force=force), ask] if fresh else [ask]
+        done = submit(self._runtime, "run", *asked_for, transaction=transaction)
         if done is None:
             return asked
         if done.wakes.refused & {asked.id, self.id}:
@@ -297,9 +270,9 @@ class Job:
 
         In a run they are as its unit leaves them; those that it sets itself have no id before the commit.
         """
-        changes, is_new = self._pending()
+        pending, is_new = self._pending()
         stored = () if is_new else asks.pending_timers(self._runtime.connections, self.id)
-        return self._found(timers(stored, changes, self.id))
+        return self._found(unit_view.timers(pending, self.id, stored))
 
     def cancel_timer(self, timer: Timer | int) -> bool:
         """Cancel one of the job's timers, by its id or as `timers` shows it; return whether it was there.
@@ -312,9 +285,9 @@ class Job:
         if active() is not None:
             is_there = any(each.id == wanted for each in self.timers)
             if is_there:
-                self._do("cancel", CancelTimer(self.id, wanted))
+                self._do("cancel", changes.CancelTimer(self.id, wanted))
             return is_there
-        return wanted in carry_out(self._runtime, "cancel", [CancelTimer(self.id, wanted)]).wakes.found
+        return wanted in carry_out(self._runtime, "cancel", [changes.CancelTimer(self.id, wanted)]).wakes.found
 
     def depend_on(self, *jobs: Job | int | str, on_failure: str = "wait") -> Job:
         """Have the job, which has not begun, wait until these jobs have completed: jobs, ids or aliases.
@@ -323,7 +296,7 @@ class Job:
         on (``wait``: it may be retried), fails without a call of its body (``fail``), or waits for it no longer
         (``run``). Raises CycleError if one of them waits for this job, IllegalMoveError if its first run has begun.
         """
-        change = DependOn(self.id, ids_of(self._runtime, jobs), check_on_failure(on_failure))
+        change = changes.DependOn(self.id, ids_of(self._runtime, jobs), check_on_failure(on_failure))
         unit = active()
         if unit is not None:
             check_in_run(self._runtime, unit, change, self._read())
@@ -340,7 +313,7 @@ class Job:
         on = ids_of(self._runtime, jobs) if jobs else None
         if active() is not None:
             check_waits(self._read())
-        self._do("depend", Undepend(self.id, on))
+        self._do("depend", changes.Undepend(self.id, on))
         return self._forget()
 
     @property
@@ -351,7 +324,7 @@ class Job:
         """
         rows = {row.id: row for row in dependency_rows.dependencies_of(self._runtime.connections, self.id)}
         unit = active()
-        ids = list(rows) if unit is None else pending_edges(unit.changes, rows, self.id)
+        ids = list(rows) if unit is None else unit_view.dependencies(unit.changes, self.id, rows)
         return self._found([Job(job_id, runtime=self._runtime, row=rows.get(job_id)) for job_id in ids])
 
     @property
@@ -415,7 +388,7 @@ class Job:
         change = move_of(self._runtime, row, stage, eta=eta, countdown=countdown)
         if unit is not None:
             check_may_move(self.id, row.status, in_run=row.unit_no is not None, has_time=change.has_time)
-        told = Log(self.id, "moved", moved_to(stage), time.monotonic())
+        told = changes.Log(self.id, "moved", moved_to(stage), time.monotonic())
         if force:
             move_by_force(self._runtime, change, told)
         else:
@@ -440,7 +413,7 @@ class Job:
         if without_shutdown:
             terminate_without_shutdown(self._runtime, self.id, recursive=recursive)
         else:
-            self._do("terminate", Terminate(self.id, tree=recursive), transaction)
+            self._do("terminate", changes.Terminate(self.id, tree=recursive), transaction)
         return self if transaction is not None else self._forget()
 
     @property
@@ -546,7 +519,7 @@ class Job:
             above = unit.seen.ancestors(self.id)
             if job.id in above:
                 raise circle(job.id, above)
-        self._do("adopt", Adopt(self.id, job.id, name))
+        self._do("adopt", changes.Adopt(self.id, job.id, name))
 
     def disown(self, name_or_job: str | Job) -> None:
         """Make a child a job without a parent."""
@@ -558,7 +531,7 @@ class Job:
             if not isinstance(found, Job) or found.parent != self:
                 raise NotAChildError(f"Job {self.id} has no child {child!r}; see job.children.")
             child = found.id
-        self._do("disown", Disown(self.id, child))
+        self._do("disown", changes.Disown(self.id, child))
 
     # -- names ---------------------------------------------------------------------------------------------------
 
@@ -580,34 +553,34 @@ class Job:
             owner = find(self._runtime, name)
             if owner is not None and owner != self:
                 raise alias_taken(name, owner.id)
-        self._do("alias", AddAlias(self.id, name))
+        self._do("alias", changes.AddAlias(self.id, name))
 
     def remove_alias(self, name: str) -> None:
         """Take a name from the job; InvalidAliasError if it is not one of its names."""
         check_alias(name)
         if active() is not None and name not in self.aliases:
             raise InvalidAliasError(f"Job {self.id} has no alias {name!r}; see job.aliases.")
-        self._do("alias", RemoveAlias(self.id, name))
+        self._do("alias", changes.RemoveAlias(self.id, name))
 
     # -- finding and following it --------------------------------------------------------------------------------
 
     @property
     def tags(self) -> list[str]:
         """The job's tags, in the order in which it got them; asks the store."""
-        changes, is_new = self._pending()
+        pending, is_new = self._pending()
         found = [] if is_new else labels.tags_of(self._runtime.connections, self.id)
-        return self._found(unit_view.tags(changes, self.id, found))
+        return self._found(unit_view.tags(pending, self.id, found))
 
     def tag(self, *names: str) -> Job:
         """Give the job tags, after those that it has; a tag that it has keeps its place."""
         if tags := check_tags(names, where="tag()"):
-            self._do("tag", Tag(self.id, tags))
+            self._do("tag", changes.Tag(self.id, tags))
         return self
 
     def untag(self, *names: str) -> Job:
         """Take tags from the job; those that it does not have do no harm."""
         if tags := check_tags(names, where="untag()"):
-            self._do("untag", Untag(self.id, tags))
+            self._do("untag", changes.Untag(self.id, tags))
         return self
 
     @property
@@ -624,11 +597,9 @@ class Job:
 
         The first run and the last ones are kept, as many as `sidejob_history` says, and as many entries.
         """
-        changes, is_new = self._pending()
+        pending, is_new = self._pending()
         rows = () if is_new else history.read(self._runtime.connections, self.id)
-        found = [entry_of(row, self._runtime.settings.redacted) for row in rows]
-        mine = [one for one in changes if isinstance(one, Log) and one.job_id == self.id]
-        return self._found(found + [pending(one) for one in mine])
+        return self._found(unit_view.history(pending, self.id, rows, self._runtime.settings.redacted))
 
     def log(self, /, message: str, **data: Any) -> Job:
         """Make an entry in the job's history; in a run it is part of the unit, and stays if the run raises."""
@@ -640,24 +611,24 @@ class Job:
         unit = active()
         of_own = unit is not None and unit.hold.job_id == self.id
         run = (unit.hold.run_no, unit.hold.worker_id) if unit is not None and of_own else (None, None)
-        self._do("log", Log(self.id, message, detail, time.monotonic(), *run))
+        self._do("log", changes.Log(self.id, message, detail, time.monotonic(), *run))
         return self
 
     @property
     def tracked(self) -> bool:
         """Whether the job is tracked; asks the store."""
-        changes, is_new = self._pending()
+        pending, is_new = self._pending()
         found = not is_new and labels.is_tracked(self._runtime.connections, self.id)
-        return self._found(unit_view.tracked(changes, self.id, found))
+        return self._found(unit_view.tracked(pending, self.id, found))
 
     def track(self) -> Job:
         """List the job in `sidejob.tracked()`, and have its changes announced on ``/sidejob/tracked``."""
-        self._do("track", Track(self.id, on=True))
+        self._do("track", changes.Track(self.id, on=True))
         return self
 
     def untrack(self) -> Job:
         """Track the job no more."""
-        self._do("untrack", Track(self.id, on=False))
+        self._do("untrack", changes.Track(self.id, on=False))
         return self
 
     @property
@@ -674,7 +645,7 @@ class Job:
         It asks for no run. Raises StepNameError for a name that no step can have.
         """
         if found := tuple(map(parse_label, names)):
-            self._do("forget", ForgetSteps(self.id, found))
+            self._do("forget", changes.ForgetSteps(self.id, found))
 
     # -- ports ---------------------------------------------------------------------------------------------------
 
@@ -702,11 +673,11 @@ class Job:
         If only one of the two is given, the ports of the other direction stay as they are. Without either, the job has
         its task's own ports alone.
         """
-        given: dict[Direction, Any] = {"in": inports, "out": outports}
+        given: dict[changes.Direction, Any] = {"in": inports, "out": outports}
         directions = tuple(name for name, ports in given.items() if ports is not None) or tuple(given)
         rows = port_rows(self._runtime.tasks.ports(self.task), inports, outports)
         chosen = tuple(row for row in rows if row.direction in directions)
-        self._do("ports", ConfigurePorts(self.id, chosen, directions))
+        self._do("ports", changes.ConfigurePorts(self.id, chosen, directions))
 
     # -- state ---------------------------------------------------------------------------------------------------
 
@@ -729,22 +700,21 @@ class Job:
             )
         texts = encode_state({**(mapping or {}), **more}, limit=self._runtime.settings.max_value_bytes)
         if texts:
-            self._do("set", SetState(self.id, texts), transaction)
+            self._do("set", changes.SetState(self.id, texts), transaction)
         return self
 
     def unset(self, *keys: str, transaction: Any = None) -> Job:
         """Remove keys of the state; those it does not have do no harm."""
         if keys:
-            self._do(
-                "unset", UnsetState(self.id, tuple(map(check_key, at_most(keys, "keys of the state")))), transaction
-            )
+            given = tuple(map(check_key, at_most(keys, "keys of the state")))
+            self._do("unset", changes.UnsetState(self.id, given), transaction)
         return self
 
     def publish(self, message: Any) -> None:
         """Publish on the job's own channel, ``/sidejob/job/<id>``."""
         limit = self._runtime.settings.max_value_bytes
         text, context = values.encode(message, limit=limit, what="message"), current_context(limit=limit)
-        self._do("publish", Publish(channel_of_job(self.id), text, context))
+        self._do("publish", changes.Publish(channel_of_job(self.id), text, context))
 
     # ------------------------------------------------------------------------------------------------------------
 
@@ -766,11 +736,11 @@ class Job:
             self._row = found[0]
         return self._row
 
-    def _pending(self) -> tuple[Sequence[Change], bool]:
+    def _pending(self) -> tuple[Sequence[changes.Change], bool]:
         """Return the changes of the unit in progress, none outside of a run, and whether they make this job."""
         unit = active()
-        changes = () if unit is None else unit.changes
-        return changes, self.id in unit_view.new_jobs(changes)
+        pending = () if unit is None else unit.changes
+        return pending, self.id in unit_view.new_jobs(pending)
 
     def _found(self, found: T) -> T:
         """Return what was found of the job; if that is nothing, raise JobNotFoundError unless the job is there."""
@@ -803,13 +773,13 @@ class Job:
             return unit.children.all()
         return jobs.children(self._runtime.connections, self.id)
 
-    def _ports(self, direction: Direction) -> list[Port]:
+    def _ports(self, direction: changes.Direction) -> list[Port]:
         unit = active()
         found = unit.seen.ports(self.id) if unit is not None else ports.of_job(self._runtime.connections, self.id)
         names = self._found([name for side, name in found if side == direction])
         return [Port(self, direction, name) for name in sorted(names) if name != WILDCARD]
 
-    def _do(self, name: str, change: Change, transaction: Any = None) -> None:
+    def _do(self, name: str, change: changes.Change, transaction: Any = None) -> None:
         submit(self._runtime, name, change, transaction=transaction)
 
 
@@ -883,7 +853,7 @@ def fork(runtime: Runtime, source: Job, before: str | None, changed: Mapping[str
     }
     new = draft_single(runtime, _with_parent({**like, **changed}), None)
     new = new.but(id=jobs.next_ids(runtime.connections, 1)[0])
-    submit(runtime, "fork", new, CopySteps(new.id, source.id, place))
+    submit(runtime, "fork", new, changes.CopySteps(new.id, source.id, place))
     return _handle(runtime, new, None)
 
 
@@ -896,7 +866,7 @@ def _with_parent(item: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**item, "parent": _id_of(item["parent"])} if "parent" in item else item
 
 
-def _create(runtime: Runtime, drafts: Sequence[NewJob], transaction: Any) -> list[Job]:
+def _create(runtime: Runtime, drafts: Sequence[changes.NewJob], transaction: Any) -> list[Job]:
     try:
         made = create(runtime, drafts, transaction)
     except DuplicateError as error:
@@ -919,11 +889,11 @@ def cancel(runtime: Runtime, jobs_: Iterable[Job | int | str], *, with_dependent
     else:
         ids = to_cancel(runtime.connections, named, dependents=with_dependents)
         for job_id in ids:
-            unit.add(Terminate(job_id))
+            unit.add(changes.Terminate(job_id))
     return [Job(job_id, runtime=runtime) for job_id in ids]
 
 
-def _handle(runtime: Runtime, new: NewJob | int, transaction: Any) -> Job:
+def _handle(runtime: Runtime, new: changes.NewJob | int, transaction: Any) -> Job:
     """Return the handle of a job that was made, or of an open one: then `new` is its id.
 
     Only the caller's transaction can see what is made in it: until its commit the handle shows what was written there.

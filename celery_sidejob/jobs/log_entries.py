@@ -1,38 +1,49 @@
-"""Entries of the log: a user's own, and those for reads and writes of ports.
+"""Entries of the log: a user's own, and those for reads and writes of ports and for errors of runs; and their context.
 
-Without a receiver no entry is made. An entry that is made in a run belongs to its unit.
+An entry is a message on the channel `/sidejob/log`, which the ports that subscribe to it keep. Without a receiver no
+entry is made. An entry that is made in a run belongs to its unit. `context` adds data to all entries and packets that
+are written in its block.
 """
 
 from __future__ import annotations
 
 import json
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
+from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any, Literal
 
-from ..model import values
-from ..model.changes import Announce, PortKey
+from ..model import native, values
+from ..model.changes import Announce, PortKey, Publish
 from ..model.errors import IllegalMoveError, InvalidValueError
-from ..model.names import LOG_CHANNEL
-from ..operations import log
+from ..model.logger import logger
+from ..model.names import LOG_CHANNEL, storable
+from ..operations.changes.unit_of_work import carry_out
 from ..operations.runtime import Runtime
-from ..unit.open_unit import OpenUnit, active, submit
-from .context import current_context
+from ..unit.open_unit import active, submit
 
 Kind = Literal["read", "write"]
+KINDS: tuple[Kind, ...] = ("read", "write")
+
+UNLOGGED = '{"log": false}'
+"""The options of a packet that makes no entry when it is read."""
+OF_LOG = '{"log": false, "of_log": true}'
+"""The options of packets that carry entries of the log: a run that has read one makes no entries itself."""
 
 
 def log_entry(runtime: Runtime, entry: Any) -> None:
     """Make a user's entry: a mapping, a string, or an exception; in a run it belongs to its unit."""
     context = current_context()
-    head = {**_loaded(context), **_run_of(active()), "timestamp": log.timestamp()}
     limit = runtime.settings.max_value_bytes
-    text = values.encode({**head, **_fields(runtime, entry)}, limit=limit, what="log entry")
+    text = values.encode({**_head(context), **_fields(runtime, entry)}, limit=limit, what="log entry")
     unit = active()
     if unit is not None and unit.of_log:
         submit(runtime, "log", Announce(LOG_CHANNEL, text))
     else:
-        submit(runtime, "log", log.published(text, context))
+        submit(runtime, "log", _published(text, context))
 
 
 class Group:
@@ -71,11 +82,12 @@ class Group:
         if unit is not self._unit:  # a generator of an earlier run is closed late
             return
         runtime, context = self._runtime, current_context()
-        head = {**_loaded(context), **_run_of(unit), "timestamp": log.timestamp()}
-        fields = [f"{json.dumps(name)}: {values.encode(value)}" for name, value in head.items() if name not in KINDS]
+        fields = [
+            f"{json.dumps(name)}: {values.encode(value)}" for name, value in _head(context).items() if name not in KINDS
+        ]
         fields += [f"{json.dumps(kind)}: [{', '.join(self._ports(kind))}]" for kind in KINDS]
-        change = log.change_for(runtime, "{" + ", ".join(fields) + "}", context, ask=_may_ask(transaction))
-        if unit is None and transaction is None and log.announced(runtime, change):
+        change = _change_for(runtime, "{" + ", ".join(fields) + "}", context, ask=_may_ask(transaction))
+        if unit is None and transaction is None and _announced(runtime, change):
             return
         try:
             submit(runtime, "log", change, transaction=transaction)
@@ -89,8 +101,6 @@ class Group:
             rest = f', "omitted": {omitted}' if omitted else ""
             yield f'{{"job": {job_id}, "{direction}port": {json.dumps(name)}, "data": [{", ".join(texts)}]{rest}}}'
 
-
-KINDS: tuple[Kind, ...] = ("read", "write")
 
 _group: ContextVar[Group | None] = ContextVar("celery_sidejob_log_group", default=None)
 
@@ -119,7 +129,7 @@ def are_received(runtime: Runtime, transaction: Any = None) -> bool:
     unit = active()
     if unit is not None and unit.of_log:
         return False
-    return log.is_heard(runtime, ask=_may_ask(transaction))
+    return _is_heard(runtime, ask=_may_ask(transaction))
 
 
 def _may_ask(transaction: Any) -> bool:
@@ -159,27 +169,118 @@ def options_for(logged: bool) -> str | None:
     """Return the options of a packet that is written now."""
     unit = active()
     if unit is not None and unit.of_log:
-        return log.OF_LOG
-    return None if logged else log.UNLOGGED
+        return OF_LOG
+    return None if logged else UNLOGGED
 
 
-def _loaded(context: str | None) -> dict[str, Any]:
-    loaded: dict[str, Any] = values.decode(context) if context else {}
-    return loaded
+# -- errors of runs ----------------------------------------------------------------------------------------------------
 
 
-def _run_of(unit: OpenUnit | None) -> dict[str, Any]:
-    return {} if unit is None else {"job": unit.hold.job_id, "run": unit.hold.run_no}
+def log_error(runtime: Runtime, context: Mapping[str, Any], error: str, backtrace: str | None) -> None:
+    """Make an entry for the error of a run, outside of any unit, if it would have a receiver; never raises.
+
+    The run is over and its unit discarded; the entry must not depend on either.
+    """
+    try:
+        change = error_entry(runtime, context, error, backtrace)
+        if change is not None and not _announced(runtime, change):
+            carry_out(runtime, "log", [change])
+    except Exception as failure:
+        _warn(context, failure)
+
+
+def error_entry(
+    runtime: Runtime, context: Mapping[str, Any], error: str, backtrace: str | None
+) -> Publish | Announce | None:
+    """Return the change that makes an entry for an error of a run; None without a receiver. Never raises."""
+    try:
+        if not _is_heard(runtime):
+            return None
+        entry = {**context, "timestamp": _now(), **_error_fields(runtime, error, backtrace)}
+        return _change_for(runtime, values.encode(entry), json.dumps(dict(context)))
+    except Exception as failure:
+        _warn(context, failure)
+        return None
+
+
+# -- the context -------------------------------------------------------------------------------------------------------
+
+
+_context: ContextVar[Mapping[str, Any]] = ContextVar("celery_sidejob_context", default=MappingProxyType({}))
+
+
+@contextmanager
+def context(**data: Any) -> Iterator[None]:
+    """Add `data` to the context of every packet written in the block; an inner context overrides an outer one."""
+    values.encode(data, what="context")
+    with native.within(_context, {**_context.get(), **data}):
+        yield
+
+
+def current_context(*, limit: int | None = None) -> str | None:
+    """Return the context of packets written now, as JSON text of at most `limit` bytes; None if it is empty."""
+    data = _context.get()
+    return values.encode(dict(data), limit=limit, what="context") if data else None
+
+
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def _is_heard(runtime: Runtime, *, ask: bool = True) -> bool:
+    """Tell whether an entry would have a receiver; without `ask` the store is not asked."""
+    return runtime.audience.keeps_log(ask=ask) or runtime.announcer.may_be_heard(LOG_CHANNEL, ask=ask)
+
+
+def _change_for(runtime: Runtime, text: str, context: str | None, *, ask: bool = True) -> Publish | Announce:
+    """Return the change that makes an entry; if no port keeps the log, the entry is only announced."""
+    return _published(text, context) if runtime.audience.keeps_log(ask=ask) else Announce(LOG_CHANNEL, text)
+
+
+def _announced(runtime: Runtime, change: Publish | Announce) -> bool:
+    """Make an entry that is only announced and needs no commit; False if the change must be applied."""
+    if isinstance(change, Announce):
+        runtime.announcer.announce(change.channel, change.value)
+        return True
+    return False
+
+
+def _published(text: str, context: str | None) -> Publish:
+    """Return the change that makes an entry for the ports that keep the log and for its listeners."""
+    return Publish(LOG_CHANNEL, text, context, OF_LOG)
+
+
+def _head(context: str | None) -> dict[str, Any]:
+    """Return the fields that each entry made here has: its context, its run, and the present time."""
+    unit = active()
+    run = {} if unit is None else {"job": unit.hold.job_id, "run": unit.hold.run_no}
+    return {**(values.decode(context) if context else {}), **run, "timestamp": _now()}
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat()
+
+
+def _warn(context: Mapping[str, Any], failure: Exception) -> None:
+    logger.warning("An error of job %s is not in the log: %s", context.get("job"), failure)
 
 
 def _fields(runtime: Runtime, entry: Any) -> Mapping[str, Any]:
     if isinstance(entry, str):
         return {"message": entry}
     if isinstance(entry, BaseException):
-        return log.error_fields(runtime, entry)
+        backtrace = "".join(traceback.format_exception(entry))
+        return _error_fields(runtime, str(entry) or type(entry).__name__, backtrace)
     if isinstance(entry, Mapping):
         return entry
     raise InvalidValueError(
         f"log() takes a mapping, a string or an exception, not a {type(entry).__name__}: put it into a mapping, such "
         "as {'value': ...}."
     )
+
+
+def _error_fields(runtime: Runtime, error: str, backtrace: str | None) -> dict[str, Any]:
+    """Return the fields of an entry for an error; `sidejob_redact` is applied to them."""
+    fields = {"error": runtime.settings.redacted(storable(error))}
+    if backtrace is not None:
+        fields["backtrace"] = runtime.settings.redacted(storable(backtrace))
+    return fields

@@ -17,15 +17,16 @@ from ..model.changes import Change, Connect, Direction, PortKey, SetChannels, Se
 from ..model.checks import MOST_S, check_number, is_seconds, shown
 from ..model.errors import IllegalMoveError, InvalidChannelError, InvalidPortError, InvalidValueError, PortFullError
 from ..model.names import check_channels
-from ..model.port import NO_DATA, WILDCARD, check_port_name, port_not_found
+from ..model.port import NO_DATA, WILDCARD, check_port_name, port_not_found, value_of
+from ..operations.after_commit import AfterCommit
+from ..operations.changes.follow_up import apply_noted_asks, follow_commit_of
+from ..operations.changes.mailboxes import make_room
 from ..operations.changes.unit_of_work import carry_out
-from ..operations.runs.limits import read_packets, read_packets_with
-from ..store import packets, ports
-from ..store.statement import Reader, first
+from ..store import packets, ports, room
+from ..store.statement import Reader, Transaction, first
 from ..unit.open_unit import active, submit
-from ..unit.read_ahead import FIRST_PAUSE_S, LONGEST_PAUSE_S, READ_AHEAD
-from .context import current_context
-from .log_entries import Kind, are_received, is_unlogged, note, one_entry, options_for
+from ..unit.read_ahead import FIRST_PAUSE_S, LONGEST_PAUSE_S, READ_AHEAD, behind_marks
+from .log_entries import Kind, are_received, current_context, is_unlogged, note, one_entry, options_for
 
 if TYPE_CHECKING:
     from ..aio import AioPort
@@ -340,11 +341,31 @@ class Port:
         return None, (row or self._row(executor)).default_value
 
     def _popped(self, transaction: Any, limit: int) -> tuple[Sequence[Any], list[Any], Reader]:
-        """Read packets outside of units; return their rows, their values, and where to ask about the port."""
-        if transaction is None:
-            return *read_packets(self._runtime, self._key, limit=limit), self._runtime.connections
+        """Read and remove the oldest packets, outside of units, and ask the jobs that wait for their room.
+
+        Returns their rows, their values, and where to ask about the port: in the caller's transaction, if that is
+        given. For an empty port these are one row without a packet, and no value; no row means that there is no such
+        port. Raises InvalidValueError, and removes nothing, if a value cannot be decoded.
+        """
         self._refuse_to_read_in(transaction)
-        return read_packets_with(self._runtime, self._key, transaction, limit=limit)
+        key, connections = self._key, self._runtime.connections
+        in_order = behind_marks(lambda executor: packets.pop(executor, key, limit=limit))
+
+        def work(executor: Transaction) -> tuple[Sequence[Any], list[Any], AfterCommit]:
+            after_commit = AfterCommit()
+            popped = in_order(executor)
+            read = [value_of(row, key) for row in popped if row.id is not None]  # before the commit, which removes them
+            make_room(executor, room.limited(popped), after_commit)
+            return popped, read, after_commit
+
+        if transaction is None:
+            popped, read, after_commit = connections.transact("take", work)
+            apply_noted_asks(self._runtime, after_commit.noted)
+            return popped, read, connections
+        borrowed = connections.borrow(transaction)
+        popped, read, after_commit = borrowed.apply(lambda: work(borrowed))
+        follow_commit_of(self._runtime, borrowed, after_commit)
+        return popped, read, borrowed
 
     def _refuse_to_read_in(self, transaction: Any) -> None:
         if transaction is not None and active() is not None:

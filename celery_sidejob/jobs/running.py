@@ -17,7 +17,7 @@ from ..model.checks import SECONDS, check_age, check_number, is_seconds, shown
 from ..model.errors import IllegalMoveError, InvalidPortError, InvalidValueError, LeaseLostError
 from ..model.port import NO_DATA
 from ..model.status import check_progress
-from ..operations.ledger import durable_locks, durable_runs
+from ..operations.ledger import durable_runs
 from ..unit.open_unit import OpenUnit, Suspend, active
 from ..unit.steps import turn_key
 from . import steps
@@ -453,7 +453,7 @@ def heartbeat(strict: bool = False) -> bool:
         if unit is not None and unit.job is not None:
             unit.job.heartbeat()
             return True
-        in_durable_run = unit is None and durable_locks.check_hold()
+        in_durable_run = unit is None and durable_runs.check_hold()
     except LeaseLostError:
         if strict:
             raise

@@ -1,10 +1,15 @@
-"""`Schedule`: a task with its times. Its declaration is checked like a call, and its due jobs are made from it."""
+"""`Schedule`: a task with its times. Its declaration is checked like a call, and its due jobs are made from it.
+
+The transaction that makes jobs or messages has locked the schedule's row and moves it on. If the process dies before
+the commit, nothing was made, and another sweeper makes the jobs; after the commit, no sweeper finds them due.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -13,18 +18,25 @@ from ..awaiting import AioOf
 from ..model import values
 from ..model.changes import NewJob
 from ..model.checks import check_number, check_texts
-from ..model.errors import InvalidValueError, SettingsError, SideJobError, StoreUnavailableError, UnknownTaskError
+from ..model.errors import (
+    InvalidValueError,
+    ScheduleNotFoundError,
+    SettingsError,
+    SideJobError,
+    StoreUnavailableError,
+    UnknownTaskError,
+)
 from ..model.logger import logger
-from ..model.schedule import Spec, parse
-from ..operations import schedules
+from ..model.schedule import Plan, Spec, parse
 from ..operations.runtime import Runtime
-from ..operations.schedules import ScheduledWorks
 from ..store import jobs
 from ..store import schedules as rows
+from ..store.errors import Moved
 from ..store.schedules import Row
+from ..store.statement import Transaction
 from .drafts import draft
-from .following import ready
 from .job import Job
+from .works import Works, Written, ready, write
 
 if TYPE_CHECKING:
     from ..aio import AioSchedule
@@ -191,12 +203,25 @@ class Schedule:
         Times that pass during the pause get no job. Jobs that were due before the pause are made after it.
         """
         check_texts(reason=reason)
-        schedules.pause(self._runtime, self.name, reason)
+
+        def work(executor: Transaction) -> None:
+            row = _locked(executor, self.name)
+            plan = row.plan if row.paused_at is not None else row.plan.closed(rows.clock(executor))
+            rows.pause(executor, plan, reason)
+
+        self._runtime.connections.transact("pause-schedule", work)
         return self
 
     def resume(self) -> Schedule:
         """Continue from now; has no effect unless it is paused."""
-        schedules.resume(self._runtime, self.name)
+
+        def work(executor: Transaction) -> None:
+            row = _locked(executor, self.name)
+            if row.paused_at is not None:
+                window = row.spec.window(anchor=row.anchor_at, after=_later_than(row, rows.clock(executor)))
+                rows.resume(executor, row.plan.then(window))
+
+        self._runtime.connections.transact("resume-schedule", work)
         return self
 
     def run_now(self) -> Any:
@@ -217,12 +242,21 @@ class Schedule:
                 f"Schedule {self.name!r} is declared in sidejob_schedules, so the next worker to start would make it "
                 "again. Remove it from sidejob_schedules first, or pause it."
             )
-        return schedules.delete(self._runtime, self.name)
+        delete = partial(rows.delete, name=self.name)
+        return self._runtime.connections.transact("delete-schedule", delete, single=True)
 
     # ------------------------------------------------------------------------------------------------------------
 
     def _read(self) -> Row:
-        return schedules.get(self._runtime, self.name)
+        return get(self._runtime, self.name)
+
+
+def get(runtime: Runtime, name: str) -> Row:
+    """Return a schedule; raises ScheduleNotFoundError."""
+    found = rows.read(runtime.connections, [name]).get(name)
+    if found is None:
+        raise _not_found(name)
+    return found
 
 
 def info_of(row: Row, redacted: Callable[[Any], Any]) -> dict[str, Any]:
@@ -246,11 +280,20 @@ def _caught_up(catch_up: int | None) -> str | int:
 # -- making its jobs ---------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduledWorks(Works):
+    """The works that a schedule makes in one transaction; `task_id` is that of the last."""
+
+    count: int
+    last_at: datetime
+    task_id: str
+
+
 def declare(runtime: Runtime, name: str, given: Mapping[str, Any]) -> None:
     """Make a schedule, or change it to this declaration; refuses a call that its task would refuse."""
     spec = _parse(runtime, name, given)
     check(runtime, spec)
-    schedules.declare(runtime, name, spec)
+    _declare(runtime, name, spec)
 
 
 def apply_declared(runtime: Runtime, declared: Mapping[str, Mapping[str, Any]]) -> None:
@@ -274,9 +317,10 @@ def apply_declared(runtime: Runtime, declared: Mapping[str, Mapping[str, Any]]) 
             raise
         except (SideJobError, TypeError) as error:
             raise SettingsError(f"sidejob_schedules[{name!r}] cannot be: {error}") from error
-        if schedules.declare(runtime, name, spec, declared=wanted):
+        if _declare(runtime, name, spec, declared=wanted):
             logger.info("Schedule %s is what sidejob_schedules declares", name)
-    for name in schedules.delete_declared(runtime, but=declared):
+    delete = partial(rows.delete_declared, but=list(declared))
+    for name in runtime.connections.transact("delete-schedule", delete, single=True):
         logger.info("Schedule %s is deleted: sidejob_schedules does not declare it any more", name)
 
 
@@ -297,9 +341,9 @@ def make_due(runtime: Runtime, row: Row) -> int:
 def run_now(runtime: Runtime, name: str) -> tuple[int, str]:
     """Make one more work of a schedule now, whether or not it is paused: (job's id or 0, task id)."""
     while True:
-        row = schedules.get(runtime, name)
+        row = get(runtime, name)
         works = prepare(runtime, row, [row.read_at])
-        made = schedules.make(runtime, row, row.plan, works, wait=True)
+        made = _make(runtime, row, row.plan, works, wait=True)
         if made is not None:
             return made, works.task_id
 
@@ -338,14 +382,88 @@ def prepare(runtime: Runtime, row: Row, times: Sequence[datetime]) -> ScheduledW
 def _make_due(runtime: Runtime, row: Row) -> int:
     spec, plan, now = row.spec, row.plan, row.read_at
     if spec.overlap == "skip" and row.is_open:
-        if schedules.pass_over(runtime, row, plan.past(plan.until(now))):
+        if _pass_over(runtime, row, plan.past(plan.until(now))):
             logger.info("Schedule %s passes over its times until now: %s is still open", row.name, row.last_task_id)
         return 0
     times = plan.due(now, keep=spec.catch_up, most=PAGE if spec.overlap == "allow" else 1)
     if not times:
         return 0
-    made = schedules.make(runtime, row, plan.past(times[-1]), prepare(runtime, row, times))
+    made = _make(runtime, row, plan.past(times[-1]), prepare(runtime, row, times))
     return 0 if made is None else len(times)
+
+
+def _make(runtime: Runtime, row: Row, plan: Plan, works: ScheduledWorks, *, wait: bool = False) -> int | None:
+    """Make works of a schedule, unless it has changed since its `row` was read; `plan` has the times that remain.
+
+    Returns the id of the last job, 0 for messages; None if nothing was made. With `wait` it waits for a transaction
+    that has locked the row.
+    """
+
+    def work(executor: Transaction) -> Written | None:
+        if rows.lock_at(executor, row.name, row.revision, wait=wait) is None:
+            return None
+        written = write(runtime, executor, works)
+        rows.go_on(
+            executor,
+            plan,
+            paused=row.paused_at is not None,
+            made=works.count,
+            last_at=works.last_at,
+            last_job_id=written.last_id or None,
+            last_task_id=works.task_id,
+        )
+        return written
+
+    written = runtime.connections.transact("schedule", work)
+    if written is None:
+        return None
+    written.follow(runtime)
+    return written.last_id
+
+
+def _pass_over(runtime: Runtime, row: Row, plan: Plan) -> bool:
+    """Pass over the due times; False if the schedule has changed since its `row` was read, or is locked."""
+
+    def work(executor: Transaction) -> bool:
+        if rows.lock_at(executor, row.name, row.revision) is None:
+            return False
+        rows.go_on(executor, plan, paused=False)
+        return True
+
+    return runtime.connections.transact("schedule", work)
+
+
+def _declare(runtime: Runtime, name: str, spec: Spec, *, declared: Mapping[str, Any] | None = None) -> bool:
+    """Make a schedule, or change it to this; returns whether that changed anything.
+
+    `declared`: its declaration in the configuration, which is applied if it differs from the last one. Times until now
+    follow the old timing, and due ones still get their jobs. Later times follow the new timing.
+    """
+
+    def work(executor: Transaction) -> bool:
+        row = rows.lock(executor, name)
+        now = rows.clock(executor)
+        if row is None:
+            anchor = spec.start_at or now
+            plan = spec.first_plan(name, anchor=anchor)
+            if not rows.insert(executor, plan, spec, anchor_at=anchor, declared=declared):
+                raise Moved(f"schedule {name!r} was made meanwhile")
+            return True
+        last = row.declared if declared is None else declared
+        if row.declared == last and (declared is not None or row.spec == spec):
+            return False
+        anchor, plan = row.anchor_at, replace(row.plan, jitter_s=spec.jitter_s)
+        paused = row.paused_at is not None
+        if spec.origin != row.spec.origin:
+            anchor = spec.start_at or now
+        if spec.timing != row.spec.timing:
+            plan = plan.closed(now)
+            if not paused:
+                plan = plan.then(spec.window(anchor=anchor, after=_later_than(row, now)))
+        rows.change(executor, plan, spec, paused=paused, anchor_at=anchor, declared=last)
+        return True
+
+    return runtime.connections.transact("declare-schedule", work)
 
 
 def _parse(runtime: Runtime, name: str, given: Mapping[str, Any]) -> Spec:
@@ -369,3 +487,20 @@ def _due_at(row: Row, time: datetime) -> datetime:
 def _headers(options: Mapping[str, Any], row: Row, number: int, time: datetime) -> dict[str, Any]:
     told = {SCHEDULE: row.name, NUMBER: number, NOMINAL_TIME: time.isoformat()}
     return {"headers": {**(options.get("headers") or {}), **told}}
+
+
+def _later_than(row: Row, now: datetime) -> datetime:
+    """Return the moment after which new times begin: the store's clock may have been put back behind earlier times."""
+    return now if row.last_at is None else max(now, row.last_at)
+
+
+def _locked(executor: Transaction, name: str) -> Row:
+    row = rows.lock(executor, name)
+    if row is None:
+        raise _not_found(name)
+    return row
+
+
+def _not_found(name: str) -> ScheduleNotFoundError:
+    """Return the error for a schedule that does not exist."""
+    return ScheduleNotFoundError(f"There is no schedule {name!r}: it was never made, or was deleted.")

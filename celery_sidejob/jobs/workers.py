@@ -12,11 +12,11 @@ from ..model.changes import Change, Publish
 from ..model.errors import InvalidChannelError
 from ..model.names import channel_of_workers, check_channel
 from ..operations.changes.unit_of_work import carry_out
-from ..operations.log import UNLOGGED
 from ..operations.runtime import Runtime
 from ..store import registry, workers
 from ..store.statement import picked
 from .job import Job
+from .log_entries import UNLOGGED
 
 
 @dataclass(frozen=True, slots=True)

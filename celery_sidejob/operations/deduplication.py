@@ -27,10 +27,10 @@ from ..model.errors import StoreUnavailableError
 from ..store import duplicates
 from ..store.duplicates import Copy
 from ..store.outbox import holds, tasks
+from ..store.outbox.arming import end_task_runs
 from ..store.statement import Transaction
 from .runtime import Runtime
 from .stores import Store
-from .task_run_end import end_task_runs
 
 T = TypeVar("T")
 
@@ -98,10 +98,8 @@ def revoke(runtime: Runtime, key: Key, address: Address) -> bool:
         return True
     call = address.call
     for store in runtime.stores.others(runtime.store):
-        if store.is_left_alone:
-            return False
         try:
-            with runtime.stores.trying(store):
+            with runtime.stores.asking(store):
                 doom = partial(tasks.revoke, task_ids=[key[0]], call=call)
                 store.connections.transact("durable-copy", doom, within_s=runtime.stores.wait_s)
         except StoreUnavailableError:
@@ -175,9 +173,7 @@ def _was_begun_before(runtime: Runtime, key: Key, address: Address, copy: Copy, 
 def _any(runtime: Runtime, stores: Iterable[Store], ask: Callable[[Transaction], bool]) -> bool:
     """Ask stores until one answers yes; a silent store counts as no, and is not asked again for a while."""
     for store in stores:
-        if store.is_left_alone:
-            continue
-        with suppress(StoreUnavailableError), runtime.stores.trying(store):
+        with suppress(StoreUnavailableError), runtime.stores.asking(store):
             if store.connections.transact("durable-copy", ask, single=True, within_s=runtime.stores.wait_s):
                 return True
     return False
@@ -185,9 +181,7 @@ def _any(runtime: Runtime, stores: Iterable[Store], ask: Callable[[Transaction],
 
 def _name(runtime: Runtime, store: Store) -> str | None:
     """Return the name of a store; None if it does not answer."""
-    if store.is_left_alone:
-        return None
-    with suppress(StoreUnavailableError), runtime.stores.trying(store):
+    with suppress(StoreUnavailableError), runtime.stores.asking(store):
         return runtime.stores.name_of(store)
     return None
 

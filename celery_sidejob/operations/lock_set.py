@@ -10,29 +10,14 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
-from ..model.changes import (
-    Adopt,
-    Announce,
-    Ask,
-    Change,
-    CloseBatch,
-    Connect,
-    Disown,
-    JoinBatch,
-    MarkReceived,
-    NewJob,
-    PortKey,
-    Publish,
-    SetChannels,
-    SetDefault,
-    Terminate,
-    Write,
-)
+from ..model import changes
 from ..model.errors import job_not_found
 from ..model.port import WILDCARD
 from ..store import jobs, ports, trees
 from ..store.errors import Moved
 from ..store.statement import Transaction
+from .after_commit import AfterCommit
+from .runtime import LocalRuntime
 
 TOGETHER = 10_000
 """The most jobs that one transaction terminates or deletes; a larger tree takes several."""
@@ -42,33 +27,44 @@ KeptPorts = dict[int, list[Any]]
 
 
 class LockSet:
-    """The jobs that changes affect, with their parents and ports, as the transaction knows them.
+    """The jobs that changes affect, with their parents and ports, as the transaction knows them, and what follows it.
 
-    Rows of ports among the `kept` are not read again; rows that are read are added to it. If a change changes a job's
-    ports, the job's rows are removed.
+    `noting`: the transaction is the caller's, so no other job is locked and asks are only noted. Rows of ports among
+    the `kept` are not read again; rows that are read are added to it. If a change changes a job's ports, the job's rows
+    are removed.
     """
 
-    def __init__(self, executor: Transaction, changes: Sequence[Change], kept: KeptPorts | None = None) -> None:
-        self._executor = executor
-        self._changes = changes
+    def __init__(
+        self,
+        runtime: LocalRuntime,
+        executor: Transaction,
+        given: Sequence[changes.Change] = (),
+        kept: KeptPorts | None = None,
+        *,
+        noting: bool = False,
+    ) -> None:
+        self.settings = runtime.settings
+        self.executor = executor
+        self.noting = noting
+        self.after_commit = AfterCommit()
+        self._changes = given
         self._kept = {} if kept is None else kept
-        self.new = {change.id: change for change in changes if isinstance(change, NewJob)}
+        self.new = {change.id: change for change in given if isinstance(change, changes.NewJob)}
         self._looked_up: set[int] = set()
         """Jobs that the changes affect but do not name by id."""
         self.rows: dict[int, Any] = {}
         self.statuses: dict[int, str] = {}
         """Statuses by job id, as the changes applied so far leave them; new jobs included."""
         self.parents: dict[int, int | None] = {}
-        self.ports: dict[PortKey, Any] = {}
+        self.ports: dict[changes.PortKey, Any] = {}
         self.large: set[int] = set()
         """Jobs to terminate with everything below them, which is too much for one transaction."""
 
     @classmethod
-    def of_rows(cls, executor: Transaction, rows: Mapping[int, Any]) -> LockSet:
+    def of_rows(cls, runtime: LocalRuntime, executor: Transaction, rows: Mapping[int, Any]) -> LockSet:
         """Return the set for jobs that were locked already, {id: row}."""
-        affected = cls(executor, ())
-        affected.rows = dict(rows)
-        affected.statuses = {job_id: row.status for job_id, row in rows.items()}
+        affected = cls(runtime, executor)
+        affected.add_again(rows)
         return affected
 
     def add(self, rows: Mapping[int, Any]) -> None:
@@ -97,9 +93,9 @@ class LockSet:
         The `parents` of further jobs, which were read before, are locked with them.
         """
         everything, named = self._find(also, parents)
-        if everything and any(isinstance(change, Adopt | Disown) for change in self._changes):
-            jobs.lock_exclusively(self._executor, everything)
-        self.rows = jobs.lock(self._executor, everything) if everything else {}
+        if everything and any(isinstance(change, changes.Adopt | changes.Disown) for change in self._changes):
+            jobs.lock_exclusively(self.executor, everything)
+        self.rows = jobs.lock(self.executor, everything) if everything else {}
         self.statuses = {job_id: row.status for job_id, row in self.rows.items()}
         for job_id in named:
             if job_id not in self.rows and job_id in self._looked_up:
@@ -114,11 +110,11 @@ class LockSet:
 
         Raises JobNotFoundError if a job is missing; `rows` then has the existing jobs.
         """
-        self.rows = jobs.lock(self._executor, locked) if locked else {}
+        self.rows = jobs.lock(self.executor, locked) if locked else {}
         ids, _ = self._find(locked)
         others = ids - self.rows.keys()
         if others:
-            self.rows |= {row.id: row for row in jobs.find(self._executor, sorted(others))}
+            self.rows |= {row.id: row for row in jobs.find(self.executor, sorted(others))}
         self.statuses = {job_id: row.status for job_id, row in self.rows.items()}
         missing = ids - self.rows.keys()
         if missing:
@@ -148,9 +144,9 @@ class LockSet:
         self.parents = {**known, **{change.id: change.parent_id for change in self.new.values()}}
         self._read_ports()
         self.parents.update({row.job_id: row.parent_id for row in self.ports.values() if row.job_id in upward})
-        adopts = any(isinstance(change, Adopt) for change in self._changes)  # the ancestors may get other parents too
-        if adopts or not upward <= self.parents.keys():
-            self.parents.update(jobs.parents(self._executor, named))
+        adopts = any(isinstance(change, changes.Adopt) for change in self._changes)
+        if adopts or not upward <= self.parents.keys():  # an adoption may give the ancestors other parents too
+            self.parents.update(jobs.parents(self.executor, named))
         upward |= known.keys()
         below = self._find_below(downward) if downward else set()
         everything = set(named) | below
@@ -159,7 +155,7 @@ class LockSet:
 
     def _find_below(self, downward: set[int]) -> set[int]:
         """Find the jobs of trees that are terminated; in larger trees only the roots are locked, and are `large`."""
-        found = {row.id for row in trees.subtree(self._executor, downward, most=TOGETHER + 1)}
+        found = {row.id for row in trees.subtree(self.executor, downward, most=TOGETHER + 1)}
         self.large = downward if len(found) > TOGETHER else set()
         return set() if self.large else found
 
@@ -170,28 +166,28 @@ class LockSet:
         downward: set[int] = set()
         for change in self._changes:
             match change:
-                case NewJob(parent_id=parent_id, replaces=replaces):
+                case changes.NewJob(parent_id=parent_id, replaces=replaces):
                     affected.update(job_id for job_id in (parent_id, replaces) if job_id is not None)
-                case Adopt(parent_id=parent_id, child_id=child_id):
+                case changes.Adopt(parent_id=parent_id, child_id=child_id):
                     affected.update((parent_id, child_id))
                     upward.add(child_id)
-                case Disown(parent_id=parent_id, child=child):
+                case changes.Disown(parent_id=parent_id, child=child):
                     affected.add(parent_id)
                     if isinstance(child, int):
                         affected.add(child)
-                case Publish() | Announce() | JoinBatch() | CloseBatch():
+                case changes.Publish() | changes.Announce() | changes.JoinBatch() | changes.CloseBatch():
                     pass
-                case Connect(source=source, targets=targets):
+                case changes.Connect(source=source, targets=targets):
                     affected.update(job_id for job_id, _, _ in (source, *targets))
                     upward.update(job_id for job_id, direction, _ in targets if direction == "out")
                 case (
-                    Ask(job_id=job_id, of_parent=True)
-                    | Write(job_id=job_id, direction="out")
-                    | SetDefault(job_id=job_id, direction="out", notify=True)
+                    changes.Ask(job_id=job_id, of_parent=True)
+                    | changes.Write(job_id=job_id, direction="out")
+                    | changes.SetDefault(job_id=job_id, direction="out", notify=True)
                 ):
                     affected.add(job_id)
                     upward.add(job_id)
-                case Terminate(job_id=job_id, tree=True):
+                case changes.Terminate(job_id=job_id, tree=True):
                     affected.add(job_id)
                     downward.add(job_id)
                 case _:
@@ -205,15 +201,15 @@ class LockSet:
         """
         affected: set[int] = set()
         for change in self._changes:
-            if isinstance(change, Disown) and isinstance(change.child, str):
-                named = jobs.child(self._executor, change.parent_id, change.child)
+            if isinstance(change, changes.Disown) and isinstance(change.child, str):
+                named = jobs.child(self.executor, change.parent_id, change.child)
                 affected |= set() if named is None else {named}
-            elif isinstance(change, Adopt):
+            elif isinstance(change, changes.Adopt):
                 above: int | None = change.parent_id
                 while above in self.new:
                     above = self.new[above].parent_id
                 if above is not None:
-                    affected.update(trees.ancestors(self._executor, above))
+                    affected.update(trees.ancestors(self.executor, above))
         return affected - self.new.keys()
 
     def _read_ports(self) -> None:
@@ -230,7 +226,7 @@ class LockSet:
         unknown = {job_id for job_id, names in used.items() if not self._keeps(job_id, names)}
         for job_id in unknown:
             self._kept[job_id] = []
-        for row in ports.of_jobs(self._executor, unknown) if unknown else ():
+        for row in ports.of_jobs(self.executor, unknown) if unknown else ():
             self._kept[row.job_id].append(row)
         for job_id in used:
             self.ports.update({(row.job_id, row.direction, row.name): row for row in self._kept[job_id]})
@@ -240,11 +236,11 @@ class LockSet:
         return all(name in known or (name[0], WILDCARD) in known for name in names)
 
 
-def _ports_used(change: Change) -> Sequence[PortKey]:
+def _ports_used(change: changes.Change) -> Sequence[changes.PortKey]:
     """Return the ports that a change reads, writes to or changes one by one."""
     match change:
-        case Write() | SetDefault() | SetChannels() | MarkReceived():
+        case changes.Write() | changes.SetDefault() | changes.SetChannels() | changes.MarkReceived():
             return [(change.job_id, change.direction, change.port)]
-        case Connect(source=source, targets=targets):
+        case changes.Connect(source=source, targets=targets):
             return [source, *targets]
     return ()

@@ -172,6 +172,14 @@ class Stores:
             self.failed(store, error, after_s=time.monotonic() - began)
             raise
 
+    @contextmanager
+    def asking(self, store: Store) -> Iterator[None]:
+        """Do the same for a store whose answer is not needed: StoreUnavailableError if it did not answer lately."""
+        if store.is_left_alone:
+            raise StoreUnavailableError(f"{store.where} has not answered a moment ago, and is not asked just now")
+        with self.trying(store):
+            yield
+
     def failed(self, store: Store, error: Exception, *, after_s: float = SLOW_S) -> None:
         """Pause the use of a store that has just failed, `after_s` seconds after it was asked."""
         self._failure = str(error)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from ..model.logger import logger
-from ..operations.runs import parking
+from ..operations import waiting
 from ..store import registry
 from ..store.measured import EVERY_S, MeasuredConnections
 
@@ -77,7 +77,7 @@ class Recorder:
         if found is None or (found == self._noted and recent):
             return
         worker_id, queues, tasks = found
-        serve = partial(parking.serve, worker_id=worker_id, queues=queues, tasks=tasks)
+        serve = partial(waiting.serve, worker_id=worker_id, queues=queues, tasks=tasks)
         released = self._connections.transact("serve", serve)
         runs = released.runs
         while released.goes_on:

@@ -27,6 +27,7 @@ from ..model.status import RunEnd
 from ..operations.changes.unit_of_work import Applied, carry_out
 from ..operations.hold import BeginsAgainError, Hold
 from ..operations.runs import measuring, runs
+from ..operations.runs.measuring import Told
 from ..operations.runs.runs import Unit
 from ..operations.runtime import Runtime
 from ..store import claims, jobs
@@ -36,7 +37,6 @@ from ..store.connection import on_loop
 from ..store.outbox import holds
 from . import view
 from .lent_unit import LentUnit, Undone, in_doubt
-from .progress import Told
 from .read_ahead import Children, ReadAhead
 from .steps import Steps
 
@@ -75,7 +75,7 @@ class OpenUnit:
         self.stopping: Callable[[], bool] = lambda: False
         self._ahead = ReadAhead(runtime, hold)
         unit = proxy(self)  # no cycle: what a run has read, maybe megabytes, is to go with it
-        self.seen = view.Seen(runtime, hold, changes=lambda: unit.changes, empty=self._ahead.empty)
+        self.seen = view.Seen(runtime, hold, pending=lambda: unit.changes, empty=self._ahead.empty)
         self._lent: LentUnit | None = None
         self._undone: Undone | None = None
         self._block_unheard = False

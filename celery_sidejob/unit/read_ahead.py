@@ -10,10 +10,11 @@ from typing import Any
 
 from ..model.changes import PortKey
 from ..operations.hold import Hold
-from ..operations.runs.limits import behind_marks
 from ..operations.runs.runs import Unit
 from ..operations.runtime import Runtime
-from ..store import jobs, packets
+from ..store import jobs, packets, room
+from ..store.errors import Moved
+from ..store.statement import Transaction
 from . import view
 
 READ_AHEAD = 100
@@ -176,6 +177,27 @@ class ReadAhead:
             raise
         kept.in_doubt = False
         return rows
+
+
+def behind_marks(read: Callable[[Transaction], Sequence[Any]]) -> Callable[[Transaction], Sequence[Any]]:
+    """Make a read that passes over packets which a run is just marking wait for that run, to keep their order.
+
+    It raises Moved, so that the transaction is repeated, and then first waits for the port's lock. Packets that it
+    passes over then belong to another reader.
+    """
+    behind: set[int] = set()
+
+    def in_order(executor: Transaction) -> Sequence[Any]:
+        if behind:
+            room.lock(executor, behind)
+        rows = read(executor)
+        passed = {row.port_id for row in rows if row.passed_over} - behind
+        if passed:
+            behind.update(passed)
+            raise Moved("packets were marked while they were read")
+        return rows
+
+    return in_order
 
 
 class Children:

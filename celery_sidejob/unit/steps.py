@@ -10,8 +10,8 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -166,15 +166,13 @@ class Steps:
 
     # -- keeping -------------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def begun(self) -> Iterator[None]:
+    def begun(self) -> AbstractContextManager[None]:
         """Begin a step that has no record yet: in the block the unit is its own.
 
         What must be there before it is committed first: the startup, and a failure that the body has caught. If the
         process dies after that, the next run goes the same way.
         """
-        with self._unit.apart(self._commit_before):
-            yield
+        return self._unit.apart(self._commit_before)
 
     def _commit_before(self) -> None:
         unit = self._unit

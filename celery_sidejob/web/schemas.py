@@ -14,10 +14,10 @@ from msgspec import Meta, Struct
 
 from ..deadset import DeadEntry
 from ..inspection.jobs import Node
-from ..jobs.history import HistoryEntry
 from ..jobs.steps import Step
 from ..model.columns import SHOWN, JobColumns
 from ..model.finding import Finding
+from ..unit.view import HistoryEntry
 
 MOST = 200
 """The most items of a page, and of a bulk operation."""

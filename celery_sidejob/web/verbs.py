@@ -16,7 +16,7 @@ from ..model.errors import SideJobError
 from ..model.logger import logger
 from ..model.printable import printable
 from ..operations.gates import capacity
-from ..operations.ledger import revocation
+from ..operations.ledger import burials
 from .site import Refused, Visit
 
 MOST_TOLD = 20
@@ -118,7 +118,7 @@ def retry(visit: Visit, entry: Any) -> None:
 def revoke(visit: Visit, task_id: str, *, terminate: bool) -> dict[str, Any]:
     """Revoke a durable task, and tell the workers; the store keeps the revocation, whether they can be told or not."""
     tell(visit, f"revokes the durable task {task_id}{', and ends it' if terminate else ''}")
-    found = revocation.revoke_in_all(visit.sidejob.runtime, [task_id])
+    found = burials.revoke_in_all(visit.sidejob.runtime, [task_id])
     is_running = task_id in found.running
     if not is_running and task_id not in found.waiting:
         if (error := found.unavailable or found.unfit) is not None:  # that store may have it

@@ -8,12 +8,12 @@ from typing import Any
 from celery_sidejob.jobs.job import Job
 from celery_sidejob.model.durable import Content, Death, Key, Message, Terms, digest_of
 from celery_sidejob.model.settings import Settings
-from celery_sidejob.operations.task_run_end import end_task_runs
 from celery_sidejob.services.sweep.prune import Prune
 from celery_sidejob.services.sweep.sweep import Sweep
 from celery_sidejob.services.sweep.sweeper import Sweeper
 from celery_sidejob.store import workers
 from celery_sidejob.store.outbox import burials, checks, holds, tasks
+from celery_sidejob.store.outbox.arming import end_task_runs
 from celery_sidejob.store.outbox.kinds import JOBS, TASKS
 from celery_sidejob.store.outbox.publishing import mark_published
 from tests.tools.in_process import Stage

@@ -14,7 +14,7 @@ from celery_sidejob.model.errors import LeaseLostError
 from celery_sidejob.model.messages import Doorbell
 from celery_sidejob.model.status import RunEnd
 from celery_sidejob.operations.runs import endings, runs
-from celery_sidejob.operations.runs.job_run_end import Ending
+from celery_sidejob.operations.runs.endings import Ending
 from celery_sidejob.operations.runs.runs import Unit
 from celery_sidejob.services.heartbeat.heartbeat import Heartbeat
 from celery_sidejob.services.heartbeat.run_ends import Stop, end_from_outside

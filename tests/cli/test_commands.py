@@ -22,7 +22,7 @@ from celery import Celery
 from celery_sidejob import RunningJob, SideJob, Status
 from celery_sidejob.cli import command as waits
 from celery_sidejob.cli import sidejob as group
-from celery_sidejob.operations.runs import parking
+from celery_sidejob.operations import waiting
 from celery_sidejob.store import meta
 from celery_sidejob.store.outbox.kinds import JOBS
 from celery_sidejob.store.schema import migrate, schema_check
@@ -77,7 +77,7 @@ def test_jobs_as_json_are_everything_about_their_rows(stage: Stage, command: Com
 
 def test_jobs_say_what_they_wait_for(stage: Stage, command: Command) -> None:
     parked, later, rests = stage.job(), stage.job(countdown=60), stage.job(suspend)
-    parking.decline(stage.runtime, JOBS, (parked.id, 1), task="stage.idle")
+    waiting.decline(stage.runtime, JOBS, (parked.id, 1), task="stage.idle")
     stage.run(rests)
 
     listed = [line.partition(" stage.")[0] for line in command("jobs", "--oldest-first").lines[1:]]
@@ -434,7 +434,7 @@ def test_a_job_whose_code_is_gone_is_terminated_without_its_shutdown(stage: Stag
 def test_terminate_says_how_a_parked_job_ends(stage: Stage, command: Command) -> None:
     jobs = [stage.job() for _ in range(3)]
     for job in jobs[:2]:
-        parking.decline(stage.runtime, JOBS, (job.id, 1), task="stage.idle")
+        waiting.decline(stage.runtime, JOBS, (job.id, 1), task="stage.idle")
 
     said = command("terminate", jobs[0].id).out
     assert "ends in about a minute without its shutdown; at once with --without-shutdown" in said

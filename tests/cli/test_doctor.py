@@ -22,7 +22,7 @@ from celery_sidejob.examination import Diagnosis
 from celery_sidejob.hooks import announcing
 from celery_sidejob.hooks.broker import broker_check
 from celery_sidejob.model.finding import Finding, Level
-from celery_sidejob.operations.runs import parking
+from celery_sidejob.operations import waiting
 from celery_sidejob.store import registry, stats, workers
 from celery_sidejob.store.estimates import Count
 from celery_sidejob.store.outbox.kinds import JOBS
@@ -193,7 +193,7 @@ def test_a_task_that_no_live_worker_knows_any_more(locked: Stage) -> None:
 def test_jobs_that_are_parked(locked: Stage) -> None:
     job = locked.job()
     registry.note_served(locked.runtime.connections, locked.worker_id, queues=["celery"], tasks=["stage.call"])
-    parking.decline(locked.runtime, JOBS, (job.id, 1), task="stage.idle")
+    waiting.decline(locked.runtime, JOBS, (job.id, 1), task="stage.idle")
 
     (finding,) = findings(locked)["tasks"]
     assert finding.level == Level.ERROR
@@ -202,7 +202,7 @@ def test_jobs_that_are_parked(locked: Stage) -> None:
         name = f"stage.other{number}"
         other = locked.job()
         locked.sql("UPDATE jobs SET task = %s WHERE id = %s", name, other.id)
-        parking.decline(locked.runtime, JOBS, (other.id, 1), task=name)
+        waiting.decline(locked.runtime, JOBS, (other.id, 1), task=name)
     (finding,) = findings(locked)["tasks"]
     assert finding.found.endswith("1 of stage.other3 in celery and 4 more")
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from celery_sidejob import RunningJob
-from celery_sidejob.operations.runs import parking
+from celery_sidejob.operations import waiting
 from celery_sidejob.store import registry
 from celery_sidejob.store.outbox.kinds import JOBS
 from tests.tools.commands import ask
@@ -68,7 +68,7 @@ def test_one_thing_that_is_left_is_not_many(stage: Stage) -> None:
     stage.inside(suspend)
     stage.inside(retry_later)
     parked = stage.job()
-    parking.decline(stage.runtime, JOBS, (parked.id, 1), task="stage.idle")
+    waiting.decline(stage.runtime, JOBS, (parked.id, 1), task="stage.idle")
     stage.job(countdown=7200)
 
     said = ask(stage.app, "drain", "--timeout", 0).lines[0]

@@ -15,7 +15,7 @@ from celery_sidejob.cli import asking, selection
 from celery_sidejob.cli.selection import can_ask
 from celery_sidejob.deadset import DeadSet
 from celery_sidejob.model.errors import IllegalMoveError, StoreUnavailableError
-from celery_sidejob.operations.ledger import revocation
+from celery_sidejob.operations.ledger import burials
 from tests.services.sweep.test_task_sweep import Post, post
 from tests.tools.commands import Command, ask
 from tests.tools.in_process import Stage
@@ -310,14 +310,14 @@ def test_revoking_ends_with_how_far_it_came(
 ) -> None:
     for task_id in ("a", "b", "c"):
         post.send(task_id)
-    revoke = revocation.revoke_in_all
+    revoke = burials.revoke_in_all
 
     def fail_at_the_last(runtime: Any, task_ids: Sequence[str]) -> Any:
         if list(task_ids) == ["c"]:
             raise trouble
         return revoke(runtime, task_ids)
 
-    monkeypatch.setattr(revocation, "revoke_in_all", fail_at_the_last)
+    monkeypatch.setattr(burials, "revoke_in_all", fail_at_the_last)
     monkeypatch.setattr("celery_sidejob.cli.tasks.PAGE", 1)
     said = ask(post.app, "revoke", "--queue", "post", "--yes")
     assert (said.code, said.lines) == (code, ["Revoked: 2 tasks."])

@@ -8,8 +8,7 @@ from typing import Any
 
 from celery_sidejob import Job, RunningJob
 from celery_sidejob.model.crash_points import Died
-from celery_sidejob.operations.changes.follow_up import apply_due_timers
-from celery_sidejob.operations.changes.tree_terminations import terminate_page
+from celery_sidejob.operations.changes.follow_up import apply_due_timers, terminate_page
 from celery_sidejob.operations.hold import Hold
 from celery_sidejob.operations.runs import recovery
 from tests.graph.model import MAX_LOSSES, MAX_RETRIES, STEP_S, Change, Label

@@ -20,7 +20,7 @@ from celery_sidejob import SideJob, StoreUnavailableError
 from celery_sidejob.hooks.steps import DisconnectionStep
 from celery_sidejob.model.durable import Message
 from celery_sidejob.model.loss import Loss
-from celery_sidejob.operations.ledger import durable_ends, durable_locks
+from celery_sidejob.operations.ledger import durable_ends, durable_runs
 from tests.services.sweep.test_task_sweep import Post, post
 from tests.tools.apps import make_app
 from tests.tools.monitor import Events
@@ -144,10 +144,10 @@ def test_what_runs_goes_on_and_does_not_begin_again(post: Post) -> None:
     post.poll()
     assert dead(post) == []  # each is its run's
     durable_ends.end(post.runtime, runs["ends"])
-    durable_locks.put_back(post.runtime, runs["put back"])
+    durable_runs.put_back(post.runtime, runs["put back"])
     message = Message("retried", "post.letter", "post", "{}", b"[]", eta=None)
     durable_ends.go_on(post.runtime, runs["retried"], message)
-    durable_locks.give_back(post.runtime, ["lost"], worker_id=worker, loss=Loss())
+    durable_runs.give_back(post.runtime, ["lost"], worker_id=worker, loss=Loss())
     assert [post.begin(task_id, worker, generation=number) for task_id, number in
             (("put back", 1), ("retried", 2), ("lost", 1))] == [None, None, None]  # fmt: skip
     assert {row.task_id: (row.doom, row.due) for row in post.sql(

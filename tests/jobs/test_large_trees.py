@@ -12,7 +12,7 @@ import pytest
 
 from celery_sidejob import IllegalMoveError, Job, Status
 from celery_sidejob.operations import lock_set
-from celery_sidejob.operations.changes import deletion, tree_terminations
+from celery_sidejob.operations.changes import deletion, follow_up
 from celery_sidejob.operations.changes.follow_up import apply_noted_asks
 from celery_sidejob.operations.lock_set import TOGETHER
 from celery_sidejob.services.duty import Report
@@ -55,14 +55,14 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (lock_set, deletion):
         monkeypatch.setattr(module, "TOGETHER", 10)
     monkeypatch.setattr(deletion, "PART", 7)
-    monkeypatch.setattr(tree_terminations, "PAGE", 7)
+    monkeypatch.setattr(follow_up, "TREE_PAGE", 7)
 
 
 @pytest.fixture
 def most(monkeypatch: pytest.MonkeyPatch) -> int:
     """How many jobs are terminated in one transaction: a tenth of the real number, and a larger tree as many pages."""
     monkeypatch.setattr(lock_set, "TOGETHER", TOGETHER // 10)
-    monkeypatch.setattr(tree_terminations, "PAGE", tree_terminations.PAGE // 10)
+    monkeypatch.setattr(follow_up, "TREE_PAGE", follow_up.TREE_PAGE // 10)
     return TOGETHER // 10
 
 
@@ -117,7 +117,7 @@ def test_a_larger_tree_is_terminated_a_page_in_each_transaction(stage: Stage, se
     assert sent[:4] == ["trees._SUBTREE", "jobs._LOCK", "asks._TERMINATE", "tree_terminations._BEGIN"]
     pages = sent.count("tree_terminations._FIND")
     assert sent[4:] == EACH_PAGE * pages + ["tree_terminations._TAKE", "tree_terminations._LEFT"]
-    assert pages <= most / tree_terminations.PAGE + 2
+    assert pages <= most / follow_up.TREE_PAGE + 2
     assert statuses(stage) == {"terminating": most + 1}
     assert stage.row_counts()["tree_terminations"] == 0
 
@@ -142,7 +142,7 @@ def test_a_parent_of_many_and_a_long_line_are_terminated_in_pages_too(stage: Sta
             FROM generate_series(1, {most}) n""")
         sent.clear()
         root.terminate(recursive=True)
-        assert sent.count("tree_terminations._FIND") <= most / tree_terminations.PAGE + 2
+        assert sent.count("tree_terminations._FIND") <= most / follow_up.TREE_PAGE + 2
     assert statuses(stage) == {"terminating": 2 * most + 2}
 
 
@@ -220,7 +220,7 @@ def test_a_child_that_sorts_before_those_that_a_page_has_read_is_not_passed_over
     stage: Stage, at: Arm, between: Between, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The page goes on after the last name that it has read; its parent was not locked yet."""
-    monkeypatch.setattr(tree_terminations, "PAGE", 50)
+    monkeypatch.setattr(follow_up, "TREE_PAGE", 50)
     root = tree(stage, 60)
     parent = stage.sidejob.get(root.id + 1)
     came: list[Job] = []

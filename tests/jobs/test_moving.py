@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from celery_sidejob import CapacityPool, IllegalMoveError, InvalidValueError, Job, LeaseLostError, RunningJob
-from celery_sidejob.operations.runs import parking
+from celery_sidejob.operations import waiting
 from celery_sidejob.operations.runs.recovery import rescue
 from celery_sidejob.store.outbox.kinds import JOBS
 from celery_sidejob.store.outbox.publishing import mark_published
@@ -228,7 +228,7 @@ def test_what_ends_is_not_moved(stage: Stage) -> None:
 
 def test_a_parked_job_is_moved_to_a_queue_that_knows_its_task(stage: Stage) -> None:
     job = stage.job(queue="old")
-    parking.decline(stage.runtime, JOBS, (job.id, 1), task=job.task)
+    waiting.decline(stage.runtime, JOBS, (job.id, 1), task=job.task)
     assert job.waiting_for == ["no worker"]
     job.move(queue="new")
     assert stage.run(job) == "completed"

@@ -9,7 +9,7 @@ import pytest
 from celery_sidejob import Job, RunningJob
 from celery_sidejob.inspection.jobs import JobViews
 from celery_sidejob.model.errors import StoreUnavailableError
-from celery_sidejob.unit import progress
+from celery_sidejob.operations.runs import measuring
 from tests.tools.in_process import Stage
 
 pytestmark = pytest.mark.pooled_too
@@ -38,7 +38,7 @@ def test_it_is_seen_while_the_run_goes_on_and_after_it(stage: Stage) -> None:
 
 
 def test_later_words_are_kept_when_a_second_is_over(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "EVERY_S", 0.0)
+    monkeypatch.setattr(measuring, "PROGRESS_S", 0.0)
     seen: list[Any] = []
 
     def body(job: RunningJob) -> None:
@@ -92,7 +92,7 @@ def test_without_a_store_the_run_goes_on(stage: Stage, monkeypatch: pytest.Monke
     def away(*_: Any, **__: Any) -> None:
         raise StoreUnavailableError("nobody listens")
 
-    monkeypatch.setattr(progress.state, "set_progress", away)
+    monkeypatch.setattr(measuring.state, "set_progress", away)
     job = stage.inside(lambda job: job.progress(3, 4))
     assert (str(job.status), job.progress_of) == ("completed", None)
 

@@ -14,7 +14,7 @@ from celery_sidejob import CapacityPool, InvalidValueError, Job, RunningJob
 from celery_sidejob.hooks.jobs.beginning import like
 from celery_sidejob.model.crash_points import Died
 from celery_sidejob.model.status import Gate
-from celery_sidejob.operations.gates import permits, queues
+from celery_sidejob.operations.gates import queues
 from celery_sidejob.operations.hold import Hold
 from celery_sidejob.operations.runs import runs
 from celery_sidejob.store.outbox import checks
@@ -460,9 +460,9 @@ def test_a_rate_lets_its_burst_begin_and_then_one_at_a_time(stage: Stage) -> Non
     jobs = [stage.job(queue=QUEUE) for _ in range(4)]
     assert [taken(stage, job) for job in jobs] == [jobs[0].id, jobs[1].id, None, None]
     assert jobs[2].waiting_for == ["rate"]
-    assert permits.let_in(stage.runtime) == 0
+    assert queues.let_in(stage.runtime) == 0
     stage.sql("UPDATE queues SET rate_opens_at = rate_opens_at - interval '31 s'")
-    assert permits.let_in(stage.runtime) == 1
+    assert queues.let_in(stage.runtime) == 1
     assert taken(stage, jobs[2]) == jobs[2].id
     assert taken(stage, jobs[3]) is None
 
@@ -628,7 +628,7 @@ def test_a_job_that_a_client_has_locked_waits_at_the_gate_if_nothing_else_is_und
         client.execute("SELECT FROM jobs WHERE id = %s FOR NO KEY UPDATE", [job.id])
         assert taken(stage, job) is None
         assert those_at_gate(stage) == [job.id]
-    assert permits.let_in(stage.runtime) == 1
+    assert queues.let_in(stage.runtime) == 1
     assert taken(stage, job) == job.id
 
 
@@ -642,7 +642,7 @@ def test_a_permit_waits_for_the_client_that_changes_its_message(stage: Stage, at
             job.set_priority(9)
         assert those_at_gate(stage) == [job.id]
         assert [waiting.id for waiting in stage.sidejob.queue(QUEUE).peek()] == [job.id]
-        assert permits.let_in(stage.runtime) == 1
+        assert queues.let_in(stage.runtime) == 1
         assert taken(stage, job) == job.id
     else:
         with another_waits(stage, at, "terminate:before-commit", lambda: take(stage, job)):

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from celery_sidejob import InvalidValueError, Job, JobNotFoundError, RunningJob
+from celery_sidejob.operations import waiting
 from celery_sidejob.operations.hold import Hold
-from celery_sidejob.operations.runs import parking, runs
+from celery_sidejob.operations.runs import runs
 from celery_sidejob.services.sweep.prune import Prune
 from celery_sidejob.services.sweep.sweep import Sweep
 from celery_sidejob.store.outbox.kinds import JOBS
@@ -61,7 +62,7 @@ def full(stage: Stage) -> Stage:
     assert hold is not None
     stage.perform(hold)
     parked = stage.job(queue=QUEUE)
-    parking.decline(stage.runtime, JOBS, (parked.id, 1), task=parked.task)
+    waiting.decline(stage.runtime, JOBS, (parked.id, 1), task=parked.task)
     assert parked.waiting_for == ["no worker"]
     stage.job(queue=QUEUE, countdown=3600)
     for _ in range(2):

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from celery_sidejob import Job
 from celery_sidejob.model.status import Gate
-from celery_sidejob.operations.gates import permits
+from celery_sidejob.operations.gates import queues
 from celery_sidejob.operations.runs import recovery, runs
 from tests.tools.in_process import EMPTY, Stage
 
@@ -120,7 +120,7 @@ class Queue(RuleBasedStateMachine):
     @invariant()
     def nothing_waits_unheard_at_an_open_gate(self) -> None:
         """As many messages are under way, or let in by the sweeper's next turn, as may begin."""
-        permits.let_in(self.stage.runtime)
+        queues.let_in(self.stage.runtime)
         kept = self.stage.sql(f"SELECT count(*) FROM messages WHERE gate = {Gate.QUEUE}")[0][0]
         room = 0 if self.is_paused else len(self.waiting) if self.limit is None else self.limit - len(self.running)
         assert len(self.waiting) - kept >= min(room, len(self.waiting))

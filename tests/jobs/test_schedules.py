@@ -25,7 +25,6 @@ from celery_sidejob import (
 from celery_sidejob.jobs import schedule as scheduling
 from celery_sidejob.model import schedule as model_schedule
 from celery_sidejob.model.crash_points import Died
-from celery_sidejob.operations import schedules as operations
 from celery_sidejob.services.heartbeat.heartbeat import Heartbeat
 from celery_sidejob.services.sweep.sweeper import Sweeper
 from celery_sidejob.store import schedules as rows
@@ -196,7 +195,7 @@ def test_the_clock_of_the_host_is_not_asked(stage: Stage, monkeypatch: pytest.Mo
 
     stage.sidejob.schedule("tick", stage.idle, every=3600)
     stage.sidejob.schedule("cron", stage.idle, cron="* * * * *", start=past(stage, 600), catch_up=2)
-    for module in (model_schedule, scheduling, operations, rows):
+    for module in (model_schedule, scheduling, rows):
         if hasattr(module, "datetime"):
             monkeypatch.setattr(module, "datetime", Wrong)
     monkeypatch.setattr(time, "time", lambda: 4_000_000_000.0)
@@ -240,7 +239,7 @@ def test_a_clock_that_is_put_back_has_nothing_made_twice(
 
 def test_a_change_between_the_look_and_the_lock_has_nothing_made_of_the_old_one(stage: Stage) -> None:
     stage.sidejob.schedule("tick", stage.idle, every=1, start=past(stage, 3.5), catch_up="all")
-    row = operations.get(stage.runtime, "tick")
+    row = scheduling.get(stage.runtime, "tick")
     stage.sidejob.schedule("tick", stage.idle, every=1, start=row.spec.start_at, catch_up="last")
     assert scheduling.make_due(stage.runtime, row) == 0
     assert made(stage) == []
@@ -251,13 +250,13 @@ def test_a_change_between_the_look_and_the_lock_has_nothing_made_of_the_old_one(
 
 def test_declared_again_alike_nothing_changes(stage: Stage) -> None:
     stage.sidejob.schedule("tick", stage.idle, every=60, state={"a": [1]})
-    first = operations.get(stage.runtime, "tick")
+    first = scheduling.get(stage.runtime, "tick")
     stage.sidejob.schedule("tick", stage.idle.name, (), {}, every=timedelta(minutes=1), state={"a": (1,)})
-    again = operations.get(stage.runtime, "tick")
+    again = scheduling.get(stage.runtime, "tick")
     assert again.revision == first.revision
     assert again.plan == first.plan
     stage.sidejob.schedule("tick", stage.idle, every=60, state={"a": [2]})
-    changed = operations.get(stage.runtime, "tick")
+    changed = scheduling.get(stage.runtime, "tick")
     assert changed.plan == first.plan, "the times stay where only the call changes"
 
 
@@ -298,7 +297,7 @@ def test_a_task_that_the_sweeper_does_not_know_is_waited_for(stage: Stage, caplo
 
 def test_trouble_with_what_a_schedule_was_is_not_noted_of_what_it_is(stage: Stage) -> None:
     schedule = stage.sidejob.schedule("tick", stage.idle, every=60)
-    old = operations.get(stage.runtime, "tick").revision
+    old = scheduling.get(stage.runtime, "tick").revision
     stage.sidejob.schedule("tick", stage.idle, every=30)
     rows.note_trouble(stage.runtime.connections, "tick", old, "too late")
     assert schedule.trouble is None
@@ -421,7 +420,7 @@ def test_times_with_jitter_are_made_later(stage: Stage) -> None:
     stage.sidejob.schedule("tick", stage.idle, every=1, start=start, catch_up="all", jitter=1)
     made_count = sweep(stage)
     assert 50 <= made_count <= (store_time(stage) - start) // SECOND + 1
-    row = operations.get(stage.runtime, "tick")
+    row = scheduling.get(stage.runtime, "tick")
     assert row.next_at is not None
     assert row.due_at is not None
     assert row.next_at < row.due_at <= row.next_at + SECOND
@@ -608,12 +607,12 @@ def test_what_is_declared_is_made_changed_and_deleted_and_what_people_made_stays
     a, b, _ = stage.sidejob.schedules()
     assert (a.name, a.every, a.declared) == ("a", timedelta(minutes=1), True)
     assert (b.cron, b.timezone, b.options) == ("0 6 * * *", "UTC", {"queue": "b"})
-    before = operations.get(stage.runtime, "b").revision
+    before = scheduling.get(stage.runtime, "b").revision
 
     stage.sidejob.schedule("a", stage.idle, every=90)
     declared(stage, a={"task": stage.idle, "every": 60}, b={"task": "stage.idle", "cron": "0 6 * * *", "queue": "b"})
     assert a.every == timedelta(seconds=90), "what somebody set stays until the declaration changes"
-    assert operations.get(stage.runtime, "b").revision == before
+    assert scheduling.get(stage.runtime, "b").revision == before
     declared(stage, a={"task": stage.idle, "every": 30})
     assert [schedule.name for schedule in stage.sidejob.schedules()] == ["a", "by hand"]
     assert a.every == timedelta(seconds=30)

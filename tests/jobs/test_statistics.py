@@ -16,7 +16,7 @@ from celery_sidejob.model.events import Measure
 from celery_sidejob.model.statistics import Amount, Tally
 from celery_sidejob.model.status import RunEnd
 from celery_sidejob.operations.runs import endings, recovery
-from celery_sidejob.operations.runs.job_run_end import Ending
+from celery_sidejob.operations.runs.endings import Ending
 from celery_sidejob.operations.stores import Store
 from celery_sidejob.prometheus import exposition
 from celery_sidejob.services.sweep.prune import Prune

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from celery_sidejob import JobNotFoundError, RunningJob
-from celery_sidejob.operations.runs import parking
+from celery_sidejob.operations import waiting
 from celery_sidejob.store import workers
 from celery_sidejob.store.outbox.kinds import JOBS
 from tests.tools.in_process import Stage
@@ -18,7 +18,7 @@ def served(stage: Stage) -> None:
     """The stage's worker serves what it calls."""
     tasks = ["stage.call", "stage.idle", "slow"]
     stage.runtime.connections.transact(
-        "serve", partial(parking.serve, worker_id=stage.worker_id, queues=["celery"], tasks=tasks)
+        "serve", partial(waiting.serve, worker_id=stage.worker_id, queues=["celery"], tasks=tasks)
     )
 
 
@@ -66,7 +66,7 @@ def test_it_waits_for_a_worker_that_knows_its_task(stage: Stage) -> None:
     job = stage.job()
     workers.leave(stage.runtime.connections, stage.worker_id)
     assert job.waiting_for == ["no worker"], "not parked yet"
-    parking.decline(stage.runtime, JOBS, (job.id, 1), task="stage.idle")
+    waiting.decline(stage.runtime, JOBS, (job.id, 1), task="stage.idle")
     assert job.waiting_for == ["no worker"]
 
 

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from celery_sidejob.model.durable import Content, Terms, digest_of
-from celery_sidejob.operations.ledger import durable_locks
-from celery_sidejob.operations.ledger.durable_locks import is_forged
-from celery_sidejob.operations.ledger.durable_runs import Run
+from celery_sidejob.operations.ledger import durable_runs
+from celery_sidejob.operations.ledger.durable_runs import Run, is_forged
 from celery_sidejob.store import workers
 from tests.tools.contents import content_of
 from tests.tools.in_process import Stage
@@ -43,7 +42,7 @@ def test_what_is_not_of_its_row_locks_nothing(stage: Stage, kept: Content, forge
     run = Run(("mine", 1), "mail", workers.register(stage.runtime.connections, "test:contents"), stage.runtime, kept)
 
     def begins() -> bool:
-        return durable_locks.begin(stage.runtime, run, terms=Terms(1, "dead", 3), is_here=False)
+        return durable_runs.begin(stage.runtime, run, terms=Terms(1, "dead", 3), is_here=False)
 
     run.content = kept._replace(**forged)
     assert not begins()

@@ -14,7 +14,7 @@ from celery import Celery, states
 
 from celery_sidejob import LeaseLostError, StoreUnavailableError, embedded
 from celery_sidejob.model.durable import Message, Terms
-from celery_sidejob.operations.ledger import durable_ends, durable_locks
+from celery_sidejob.operations.ledger import durable_ends, durable_runs
 from celery_sidejob.operations.ledger.durable_runs import Run
 from celery_sidejob.store import workers
 from celery_sidejob.store.connection.own_executor import OwnExecutor
@@ -45,7 +45,7 @@ def begun(app: Celery, task_id: str) -> Run:
     runtime = app.sidejob.runtime
     worker_id = workers.register(runtime.connections, f"test:{os.urandom(6).hex()}")
     run = Run((task_id, 1), "ends.one", worker_id, runtime, content_of(runtime, task_id))
-    assert durable_locks.begin(runtime, run, terms=Terms(os.getpid(), "dead", 3), is_here=False)
+    assert durable_runs.begin(runtime, run, terms=Terms(os.getpid(), "dead", 3), is_here=False)
     return run
 
 

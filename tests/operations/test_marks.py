@@ -13,7 +13,7 @@ from celery import Celery
 from celery_sidejob.model.durable import Terms
 from celery_sidejob.model.loss import Loss, LossKind
 from celery_sidejob.operations import after_commit
-from celery_sidejob.operations.ledger import durable_locks
+from celery_sidejob.operations.ledger import durable_runs
 from celery_sidejob.operations.ledger.durable_runs import Run
 from celery_sidejob.store import workers
 from tests.tools.apps import make_app
@@ -37,7 +37,7 @@ def begun(app: Celery) -> Run:
     runtime = app.sidejob.runtime
     worker_id = workers.register(runtime.connections, f"test:{os.urandom(6).hex()}")
     run = Run(("one", 1), "marks.one", worker_id, runtime, content_of(runtime, "one"))
-    assert durable_locks.begin(runtime, run, terms=Terms(os.getpid(), "requeue", 3), is_here=False)
+    assert durable_runs.begin(runtime, run, terms=Terms(os.getpid(), "requeue", 3), is_here=False)
     return run
 
 
@@ -56,7 +56,7 @@ def test_what_was_given_back_meanwhile_is_not_hidden_by_it(app: Celery, loss: bo
     """Neither what was lost nor what a worker that stops has given back."""
     run = begun(app)
     given = Loss(LossKind.UNKNOWN if loss else LossKind.STOPPED)
-    assert durable_locks.give_back(run.runtime, ["one"], worker_id=run.worker_id, loss=given) == 1
+    assert durable_runs.give_back(run.runtime, ["one"], worker_id=run.worker_id, loss=given) == 1
 
     run.runtime.connections.write_behind_now()
 

@@ -14,7 +14,8 @@ import pytest
 from celery_sidejob import IllegalMoveError, Job
 from celery_sidejob.model.crash_points import acting
 from celery_sidejob.model.status import Gate
-from celery_sidejob.operations.runs import parking, runs
+from celery_sidejob.operations import waiting
+from celery_sidejob.operations.runs import runs
 from celery_sidejob.operations.runs.terminations import end_parked
 from celery_sidejob.store import asks, jobs, parked
 from celery_sidejob.store.outbox.kinds import JOBS, TASKS
@@ -34,14 +35,14 @@ def due_run(stage: Stage, job: Job) -> int:
 
 def receive(stage: Stage, job: Job, *, for_run: int | None = None) -> None:
     """What a worker does that receives the job's message and does not know its task."""
-    parking.decline(stage.runtime, JOBS, (job.id, for_run or due_run(stage, job)), task=job.task)
+    waiting.decline(stage.runtime, JOBS, (job.id, for_run or due_run(stage, job)), task=job.task)
 
 
 def announce(
     stage: Stage, *, tasks: tuple[str, ...] = (TASK,), queues: tuple[str, ...] = (QUEUE,), worker: int | None = None
 ) -> int:
     """What a worker does that begins to serve these; returns how many runs it has released."""
-    serve = partial(parking.serve, worker_id=worker or stage.new_worker(), queues=queues, tasks=tasks)
+    serve = partial(waiting.serve, worker_id=worker or stage.new_worker(), queues=queues, tasks=tasks)
     return int(stage.runtime.connections.transact("serve", serve).runs)
 
 
@@ -140,7 +141,7 @@ def test_a_stale_message_parks_nothing(stage: Stage, why: str, caplog: pytest.Lo
     else:
         stage.sql("UPDATE messages SET due_at = now() + interval '1 hour'")
     before = stage.everything()
-    parking.decline(stage.runtime, JOBS, (job.id, for_run), task=TASK)
+    waiting.decline(stage.runtime, JOBS, (job.id, for_run), task=TASK)
     assert stage.everything() == before
     assert f"A message of job {job.id} (stage.idle) is dropped: " in caplog.messages[-1]
     if why == "its run has begun":
@@ -212,7 +213,7 @@ def test_whoever_parks_waits_for_a_registration_and_then_sees_it(stage: Stage, a
     worker = stage.new_worker()
 
     def serve(executor: Any) -> None:
-        parking.serve(executor, worker, queues=[QUEUE], tasks=[TASK])
+        waiting.serve(executor, worker, queues=[QUEUE], tasks=[TASK])
         nonlocal parks
         parks = aside(receive, stage, job, for_run=for_run)
         stage.wait_for_waiters()
@@ -559,7 +560,7 @@ def letter(stage: Stage, **options: Any) -> str:
 
 
 def decline(stage: Stage, task_id: str, *, task: str = LETTER, **options: Any) -> bool:
-    return parking.decline(stage.runtime, TASKS, (task_id, 1), task=task, **options)
+    return waiting.decline(stage.runtime, TASKS, (task_id, 1), task=task, **options)
 
 
 def parked_tasks(stage: Stage) -> list[str]:
@@ -604,7 +605,7 @@ def test_a_task_that_nobody_knows_for_a_day_goes_to_the_dead_set(stage: Stage) -
     )
     stage.sidejob.dead.retry(entry.id)
     assert not decline(stage, task_id), "its message was of an earlier generation"
-    parking.decline(stage.runtime, TASKS, (task_id, 2), task=LETTER)
+    waiting.decline(stage.runtime, TASKS, (task_id, 2), task=LETTER)
     assert parked_tasks(stage) == [task_id]
 
 

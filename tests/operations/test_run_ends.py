@@ -13,9 +13,9 @@ from tests.tools.statements import assignments, statements
 
 PACKAGE = Path(celery_sidejob.__file__).parent
 STORE = "celery_sidejob.store"
-OF_JOBS = "celery_sidejob.operations.runs.job_run_end"
+OF_JOBS = "celery_sidejob.operations.runs.endings"
 BORROWED = f"{STORE}.borrowed.of_sqlalchemy"
-OF_TASKS = "celery_sidejob.operations.task_run_end"
+OF_TASKS = "celery_sidejob.store.outbox.arming"
 
 CLEARS = re.compile(
     r"\b(?:unit_no|locked_by) = NULL|DELETE FROM \{messages\}(?:(?!RETURNING).)*locked_by = %\(worker_id\)s", re.DOTALL

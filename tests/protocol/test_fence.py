@@ -20,7 +20,7 @@ from celery_sidejob.model.changes import SetState
 from celery_sidejob.model.status import RunEnd
 from celery_sidejob.operations.hold import Hold
 from celery_sidejob.operations.runs import endings, recovery, runs
-from celery_sidejob.operations.runs.job_run_end import Ending
+from celery_sidejob.operations.runs.endings import Ending
 from celery_sidejob.operations.runs.runs import Unit
 from celery_sidejob.store import claims, run_ends
 from tests.tools.crash_points import Arm, lost

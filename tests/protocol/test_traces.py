@@ -21,7 +21,7 @@ from celery_sidejob.model.changes import Ask, Change, Write
 from celery_sidejob.model.status import RunEnd
 from celery_sidejob.operations.changes.unit_of_work import Applied
 from celery_sidejob.operations.runs import endings, recovery, runs
-from celery_sidejob.operations.runs.job_run_end import Ending
+from celery_sidejob.operations.runs.endings import Ending
 from celery_sidejob.operations.runs.runs import Unit
 from celery_sidejob.store import claims, workers
 from celery_sidejob.store.claims import Owed, Try

@@ -1,7 +1,7 @@
 """Every interleaving of a worker that parks a job or a durable task, one that announces its task, and a termination.
 
 Transactions are taken apart into their statements: each sees what is committed when it begins, a lock is held until the
-end, and a process may die in between. Rules are those of `store/parked.py` and `operations/runs/parking.py`; each of
+end, and a process may die in between. Rules are those of `store/parked.py` and `operations/waiting.py`; each of
 `MISTAKES` is what one is tempted to do instead.
 """
 

@@ -17,7 +17,7 @@ from celery_sidejob import Job, RunningJob
 from celery_sidejob.model.crash_points import Died
 from celery_sidejob.model.status import RunEnd
 from celery_sidejob.operations.runs import endings, recovery, run_pages, terminations
-from celery_sidejob.operations.runs.job_run_end import Ending
+from celery_sidejob.operations.runs.endings import Ending
 from celery_sidejob.results import ear
 from celery_sidejob.services.heartbeat.heartbeat import Heartbeat
 from celery_sidejob.services.heartbeat.run_ends import QuietEnd

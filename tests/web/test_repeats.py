@@ -174,7 +174,7 @@ def test_a_queue_that_was_paused_already_is_not_paused_again_by_a_repeated_call(
     assert not queue.paused
 
 
-@pytest.mark.parametrize(("verb", "behind"), [("pause", "rank"), ("resume", "permits.let_in")])
+@pytest.mark.parametrize(("verb", "behind"), [("pause", "rank"), ("resume", "let_in")])
 def test_a_queue_is_paused_and_resumed_in_one_transaction_with_the_key(
     stage: Stage, program: Program, monkeypatch: pytest.MonkeyPatch, verb: str, behind: str
 ) -> None:

@@ -11,6 +11,7 @@ from celery.app.task import Task
 from celery.exceptions import Ignore, MaxRetriesExceededError, Retry, SoftTimeLimitExceeded
 from celery.exceptions import TaskRevokedError as CeleryTaskRevokedError
 
+from ...jobs import log_entries
 from ...jobs.running import RetryRun
 from ...model.changes import Terminate
 from ...model.errors import FullPort, IllegalMoveError, PortFullError, TaskRevokedError
@@ -18,11 +19,9 @@ from ...model.logger import logger
 from ...model.messages import Outcome
 from ...model.names import text_of
 from ...model.status import RunEnd, Status
-from ...operations import log
 from ...operations.hold import Hold
 from ...operations.runs import endings, recovery, run_pages
-from ...operations.runs.endings import error_json
-from ...operations.runs.job_run_end import Ending
+from ...operations.runs.endings import Ending, error_json
 from ...operations.runs.runs import NO_END, Unit
 from ...operations.runtime import Runtime
 from ...store import askings
@@ -147,7 +146,7 @@ def terminate_too_fast(runtime: Runtime, hold: Hold) -> NoReturn:
     """Terminate a job that was asked to run more often than its rate allows; its body is not called."""
     told = f"Job {hold.job_id} was terminated: it was asked to run more often than its run_rate allows."
     with within(None):
-        entry = log.error_entry(runtime, {"job": hold.job_id, "run": hold.run_no}, told, None)
+        entry = log_entries.error_entry(runtime, {"job": hold.job_id, "run": hold.run_no}, told, None)
         recovery.terminate_instead(runtime, hold, [Terminate(hold.job_id), *([entry] if entry else [])])
     logger.warning("%s", told, extra={"job_id": hold.job_id, "task": hold.row.task})
     raise Ignore(f"job {hold.job_id} is terminated by its run rate")

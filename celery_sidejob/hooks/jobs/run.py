@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 from celery.app.task import Context
 from celery.exceptions import Ignore
 
-from ...jobs.context import context
 from ...jobs.job import Job
+from ...jobs.log_entries import context
 from ...jobs.running import RetryRun, RunningJob
 from ...model import values
 from ...model.changes import Ask
@@ -26,7 +26,7 @@ from ...model.loss import Loss, LossKind
 from ...model.status import RunEnd, Status
 from ...operations.hold import BeginsAgainError, Hold
 from ...operations.runs import recovery
-from ...operations.runs.job_run_end import Ending
+from ...operations.runs.endings import Ending
 from ...operations.runs.runs import NO_END, InputsMovedError
 from ...operations.runtime import Runtime
 from ...store.borrowed.borrowed import is_trouble

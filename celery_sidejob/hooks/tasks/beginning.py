@@ -34,10 +34,9 @@ from ...model.durable import (
 )
 from ...model.errors import StoreUnavailableError
 from ...model.logger import logger
-from ...operations.gates.permits import AtGateError
-from ...operations.ledger import durable_locks
-from ...operations.ledger.durable_locks import as_kept, is_forged
-from ...operations.ledger.durable_runs import Run
+from ...operations.gates.queues import AtGateError
+from ...operations.ledger import durable_runs
+from ...operations.ledger.durable_runs import Run, as_kept, is_forged
 from ...operations.runs import measuring
 from ...operations.runtime import Runtime
 from ...store.outbox import tasks
@@ -92,7 +91,7 @@ class Delivery:
 
     @property
     def terms(self) -> Terms:
-        """The process and the rules for losses, as `durable_locks` records them."""
+        """The process and the rules for losses, as `durable_runs` records them."""
         most = self.task.max_losses or self.runtime.settings.max_losses
         return Terms(os.getpid(), self.task.lost_policy, most)
 
@@ -123,7 +122,7 @@ def _begin_held(delivery: Delivery, held: HeldRun) -> bool:
         _note_begun(delivery, run)
         return True
     try:
-        durable_locks.unhold(delivery.runtime, [held.held._replace(place=None)])
+        durable_runs.unhold(delivery.runtime, [held.held._replace(place=None)])
     except StoreUnavailableError as error:
         _leave(delivery, str(error))
     return False
@@ -164,10 +163,10 @@ def _lock(delivery: Delivery, run: Run) -> bool:
     if delivery.adopted is not None:
         run.content = delivery.adopted.content
         admission = waiting_in(delivery.task.app, delivery.task.name, delivery.adopted.queue)
-        return durable_locks.adopt(there, run, replace(delivery.adopted, admission=admission), delivery.terms)
+        return durable_runs.adopt(there, run, replace(delivery.adopted, admission=admission), delivery.terms)
     run.content = as_kept(there, run.key, run.content)
     is_here = delivery.request.id in RUNS
-    return durable_locks.begin(there, run, delivery.address, terms=delivery.terms, is_here=is_here)
+    return durable_runs.begin(there, run, delivery.address, terms=delivery.terms, is_here=is_here)
 
 
 def _is_forged(delivery: Delivery, stores: Sequence[Runtime]) -> bool:

@@ -19,8 +19,7 @@ from ...model.durable import HEADER, Address, key_of
 from ...model.errors import SettingsError, StoreUnavailableError
 from ...model.logger import logger
 from ...operations.ledger import burials
-from ...operations.ledger.durable_locks import is_forged
-from ...operations.ledger.durable_runs import in_body
+from ...operations.ledger.durable_runs import in_body, is_forged
 from ...pools.coroutines import let_run
 from .. import bodies
 from ..apps import runtime_for

@@ -21,8 +21,8 @@ from ...model.loss import Loss
 from ...model.names import text_of
 from ...model.status import RunEnd
 from ...operations.after_commit import result_of
-from ...operations.gates import capacity, permits
-from ...operations.ledger import burials, durable_ends, durable_locks
+from ...operations.gates import capacity, queues
+from ...operations.ledger import burials, durable_ends, durable_runs
 from ...operations.ledger.durable_runs import Run, lease_lost
 from ...operations.runs import measuring
 from ...operations.runtime import Runtime
@@ -101,7 +101,7 @@ def _give_back(run: Run, loss: Loss, *, begun: bool = True) -> None:
     """Give the row of a run back that ends without an outcome."""
     run.is_lost = True
     with suppress(StoreUnavailableError):  # otherwise the worker finds this run, which it holds and does not execute
-        durable_locks.give_back(run.runtime, [run.key[0]], worker_id=run.worker_id, loss=loss, begun=begun)
+        durable_runs.give_back(run.runtime, [run.key[0]], worker_id=run.worker_id, loss=loss, begun=begun)
 
 
 def _failed(sender: Any = None, einfo: Any = None, **_: Any) -> None:
@@ -132,7 +132,7 @@ def _over(sender: Any = None, retval: Any = None, state: str | None = None, **_:
     finally:
         if RUNS.get(run.key[0]) is run:  # the next try may have begun in another thread
             del RUNS[run.key[0]]
-        permits.freed(run.runtime, run.slot_in)
+        queues.freed(run.runtime, run.slot_in)
         followers = [message.admission.pool.name for message in run.follows if message.admission is not None]
         capacity.ring(run.runtime, [run.pool, *followers])
 
@@ -151,7 +151,7 @@ def _end(task: Any, run: Run, state: str | None, retval: Any) -> None:
         measuring.task_ended(run, RunEnd.COMPLETED)
         return
     if state == states.REJECTED and getattr(retval, "requeue", False):
-        durable_locks.put_back(runtime, run)
+        durable_runs.put_back(runtime, run)
     else:
         raised = run.error or (retval if isinstance(retval, BaseException) else sys.exc_info()[1])
         assert raised is not None, state

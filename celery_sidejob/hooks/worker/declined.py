@@ -15,8 +15,8 @@ from ...model.durable import HEADER as DURABLE
 from ...model.durable import Address, Death, is_newer, key_of, why_no_header
 from ...model.logger import logger
 from ...model.messages import is_readable, why_no_doorbell
+from ...operations import waiting
 from ...operations.ledger import burials
-from ...operations.runs import parking
 from ...services.heartbeat.heartbeat import Heartbeat
 from ...store.outbox.kinds import JOBS, TASKS, Kind
 from ..messages.doorbell import HEADER
@@ -70,7 +70,7 @@ def decline_in(
     """
     error = unread or NotRegistered(f"no worker that got its message knows {task!r}")
     shown, runtime, (kind, key) = f"{type(error).__name__}: {error}", heartbeat.runtime, row
-    if not parking.decline(runtime, kind, key, task=task, unread=shown if unread else None):
+    if not waiting.decline(runtime, kind, key, task=task, unread=shown if unread else None):
         return
     death, content = Death("failed", shown), content_of(message)
     verdict, riders = runtime.results.tell_of_doom(

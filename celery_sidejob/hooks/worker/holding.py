@@ -23,7 +23,7 @@ from ...model import native
 from ...model.durable import Held
 from ...model.logger import logger
 from ...model.native import Pipe
-from ...operations.ledger import durable_locks
+from ...operations.ledger import durable_runs
 from ...operations.runs.run_pages import Claimed
 from ...services.heartbeat.deliveries import RunKey
 from ...services.heartbeat.run_ends import Page
@@ -163,7 +163,7 @@ class Holding:
         worker_id = heartbeat.worker_id
 
         def hold(ends: Page) -> Mapping[str, Any]:
-            found, ends.over = durable_locks.hold(
+            found, ends.over = durable_runs.hold(
                 heartbeat.runtime, [one for _, one in fresh.values()], worker_id=worker_id, over=ends.runs
             )
             return found

@@ -33,27 +33,27 @@ def take_turn(executor: Transaction) -> None:
     dependencies.take_turn(executor)
 
 
-def judge(executor: Transaction, new: Sequence[NewJob], lock_set: LockSet) -> Sequence[NewJob]:
+def judge(new: Sequence[NewJob], lock_set: LockSet) -> Sequence[NewJob]:
     """Return new jobs with their open dependencies only; a job with an open dependency is blocked."""
     named = {on for job in new for on, _ in job.depends_on}
     if not named:
         return new
-    is_open = dependencies.open_of(executor, named - lock_set.new.keys()) | (named & lock_set.new.keys())
+    is_open = dependencies.open_of(lock_set.executor, named - lock_set.new.keys()) | (named & lock_set.new.keys())
     judged = [replace(job, depends_on=tuple(edge for edge in job.depends_on if edge[0] in is_open)) for job in new]
     return [replace(job, blocked=True) if job.depends_on else job for job in judged]
 
 
-def add(executor: Transaction, new: Sequence[NewJob], after_commit: AfterCommit) -> None:
+def add(new: Sequence[NewJob], lock_set: LockSet) -> None:
     """Write the edges of new jobs that were just inserted."""
     edges = [(job.id, on, on_failure) for job in new for on, on_failure in job.depends_on]
     if edges:
-        dependencies.add(executor, edges)
-        after_commit.looks.update(job_id for job_id, _, _ in edges)
+        dependencies.add(lock_set.executor, edges)
+        lock_set.after_commit.looks.update(job_id for job_id, _, _ in edges)
 
 
-def apply(executor: Transaction, change: DependencyChange, lock_set: LockSet, after_commit: AfterCommit) -> None:
+def apply(change: DependencyChange, lock_set: LockSet) -> None:
     """Make a locked or new job depend on others, or no longer depend on them."""
-    job_id = change.job_id
+    job_id, executor, after_commit = change.job_id, lock_set.executor, lock_set.after_commit
     if job_id not in lock_set.new:
         check_waits(lock_set.rows[job_id])
     if isinstance(change, Undepend):

@@ -1,21 +1,19 @@
-"""The changes of one transaction to jobs, their parents and their aliases, and the moves of jobs that are in no run."""
+"""The changes of one transaction to jobs, their parents, aliases and tags, and the moves of jobs that are in no run."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
-from ...model.changes import AddAlias, Adopt, Disown, FamilyChange, Move, NewJob, RemoveAlias
+from ...model import changes
 from ...model.errors import HasParentError, IllegalMoveError, InvalidAliasError, NotAChildError
-from ...model.names import alias_taken, child_name_taken, circle
+from ...model.names import TRACKED_CHANNEL, alias_taken, child_name_taken, circle
 from ...model.status import Status
 from ...store import asks, jobs, labels, moving, ports, state, trees
 from ...store.errors import Moved
-from ...store.statement import Transaction
-from ..after_commit import AfterCommit
 from ..gates import capacity
 from ..lock_set import LockSet
-from ..runtime import LocalRuntime
-from . import batches, dependencies, finding, unique_keys
+from . import batches, dependencies, unique_keys
 from .deletion import is_being_deleted
 from .mailboxes import add_ports, port_row
 
@@ -23,22 +21,14 @@ from .mailboxes import add_ports, port_row
 class Family:
     """The jobs that a transaction makes or moves, or gives other parents or aliases. `own`: the run's own job."""
 
-    def __init__(
-        self,
-        runtime: LocalRuntime,
-        executor: Transaction,
-        lock_set: LockSet,
-        after_commit: AfterCommit,
-        *,
-        own: int | None = None,
-    ) -> None:
-        self._check_interval_s = runtime.settings.lost_after
-        self._executor = executor
+    def __init__(self, lock_set: LockSet, *, own: int | None) -> None:
+        self._check_interval_s = lock_set.settings.lost_after
+        self._executor = lock_set.executor
         self._lock_set = lock_set
-        self._after_commit = after_commit
+        self._after_commit = lock_set.after_commit
         self._own = own
 
-    def create(self, new: Sequence[NewJob]) -> None:
+    def create(self, new: Sequence[changes.NewJob]) -> None:
         """Create new jobs, with their ports, aliases, state and tags."""
         if not new:
             return
@@ -46,11 +36,11 @@ class Family:
         for job in new:
             self._check_parent(job)
         unique_keys.take(executor, new)
-        new = self._admitted(dependencies.judge(executor, new, self._lock_set))
+        new = self._admitted(dependencies.judge(new, self._lock_set))
         for row in jobs.insert(executor, new, check_interval_s=self._check_interval_s):
             self._lock_set.statuses[row.job_id] = Status.QUEUED
             self._after_commit.created(self._lock_set.new[row.job_id], row)
-        dependencies.add(executor, new, self._after_commit)
+        dependencies.add(new, self._lock_set)
         batches.join_new(executor, new)
         rows = [port_row(job.id, port) for job in new for port in job.ports]
         if rows:
@@ -64,9 +54,11 @@ class Family:
         initial = {(job.id, key): value for job in new for key, value in job.state.items()}
         if initial:
             state.put(executor, initial)
-        finding.tag_new(executor, new)
+        tagged = [(job.id, job.tags) for job in new if job.tags]
+        if tagged:
+            labels.add_tags(executor, tagged)
 
-    def _admitted(self, new: Sequence[NewJob]) -> Sequence[NewJob]:
+    def _admitted(self, new: Sequence[changes.NewJob]) -> Sequence[changes.NewJob]:
         """Take the slots of new jobs in their capacity pools, after all other locks."""
         if not any(map(capacity.judged, new)):
             return new
@@ -77,7 +69,7 @@ class Family:
                 raise
             raise capacity.PoolFilledError(full.admission) from None
 
-    def move(self, change: Move) -> bool:
+    def move(self, change: changes.Move) -> bool:
         """Move a job to another queue, task, arguments or time; returns whether it must be asked to run now."""
         job_id, lock_set, after_commit = change.job_id, self._lock_set, self._after_commit
         status, before = lock_set.statuses[job_id], lock_set.job(job_id)
@@ -100,20 +92,29 @@ class Family:
             lock_set.statuses[job_id] = after.status
         return change.has_time and not change.is_later and moved.task_id is None
 
-    def apply(self, change: FamilyChange) -> None:
-        """Change aliases or parents."""
+    def apply(self, change: changes.FamilyChange | changes.FindingChange) -> None:
+        """Change aliases, parents or tags, or whether a job is tracked; listeners of tracked jobs are told of that."""
         match change:
-            case AddAlias():
+            case changes.AddAlias():
                 self._add_aliases([(change.name, change.job_id)])
-            case RemoveAlias():
+            case changes.RemoveAlias():
                 if not labels.remove_alias(self._executor, change.name, change.job_id):
                     raise InvalidAliasError(f"Job {change.job_id} has no alias {change.name!r}; see job.aliases.")
-            case Adopt():
+            case changes.Adopt():
                 self._adopt(change)
-            case Disown():
+            case changes.Disown():
                 self._disown(change)
+            case changes.Tag():
+                labels.add_tags(self._executor, [(change.job_id, change.names)])
+            case changes.Untag():
+                labels.remove_tags(self._executor, change.job_id, change.names)
+            case changes.Track():
+                labels.track(self._executor, change.job_id, on=change.on)
+                self._after_commit.tracking_changed = True
+                told = json.dumps({"job": change.job_id, "tracked": change.on})
+                self._after_commit.announcements.append((TRACKED_CHANNEL, told))
 
-    def _adopt(self, change: Adopt) -> None:
+    def _adopt(self, change: changes.Adopt) -> None:
         """Make a job without a parent a child.
 
         Every change of a parent locks the child first, and every adoption its parent's ancestors. So while this
@@ -134,7 +135,7 @@ class Family:
         jobs.set_parent(self._executor, child, parent_id=parent, name=change.name)
         self._lock_set.parents[child] = parent
 
-    def _disown(self, change: Disown) -> None:
+    def _disown(self, change: changes.Disown) -> None:
         """Make a child a job without a parent."""
         child, parent_id = change.child, change.parent_id
         if isinstance(child, str):
@@ -152,7 +153,7 @@ class Family:
         jobs.set_parent(self._executor, child_id, parent_id=None, name=None)
         self._lock_set.parents[child_id] = None
 
-    def _check_parent(self, job: NewJob) -> None:
+    def _check_parent(self, job: changes.NewJob) -> None:
         if job.parent_id is None or job.parent_id in self._lock_set.new:
             return
         status = self._lock_set.statuses[job.parent_id]

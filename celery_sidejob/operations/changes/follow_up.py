@@ -3,18 +3,24 @@
 A caller's commit may never be reported to us. The work is recorded in rows, and the sweeper does what is not done here:
 it applies the asks that were only noted as due timers (by a borrowed transaction, by a timer, or for a job that was not
 locked), and delivers publications to many subscribers, a page of jobs in each transaction.
+
+Everything below a terminated job is terminated in pages too, if it is too much for one transaction. The root is
+terminating before the first page, so it takes no new children. A job that is reached takes no new children either, and
+its children are read under its lock. The parts that the termination has not reached are recorded in rows, so it
+continues after any death.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import Any
 
 from ...model.errors import StoreUnavailableError
 from ...model.events import JobMoved
 from ...model.logger import logger
 from ...model.messages import Doorbell
-from ...store import asks, jobs, publications
+from ...store import asks, jobs, publications, room, tree_terminations
 from ...store.borrowed.borrowed import Borrowed
 from ...store.errors import FAILURES
 from ...store.outbox import doorbells
@@ -24,14 +30,17 @@ from ..gates import capacity
 from ..lock_set import LockSet
 from ..runtime import LocalRuntime, Runtime
 from .dependencies import look
-from .mailboxes import deliver_to
-from .tree_terminations import terminate_pages
+from .mailboxes import deliver_to, make_room
 from .wakes import Wakes
 
 PAGE = 1000
 """How many packets one transaction delivers, unless a single job gets more."""
 PAGES = 10
 """The most pages of a channel that a publisher delivers before its call returns; the sweeper delivers the others."""
+TREE_PAGE = 2000
+"""How many jobs of large trees one transaction terminates."""
+TREE_PAGES = 5
+"""The most such pages that follow the commit of a run, or of a caller's transaction; the sweeper does the others."""
 
 
 def follow_up(runtime: Runtime, after_commit: AfterCommit, *, to_the_end: bool = False) -> None:
@@ -144,11 +153,24 @@ def _apply(runtime: Runtime, job_ids: Iterable[int], *, leaves: tuple[type[Excep
 
 def mature(runtime: LocalRuntime, executor: Transaction, job_id: int) -> AfterCommit:
     """Apply a job's due timers, unless its row is locked."""
-    after_commit = AfterCommit()
-    locked = jobs.lock(executor, [job_id], waits=False)
-    if locked:
-        Wakes(runtime, executor, LockSet.of_rows(executor, locked), after_commit).apply_due(job_id)
-    return after_commit
+    locked = LockSet.of_rows(runtime, executor, jobs.lock(executor, [job_id], waits=False))
+    if locked.rows:
+        Wakes(locked).apply_due(job_id)
+    return locked.after_commit
+
+
+def pass_on(runtime: Runtime, job_id: int) -> None:
+    """Give the room that was kept for a job to other waiting jobs: its run is over, or it was woken long ago.
+
+    The end of a run calls this after its commit. If the process dies before, the sweeper does this (`kept_too_long`).
+    """
+
+    def work(executor: Transaction) -> AfterCommit:
+        after_commit = AfterCommit()
+        make_room(executor, room.waited_for(executor, job_id), after_commit)
+        return after_commit
+
+    apply_noted_asks(runtime, runtime.connections.transact("pass-on", work).noted)
 
 
 # -- publications ------------------------------------------------------------------------------------------------------
@@ -189,9 +211,93 @@ def deliver_page(runtime: Runtime, channel: str, *, noting: bool = False) -> boo
 
 def _deliver(runtime: LocalRuntime, executor: Transaction, channel: str, *, noting: bool) -> AfterCommit | None:
     page = publications.lock_next(executor, channel, packets=PAGE)
-    lock_set, after_commit = LockSet(executor, ()), AfterCommit()
-    wakes = Wakes(runtime, executor, lock_set, after_commit)
-    if page is None or not deliver_to(executor, channel, page, lock_set, wakes, noting=noting):
+    lock_set = LockSet(runtime, executor)
+    wakes = Wakes(lock_set)
+    if page is None or not deliver_to(channel, page, lock_set, wakes, noting=noting):
         return None
     wakes.apply()
-    return after_commit
+    return lock_set.after_commit
+
+
+# -- terminations of large trees ---------------------------------------------------------------------------------------
+
+
+def terminate_pages(runtime: Runtime, roots: Iterable[int], *, to_the_end: bool = False) -> None:
+    """Terminate pages of trees whose termination is committed: some, or all (`to_the_end`), waiting for locked jobs.
+
+    No error here may make the call fail that asked for the termination: the sweeper continues.
+    """
+    mine, done = set(roots), 0
+    try:
+        while mine and (to_the_end or done < TREE_PAGES):
+            if not terminate_page(runtime, mine, waits=to_the_end) and not (to_the_end and _others_work(runtime, mine)):
+                return
+            done += 1
+    except FAILURES as error:
+        jobs_left = ", ".join(map(str, sorted(mine)))
+        leave_to_sweeper(error, "The sweeper goes on terminating everything below job %s", jobs_left)
+
+
+def _others_work(runtime: Runtime, roots: Iterable[int]) -> bool:
+    """Wait for a page that another process has begun, such as the sweeper; False if no page remains."""
+    return runtime.connections.transact("wait", lambda executor: tree_terminations.wait(executor, roots))
+
+
+def terminate_page(runtime: Runtime, roots: Iterable[int] | None = None, *, waits: bool = False) -> bool:
+    """Terminate the next page of jobs below these roots, or any; False if no page can be terminated now.
+
+    With `waits` it waits for locked jobs; otherwise these are for a later page.
+    """
+    terminate = partial(_terminate, runtime, roots=roots, waits=waits)
+    after_commit = runtime.connections.transact("terminate-page", terminate)
+    if after_commit is None:
+        return False
+    follow(runtime, after_commit)
+    return True
+
+
+def _terminate(
+    runtime: LocalRuntime, executor: Transaction, roots: Iterable[int] | None, *, waits: bool
+) -> AfterCommit | None:
+    places = tree_terminations.take(executor, roots)
+    if not places:
+        return None
+    found = tree_terminations.find(executor, places, most=TREE_PAGE)
+    locked = _joined(places, found, jobs.lock(executor, {row.id for row in found}, waits=waits))
+    lock_set = LockSet.of_rows(runtime, executor, locked)
+    Wakes(lock_set).terminate(list(locked), tree=True)
+    finished = _leave(executor, places, found, locked.keys())
+    return lock_set.after_commit if locked or finished else None
+
+
+def _joined(places: Sequence[Any], found: Sequence[Any], locked: dict[int, Any]) -> dict[int, Any]:
+    """Return the locked jobs with an unbroken line of locked jobs up to a row of `places`; other jobs come later.
+
+    Jobs below a job that another transaction has locked come later too. Otherwise each page would reach them again.
+    """
+    joined = {place.job_id for place in places if not place.itself}
+    for row in found:  # a parent before its children
+        if row.id in locked and (row.parent_id is None or row.parent_id in joined):
+            joined.add(row.id)
+    return {job_id: row for job_id, row in locked.items() if job_id in joined}
+
+
+def _leave(executor: Transaction, places: Sequence[Any], found: Sequence[Any], locked: Iterable[int]) -> set[int]:
+    """Record where the next pages begin, and return the rows below which no job remains."""
+    whole = len(found) < TREE_PAGE
+    there, locked = {row.id for row in found}, set(locked)
+    left = {  # a job that another transaction has locked, or that is not read yet
+        place.job_id
+        for place in places
+        if place.itself and place.job_id not in locked and (place.job_id in there or not whole)
+    }
+    done = [place for place in places if place.job_id not in left]
+    seen = {place.job_id: place.root for place in done}
+    seen.update({row.id: row.root for row in found if row.id in locked})
+    first = {place.job_id: place.after for place in done}
+    last = dict(first)
+    last.update({row.parent_id: row.name for row in found if row.parent_id is not None})
+    places_done = [place.job_id for place in done]
+    finished = set(places_done) - tree_terminations.go_on(executor, seen, first=first, last=last, places=places_done)
+    tree_terminations.remove(executor, finished)
+    return finished

@@ -7,26 +7,15 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ...model.changes import (
-    ConfigurePorts,
-    Connect,
-    Direction,
-    MarkReceived,
-    PortChange,
-    PortKey,
-    PortRow,
-    Publish,
-    SetChannels,
-    SetDefault,
-    Write,
-)
+from ...model import changes
 from ...model.errors import FullPort
-from ...model.port import WILDCARD, port_full, port_not_found, value_of
+from ...model.port import WILDCARD, facing_ports, port_full, port_not_found, value_of
 from ...store import asks, jobs, packets, ports, publications, room
 from ...store.errors import Moved
 from ...store.publications import Page
 from ...store.statement import Transaction
 from ..after_commit import AfterCommit
+from ..hold import Hold
 from ..lock_set import LockSet
 from .wakes import Wakes
 
@@ -40,24 +29,14 @@ PacketRow = tuple[int, str, str | None, str | None]
 class Mailboxes:
     """The ports that a transaction makes, changes or writes to, and the messages that it publishes.
 
-    `noting`: nothing is locked. `bounded`: a port with a limit refuses packets for which it has no room.
+    `bounded`: a port with a limit refuses packets for which it has no room.
     """
 
-    def __init__(
-        self,
-        executor: Transaction,
-        lock_set: LockSet,
-        wakes: Wakes,
-        after_commit: AfterCommit,
-        *,
-        noting: bool = False,
-        bounded: bool = True,
-    ) -> None:
-        self._executor = executor
+    def __init__(self, lock_set: LockSet, wakes: Wakes, *, bounded: bool) -> None:
+        self._executor = lock_set.executor
         self._lock_set = lock_set
         self._wakes = wakes
-        self._after_commit = after_commit
-        self._noting = noting
+        self._after_commit = lock_set.after_commit
         self._rows: list[PacketRow] = []
         self._written: list[Any] = []
         self._messages: dict[str, list[publications.Message]] = {}
@@ -68,22 +47,22 @@ class Mailboxes:
         self.moved: list[Any] = []
         """The packets that were moved from one port to others."""
 
-    def apply(self, change: PortChange) -> None:
+    def apply(self, change: changes.PortChange) -> None:
         """Change ports; the last value of a write may become the default. Packets follow later (`write`)."""
         match change:
-            case ConfigurePorts():
+            case changes.ConfigurePorts():
                 self._configure(change)
-            case SetChannels():
+            case changes.SetChannels():
                 self._changed(ports.set_channels(self._executor, self._port(_key(change)).id, change.channels))
-            case MarkReceived():
+            case changes.MarkReceived():
                 if not (port := self._port(_key(change))).received:
                     self._changed(ports.mark_received(self._executor, port.id))
-            case SetDefault():
+            case changes.SetDefault():
                 self._set_default(_key(change), change.value, notify=change.notify)
-            case Write(as_default=True):
+            case changes.Write(as_default=True):
                 self._changed(ports.set_default(self._executor, self._port(_key(change)).id, change.packets[-1][0]))
 
-    def _configure(self, change: ConfigurePorts) -> None:
+    def _configure(self, change: changes.ConfigurePorts) -> None:
         """Replace a job's ports of one direction or both; the ports that stay keep their packets."""
         room.lock_all(self._executor, change.job_id)
         kept = ports.put(self._executor, [port_row(change.job_id, port) for port in change.ports])
@@ -92,10 +71,10 @@ class Mailboxes:
         self._lock_set.set_ports(change.job_id, kept, directions=change.directions)
         self._after_commit.ports_changed(kept)
 
-    def write(self, change: Write | Publish | Connect) -> None:
+    def write(self, change: changes.Write | changes.Publish | changes.Connect) -> None:
         """Collect the packets and messages of a change and notify their readers; `flush` stores them."""
         match change:
-            case Write():
+            case changes.Write():
                 port = None if change.as_default else self._port(_key(change))
                 if port is not None:
                     self._rows += [(port.id, *packet) for packet in change.packets]
@@ -105,12 +84,12 @@ class Mailboxes:
                     self._publish_output(port, change.packets)
                 if change.notify:
                     self._notify(change.job_id, change.direction, is_received=port is not None and bool(port.received))
-            case Connect():
+            case changes.Connect():
                 self._connect(change)
-            case Publish():
+            case changes.Publish():
                 self._publish(change.channel, change.value, change.context, change.options)
 
-    def _connect(self, change: Connect) -> None:
+    def _connect(self, change: changes.Connect) -> None:
         """Move the packets of a port to others; the jobs are locked, so no other transaction changes them meanwhile.
 
         Raises Moved if one of the ports was deleted, or has other channels, since it was read without locks.
@@ -129,7 +108,7 @@ class Mailboxes:
             if default is not None:
                 self._set_default(key, default, notify=change.notify and not moved)
 
-    def _move_packets(self, key: PortKey, source: Any, targets: Sequence[Any]) -> Sequence[Any]:
+    def _move_packets(self, key: changes.PortKey, source: Any, targets: Sequence[Any]) -> Sequence[Any]:
         """Move the packets of a port to others that have room, and return them."""
         if source.packet_limit is not None:
             room.lock(self._executor, [source.id])  # a run may be marking the packets, and they would be passed over
@@ -194,7 +173,7 @@ class Mailboxes:
         if full:
             raise port_full(tuple(full))
 
-    def _port(self, key: PortKey) -> Any:
+    def _port(self, key: changes.PortKey) -> Any:
         """Return the row of the port; the first use of a port that the task allows by `"*"` creates it."""
         job_id, direction, name = key
         if key in self._lock_set.ports:
@@ -213,7 +192,7 @@ class Mailboxes:
         self._after_commit.ports_changed([row])
         return row
 
-    def _set_default(self, key: PortKey, value: str | None, *, notify: bool) -> None:
+    def _set_default(self, key: changes.PortKey, value: str | None, *, notify: bool) -> None:
         row = self._changed(ports.set_default(self._executor, self._port(key).id, value))
         if notify and row.changed:
             self._notify(row.job_id, row.direction)
@@ -233,26 +212,23 @@ class Mailboxes:
         for kept in publications.keep(self._executor, self._messages, few=FEW):
             self._after_commit.published[kept.channel] = kept.ports
             if kept.page is None or not deliver_to(
-                self._executor, kept.channel, kept.page, self._lock_set, self._wakes, noting=self._noting
+                kept.channel, kept.page, self._lock_set, self._wakes, noting=self._lock_set.noting
             ):
                 self._after_commit.undelivered.add(kept.channel)
 
-    def _notify(self, job_id: int, direction: Direction, *, is_received: bool = False) -> None:
+    def _notify(self, job_id: int, direction: changes.Direction, *, is_received: bool = False) -> None:
         """Wake the reader of a port; a late packet for a `receive`, or for a parent, does not restart steps."""
         reader = job_id if direction == "in" else self._lock_set.parents.get(job_id)
         if reader is None:
             return
-        if is_received or direction == "out":
-            self._wakes.look(reader)
-        else:
-            self._wakes.wake(reader)
+        self._wakes.wake(reader, looks=is_received or direction == "out")
 
 
 def _has_channels_of(now: Any, port: Any) -> bool:
     return bool(port.direction == "in" or now.channels == port.channels)
 
 
-def _key(change: Write | SetDefault | SetChannels | MarkReceived) -> PortKey:
+def _key(change: changes.Write | changes.SetDefault | changes.SetChannels | changes.MarkReceived) -> changes.PortKey:
     return (change.job_id, change.direction, change.port)
 
 
@@ -266,6 +242,33 @@ def make_room(executor: Transaction, port_ids: Collection[int], after_commit: Af
         note_asks(executor, room.freed(executor, port_ids), after_commit)
 
 
+def wait_for_room(executor: Transaction, hold: Hold, full: Sequence[FullPort], after_commit: AfterCommit) -> bool:
+    """Make the run that ends in this transaction wait for room on ports; False if all have room by now.
+
+    A reader that makes room asks the job to run. Raises PortFullError if the job would wait for itself: another job
+    waits for room on a port that only this job reads, and this job waits for that other job.
+
+    A deleted port counts as having room, because the run must learn of the deletion.
+    """
+    limits = room.lock(executor, [port.id for port in full])
+    room.mark(executor, limits)
+    used = room.used(executor, limits)
+    needs = {
+        port.id: port.needs
+        for port in full
+        if (limit := limits.get(port.id)) is not None and used[port.id] + port.needs > limit
+    }
+    if not needs:
+        return False
+    room.wait(executor, hold.job_id, run_no=hold.run_no, needs=needs)
+    other = room.circle(executor, hold.job_id, run_no=hold.run_no)
+    if other is not None:
+        raise facing_ports([port for port in full if port.id in needs], hold.job_id, other)
+    if hold.row.waited_for_room:
+        make_room(executor, needs.keys(), after_commit)  # some room was kept for this job, which now needs more
+    return True
+
+
 def note_asks(executor: Transaction, job_ids: Collection[int], after_commit: AfterCommit) -> None:
     """Note that these jobs, which are not locked, must run."""
     if job_ids:
@@ -273,7 +276,7 @@ def note_asks(executor: Transaction, job_ids: Collection[int], after_commit: Aft
         after_commit.noted += job_ids
 
 
-def add_ports(executor: Transaction, job_id: int, new: Sequence[PortRow], after_commit: AfterCommit) -> None:
+def add_ports(executor: Transaction, job_id: int, new: Sequence[changes.PortRow], after_commit: AfterCommit) -> None:
     """Give a job the ports of another task that it does not have yet; its own ports and their packets stay."""
     if not new:
         return
@@ -283,14 +286,12 @@ def add_ports(executor: Transaction, job_id: int, new: Sequence[PortRow], after_
         after_commit.ports_changed(ports.put(executor, lacking))
 
 
-def port_row(job_id: int, port: PortRow) -> dict[str, Any]:
+def port_row(job_id: int, port: changes.PortRow) -> dict[str, Any]:
     """Return a port in the form that the store expects."""
     return {"job_id": job_id, **asdict(port)}
 
 
-def deliver_to(
-    executor: Transaction, channel: str, page: Page, lock_set: LockSet, wakes: Wakes, *, noting: bool = False
-) -> bool:
+def deliver_to(channel: str, page: Page, lock_set: LockSet, wakes: Wakes, *, noting: bool) -> bool:
     """Deliver a page, and have its jobs woken by `wakes`; do nothing and return False if a transaction is in the way.
 
     It never waits. A locked job gets its packets all the same, and its ask is noted. If a job or a port may be about to
@@ -298,6 +299,7 @@ def deliver_to(
 
     `noting`: all asks are only noted.
     """
+    executor = lock_set.executor
     if not noting:
         lock_set.add(jobs.lock(executor, page.job_ids, waits=False))
     late = {job_id for job_id in page.job_ids if noting or not lock_set.knows(job_id)}
@@ -305,10 +307,5 @@ def deliver_to(
         return False
     delivered = publications.deliver(executor, channel, page)
     for job_id, is_woken in sorted((delivered or {}).items()):
-        if job_id in late:
-            wakes.note(job_id, looks=not is_woken)
-        elif is_woken:
-            wakes.wake(job_id)
-        else:
-            wakes.look(job_id)
+        wakes.wake(job_id, looks=not is_woken, noted=job_id in late)
     return delivered is not None

@@ -7,53 +7,41 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from ...model.changes import Ask, CancelTimer, Log, Terminate
 from ...model.durable import Death
 from ...model.events import JobBuried
 from ...model.status import ASKABLE, Status
-from ...store import asks, dead, ports, tree_terminations, trees
-from ...store.statement import Transaction
-from ..after_commit import AfterCommit
+from ...store import asks, dead, history, ports, tree_terminations, trees
 from ..lock_set import LockSet
-from ..runtime import LocalRuntime
-from . import finding
 from .deletion import is_being_deleted
 from .dependencies import mark_ended
 
 REASONS = {"WorkerLostError": "lost", "TaskRevokedError": "revoked"}
 """The reason for a job's entry in the dead set, by its error; other errors have `failed`."""
 ENDING = frozenset({Status.TERMINATING, Status.TERMINATED})
-WAKES = ("ask", "note", "look", "note look")
+WAKES = ("ask", "note ask", "look", "note look")
 """Kinds of entries that may change places with each other."""
-NOTED = {"note": "run", "note look": "look"}
-"""Asks of jobs that are not locked, and as what they are noted."""
+NOTED = {"ask": "run", "note ask": "run", "note look": "look"}
+"""As what the asks of jobs that are not locked are noted."""
 ENDED = frozenset({Status.FAILED, Status.TERMINATED})
 """Statuses from which an ask revives a job (recorded in its history)."""
 
 
 class Wakes:
-    """The asks of the affected jobs. `noting`: nothing is locked, so asks are only noted and judged afterwards."""
+    """The asks of the affected jobs. If nothing is locked, they are only noted, and judged afterwards."""
 
-    def __init__(
-        self,
-        runtime: LocalRuntime,
-        executor: Transaction,
-        lock_set: LockSet,
-        after_commit: AfterCommit,
-        *,
-        noting: bool = False,
-    ) -> None:
-        self._check_interval_s = runtime.settings.lost_after
-        self._history = runtime.settings.history
-        self._executor = executor
+    def __init__(self, lock_set: LockSet) -> None:
+        self._check_interval_s = lock_set.settings.lost_after
+        self._history = lock_set.settings.history
+        self._executor = lock_set.executor
         self._lock_set = lock_set
-        self._after_commit = after_commit
-        self._noting = noting
-        self._in_order: list[tuple[str, int]] = []
-        self._timed: list[Ask] = []
-        self._cancelled: list[CancelTimer] = []
+        self._after_commit = lock_set.after_commit
+        self._noting = lock_set.noting
+        self._in_order: list[tuple[str, Any]] = []
+        """Kinds, each with the id of a job; with the change itself for a timer, and for one that is cancelled."""
         self.found: set[int] = set()
         """Timers that were cancelled; other timers had fired, or were removed by a termination."""
         self.refused: set[int] = set()
@@ -74,43 +62,31 @@ class Wakes:
     def add(self, change: Ask | CancelTimer | Terminate) -> None:
         """Add a change, to be applied in its order."""
         if isinstance(change, CancelTimer):
-            self._in_order.append(("cancel", len(self._cancelled)))
-            self._cancelled.append(change)
-            return
-        if isinstance(change, Terminate):
+            self._in_order.append(("cancel", change))
+        elif isinstance(change, Terminate):
             self._in_order.append(("terminate_tree" if change.tree else "terminate", change.job_id))
         elif change.due_at is not None or (change.wait_s or 0) > 0:
-            self._in_order.append(("timer", len(self._timed)))
-            self._timed.append(change)
+            self._in_order.append(("timer", change))
         else:
             self._in_order.append(("force" if change.force else "ask", change.job_id))
 
-    def wake(self, job_id: int) -> None:
-        """Ask a job, in order, to run and read its new data."""
-        self._in_order.append(("ask", job_id))
+    def wake(self, job_id: int, *, looks: bool = False, noted: bool = False) -> None:
+        """Ask a job, in order, to run and read its new data; it is only `noted` for a job that is not locked.
 
-    def look(self, job_id: int) -> None:
-        """Wake a job, unless it has completed the steps of its last asking, which it would do again."""
-        self._in_order.append(("look", job_id))
-
-    def note(self, job_id: int, *, looks: bool = False) -> None:
-        """Note that a job that is not locked must run."""
-        self._in_order.append(("note look" if looks else "note", job_id))
+        If it only `looks`, a job that has completed the steps of its last asking is not woken: it would do them again.
+        """
+        kind = "look" if looks else "ask"
+        self._in_order.append((f"note {kind}" if noted else kind, job_id))
 
     # -- applying ------------------------------------------------------------------------------------------------
 
     def apply(self) -> None:
         """Apply asks and terminations in their order; one statement applies neighbours of the same kind."""
-        batch: list[int] = []
-        kind = ""
-        for following, job_id in [*self._by_kind(), ("", 0)]:
-            if following != kind:
-                self._apply_batch(kind, list(dict.fromkeys(batch)))
-                kind, batch = following, []
-            batch.append(job_id)
+        for kind, entries in groupby(list(self._by_kind()), itemgetter(0)):
+            self._apply_batch(kind, [of for _, of in entries])
         self._in_order = []
 
-    def _by_kind(self) -> Iterator[tuple[str, int]]:
+    def _by_kind(self) -> Iterator[tuple[str, Any]]:
         """Yield the entries in their order, but wakes that follow each other sorted: only one of them wakes a job."""
         for are_wakes, entries in groupby(self._in_order, lambda entry: entry[0] in WAKES):
             if not are_wakes:
@@ -167,16 +143,17 @@ class Wakes:
             ):
                 self.ask([job_id], force=timer.ask == "force" or status == Status.FAILED, late_s=timer.late_s)
 
-    def _apply_batch(self, kind: str, ids: Sequence[int]) -> None:  # noqa: PLR0912 - an arm for each kind
-        if not ids:
-            return
+    def _apply_batch(self, kind: str, of: Sequence[Any]) -> None:  # noqa: PLR0912 - an arm for each kind
         if kind == "timer":
-            for place in ids:
-                self._set_timer(self._timed[place])
-        elif kind == "cancel":
-            for place in ids:
-                self._cancel(self._cancelled[place])
-        elif kind in NOTED or self._noting:
+            for change in of:
+                self._set_timer(change)
+            return
+        if kind == "cancel":
+            for change in of:
+                self._cancel(change)
+            return
+        ids: Sequence[int] = list(dict.fromkeys(of))
+        if kind.startswith("note ") or self._noting:
             self._note_batch(kind, ids)
         elif kind == "terminate_tree":
             self._terminate_trees(ids)
@@ -192,7 +169,7 @@ class Wakes:
             self.ask(self._made_before(ids))
 
     def _note_batch(self, kind: str, ids: Sequence[int]) -> None:
-        noted = "run" if kind == "ask" else NOTED.get(kind, kind)
+        noted = NOTED.get(kind, kind)
         late = self._made_before(ids) if noted in ("run", "look") else ids
         asks.note(self._executor, late, noted)
         self._after_commit.noted += late
@@ -285,7 +262,7 @@ class Wakes:
         self._lock_set.statuses[job_id] = after
         if before == Status.TERMINATED and after != before:
             ports.subscribe(self._executor, job_id)
-        if before in ENDED and after == Status.QUEUED:
+        if before in ENDED and after == Status.QUEUED and self._history:
             told = Log(job_id, "revived", json.dumps({"from": before}), time.monotonic())
-            finding.write_history(self._executor, [told], keep=self._history)
+            history.log(self._executor, [told], keep=self._history)
         self._after_commit.moved(self._lock_set.job(job_id), before, after, change)

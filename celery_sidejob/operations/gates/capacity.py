@@ -24,7 +24,7 @@ from ...store.statement import Reader, Transaction
 from ...store.write_behind import WriteBehind
 from ..hold import BeginsAgainError
 from ..runtime import Runtime
-from . import permits
+from . import queues
 
 Work = TypeVar("Work", NewJob, Message)
 
@@ -186,7 +186,7 @@ def resize(runtime: Runtime, pool: PoolSpec, limit: int) -> None:
 def _ring(runtime: Runtime, names: Sequence[str]) -> None:
     try:
         rows = runtime.connections.read(partial(capacity.let_in, names=names, limit=RUNG_TOGETHER))
-        permits.publish(runtime, rows)
+        queues.publish(runtime, rows)
     except StoreUnavailableError as error:
         logger.warning("The sweeper publishes what has got slots of %s: %s", ", ".join(names), error)
 

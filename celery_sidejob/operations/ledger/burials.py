@@ -1,18 +1,19 @@
-"""Durable tasks that failed for good: their rows move to the dead set, from which a person may revive them.
+"""Durable tasks that failed for good, or are revoked: their rows move to the dead set, where a person may revive them.
 
 A row whose task ended well after all is removed instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from ...model.checks import is_keepable
 from ...model.crash_points import reach
 from ...model.durable import NOWHERE, Address, Content, Death, Key, Message
-from ...model.errors import IllegalMoveError
+from ...model.errors import IllegalMoveError, SchemaError, StoreUnavailableError
 from ...model.events import TaskBuried
 from ...model.messages import Continuation
 from ...model.names import storable
@@ -20,14 +21,13 @@ from ...model.protocols import Rider
 from ...store.connection.connections import repeat
 from ...store.errors import OutcomeUnknown
 from ...store.outbox import burials, doorbells, tasks
+from ...store.outbox.arming import end_task_runs
 from ...store.statement import Transaction
 from .. import deduplication
-from ..after_commit import tell
+from ..after_commit import publish_and_mark, tell
 from ..gates import capacity
-from ..publishing import publish_and_mark
 from ..runtime import LocalRuntime, Runtime, patiently
-from ..task_run_end import end_task_runs
-from .durable_locks import as_kept
+from .durable_runs import as_kept
 
 
 def fail(  # noqa: PLR0913, PLR0915 - which row, why, and by whom; its inner functions count too
@@ -162,3 +162,64 @@ def not_revived(entry_id: int | str, task_id: str | None) -> IllegalMoveError:
         f"Entry {entry_id} of the dead set cannot be retried: a task {task_id} waits or runs already, or somebody "
         "has just retried it."
     )
+
+
+# -- revocations -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Revoked:
+    """The tasks found to revoke, by task id, and the stores that may lack the revocation."""
+
+    waiting: tuple[str, ...] = ()
+    """Tasks that do not run; the sweeper reports their revocation to the result backend, and buries them."""
+    running: tuple[str, ...] = ()
+    """Tasks that run; they continue, and do not begin again."""
+    unavailable: StoreUnavailableError | None = None
+    """Why a store that may have one of the tasks did not answer; None if all answered."""
+    unfit: SchemaError | None = None
+    """Why a store cannot keep revocations; None if all can."""
+
+
+def revoke_in_all(runtime: Runtime, task_ids: Iterable[str]) -> Revoked:
+    """Store the revocation of these task ids in every store that answers.
+
+    Two stores may each have a copy, so all are asked. A silent store is no problem if each id was found in another
+    store: before a copy is buried there, the other copies are revoked (`deduplication.revoke`).
+    """
+    ids = [task_id for task_id in task_ids if is_keepable(task_id)]
+    waiting: dict[str, None] = {}
+    running: dict[str, None] = {}
+    unavailable: StoreUnavailableError | None = None
+    unfit: SchemaError | None = None
+    for there in runtime.in_each_store():
+        try:
+            with runtime.stores.trying(there.store):
+                found = revoke(there, ids)
+        except StoreUnavailableError as error:
+            unavailable = error
+        except SchemaError as error:
+            unfit = error
+        else:
+            waiting.update(dict.fromkeys(found.waiting))
+            running.update(dict.fromkeys(found.running))
+    if all(task_id in waiting or task_id in running for task_id in ids):
+        unavailable = None
+    return Revoked(tuple(task_id for task_id in waiting if task_id not in running), tuple(running), unavailable, unfit)
+
+
+def revoke(runtime: Runtime, task_ids: Iterable[str]) -> Revoked:
+    """Store the revocation of these task ids, in one statement.
+
+    Ids without a row, of jobs and of tasks revoked before, are skipped. Raises StoreUnavailableError. Once committed,
+    the revocation is valid even if this process dies.
+    """
+    ids = list(task_ids)
+
+    def work(executor: Transaction) -> Revoked:
+        rows = tasks.revoke(executor, ids)
+        return Revoked(
+            tuple(row.task_id for row in rows if not row.runs), tuple(row.task_id for row in rows if row.runs)
+        )
+
+    return repeat(lambda: runtime.connections.transact("durable-revoke", work, within_s=runtime.stores.wait_s))

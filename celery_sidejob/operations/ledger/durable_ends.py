@@ -16,14 +16,13 @@ from ...model.protocols import Rider
 from ...store import results
 from ...store.errors import OutcomeUnknown
 from ...store.outbox import burials, holds, tasks
+from ...store.outbox.arming import end_task_runs
 from ...store.outbox.tasks import Kept
 from ...store.statement import Transaction
 from ...store.write_behind import WriteBehind
-from ..after_commit import result_of, tell
+from ..after_commit import publish_kept, result_of, tell
 from ..gates import capacity
-from ..publishing import publish_kept
 from ..runtime import PAUSE_S, Runtime, patiently
-from ..task_run_end import end_task_runs
 from .durable_runs import Run, lease_lost
 
 LATE_END_PATIENCE_S = 3600.0

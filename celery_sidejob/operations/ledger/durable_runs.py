@@ -1,24 +1,41 @@
-"""A durable task's run, as its process knows it, and whether the run still has its row.
+"""A durable task's run, as its process knows it, and the lock of its row.
 
-The order is lock (`durable_locks.py`), body, result, then removal together with keeping the follow-ups
+The run owns the row from its beginning to its end, or until it loses the row. Any program that reaches the broker can
+name a row. So a delivery must have the task and body of its row.
+
+The order is lock, body, result, then removal together with keeping the follow-ups
 (`durable_ends.py`). `docs/durable.md` explains the effect of a death in each gap.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal, Protocol
+from functools import partial
+from typing import Any, Literal, Protocol
 
 from ...model import native
-from ...model.durable import Content, Key, Message
+from ...model.durable import NOWHERE, Address, Content, Held, Key, Message, Terms, digest_of
 from ...model.errors import LeaseLostError
+from ...model.events import Measure, Measured, TaskLost, TaskRescued, TaskReturned
+from ...model.logger import logger
+from ...model.loss import Loss
 from ...model.protocols import Rider
-from ..runtime import Runtime
+from ...store.connection.connections import repeat
+from ...store.errors import NoAnswer, OutcomeUnknown
+from ...store.outbox import burials, holds, tasks
+from ...store.outbox.arming import TaskEnd, end_task_runs
+from ...store.results import Ended
+from ...store.statement import Transaction
+from .. import deduplication
+from ..after_commit import tell
+from ..gates import queues
+from ..gates.queues import AtGateError
+from ..runtime import Runtime, patiently
 
 
 class Claim(Protocol):
@@ -140,3 +157,213 @@ def lease_lost(run: Run) -> LeaseLostError:
         f"Task {run.key[0]} was taken from this run: its worker was silent for too long. It runs elsewhere or is in "
         "the dead set."
     )
+
+
+# -- the lock of a run -------------------------------------------------------------------------------------------------
+
+
+def begin(runtime: Runtime, run: Run, address: Address = NOWHERE, *, terms: Terms, is_here: bool) -> bool:
+    """Lock the row; False if the delivery must not run: it is a copy, or forged.
+
+    Raises `AtGateError` if the gate of its managed queue is closed: its message waits there now.
+
+    `is_here`: this process already runs the task. Then a lock of this process belongs to that run, and is not the
+    effect of a lost answer.
+    """
+
+    def work(executor: Transaction) -> bool:
+        begun = holds.begin(executor, run.key, run.content, worker_id=run.worker_id, terms=terms)
+        if begun is None:
+            return False
+        _note_begun(run, begun)
+        if begun.pool is None and runtime.patience_s is None:
+            run.held_at = begun.locked_at
+        deduplication.note_in(executor, run.key, address)
+        return True
+
+    def once() -> bool:
+        return runtime.connections.transact("durable-begin", work, single=not noted, within_s=within_s)
+
+    noted = deduplication.is_to_be_noted(address)
+    within_s = None if runtime.patience_s is None else runtime.wait_s
+    try:
+        begun = once()
+    except NoAnswer:
+        raise  # a second try would get no answer either
+    except OutcomeUnknown:
+        begun = once() or _is_mine(runtime, run, pid=terms.pid, is_here=is_here)
+    if not begun:
+        begun = _begin_by_permit(runtime, run, terms)
+    return begun and _counts(runtime, run, address)
+
+
+def adopt(runtime: Runtime, run: Run, message: Message, terms: Terms) -> bool:
+    """Keep a message that came without a row, locked for its run; False if it has a row, or another delivery made one.
+
+    Raises `AtGateError` like `begin`, and also if the row now waits for a slot of its pool.
+
+    Its publisher did not have this package, or no store answered it; then a store may have its row after all.
+    """
+    address = deduplication.unconfirmed(runtime, message)
+    noted = deduplication.is_to_be_noted(address)
+
+    def work(executor: Transaction) -> bool | None:
+        begun = holds.adopt(
+            executor, message, worker_id=run.worker_id, terms=terms, check_interval_s=runtime.settings.lost_after
+        )
+        if begun is not None:
+            deduplication.note_in(executor, run.key, address)
+        return begun
+
+    def once() -> bool | None:
+        return runtime.connections.transact("durable-begin", work, single=not noted, within_s=runtime.patience_s)
+
+    begun = repeat(once)
+    if begun is False:
+        begun = begin(runtime, run, terms=terms, is_here=False)
+        if not begun and message.admission is not None:
+            raise AtGateError(f"task {run.key[0]} waits for a slot of capacity pool {message.admission.pool.name}")
+    run.queue = message.queue
+    return bool(begun) and _counts(runtime, run, address)
+
+
+def check_hold() -> bool:
+    """Raise LeaseLostError if the row was taken from the durable task whose body runs here; False outside of a body."""
+    run = current()
+    if run is None or run == "inline" or run.moved:
+        return run is not None
+    row = tasks.read(run.runtime.connections, run.key[0])
+    if row is None or (row.generation, row.locked_by) != (run.key[1], run.worker_id):
+        raise lease_lost(run)
+    return True
+
+
+def put_back(runtime: Runtime, run: Run) -> None:
+    """Give up a run whose message goes back to the broker, or is sent again if it was acknowledged for its hold."""
+    unlock = partial(end_task_runs, end=holds.unlock(run.key, worker_id=run.worker_id, is_sent_again=run.is_held))
+    patiently(runtime, lambda: runtime.connections.transact("durable-unlock", unlock, single=True))
+
+
+def hold(
+    runtime: Runtime, received: Sequence[holds.Fresh], *, worker_id: int, over: Sequence[Ended]
+) -> tuple[dict[str, Any], frozenset[str]]:
+    """Hold the rows of repeatable tasks, and remove the rows of runs that are `over`; see `holds.hold`."""
+    hold = partial(holds.hold, received=received, worker_id=worker_id, over=over)
+    return runtime.connections.transact("durable-hold", hold, single=True, within_s=runtime.patience_s)
+
+
+def unhold(runtime: Runtime, runs: Sequence[Held]) -> None:
+    """Give up rows that a worker has held since it fetched their messages, if their runs have not begun.
+
+    They are published again, unless their messages go back to the broker or begin otherwise before. If this process
+    dies before it has woken the workers, they find these messages with their next look at whole queues.
+    """
+    unhold = partial(end_task_runs, end=holds.unhold(runs))
+    back = runtime.connections.transact("durable-unlock", unhold, single=True)
+    runtime.publisher.ring_queues([row.queue for row in back])
+
+
+def give_back(runtime: Runtime, task_ids: Iterable[str], *, worker_id: int, loss: Loss, begun: bool = True) -> int:
+    """Take back runs that this worker holds and no longer executes: the tasks run again, or go to the dead set.
+
+    Runs that were only locked, not `begun`, are no losses and run again.
+    """
+    return len(_lose(runtime, holds.give_back(task_ids, worker_id=worker_id, loss=loss, begun=begun)))
+
+
+def doom(runtime: Runtime, held: Held, content: Content, loss: Loss) -> None:
+    """Take back a run that is not to be repeated, whatever its task allows; the sweeper buries it, and tells of it."""
+
+    def work(executor: Transaction) -> None:
+        end_task_runs(executor, holds.give_back([held.task_id], worker_id=held.worker_id, loss=loss, begun=True))
+        burials.keep_from_others(executor, (held.task_id, held.generation), content, for_s=0.0, entry_too=False)
+
+    runtime.connections.transact("durable-doom", work)
+
+
+def take_from_the_dead(runtime: Runtime) -> int:
+    """Take a page of runs from workers that were declared dead; returns their number."""
+    taken = _lose(runtime, holds.take_from_the_dead())
+    tell(runtime, *(TaskReturned(row.task_id, row.task) for row in taken if row.goes_on and not row.loss))
+    return len(taken)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def _begin_by_permit(runtime: Runtime, run: Run, terms: Terms) -> bool:
+    begun, run.slot_in, waits = queues.begin_task(runtime, run.key, run.content, worker_id=run.worker_id, terms=terms)
+    if waits:
+        raise AtGateError(f"task {run.key[0]} waits at the gate of its queue")
+    if begun is None:
+        return False
+    _note_begun(run, begun)
+    return True
+
+
+def _note_begun(run: Run, begun: Any) -> None:
+    run.pool, run.queue, run.waited_s = begun.pool, begun.queue, begun.waited_s
+
+
+def _is_mine(runtime: Runtime, run: Run, *, pid: int, is_here: bool) -> bool:
+    row = tasks.read(runtime.connections, run.key[0])
+    mine = (run.key[1], run.worker_id, pid)
+    if row is None or is_here or (row.generation, row.locked_by, row.locked_pid) != mine:
+        return False
+    return not is_forged(runtime, run.key, run.content)  # in another thread the true message may have the lock
+
+
+def _counts(runtime: Runtime, run: Run, address: Address) -> bool:
+    """Tell whether the copy that was just locked is the one that counts; remove it if it is not."""
+    if deduplication.gives_way(runtime, run.key, address, worker_id=run.worker_id):
+        return False
+    deduplication.note(runtime, run.key, address)
+    return True
+
+
+def _lose(runtime: Runtime, end: TaskEnd) -> Sequence[Any]:
+    """Take runs from their holders, and report the lost ones."""
+    lose = partial(end_task_runs, end=end)
+    taken = runtime.connections.transact("durable-lose", lose, single=True, within_s=runtime.patience_s)
+    for row in taken:
+        if row.loss:
+            rescued = [TaskRescued(row.task_id, row.task)] if row.goes_on else []
+            doomed = [] if row.goes_on else [Measured(row.queue, row.task, Measure.FAILURE)]
+            loss = Loss.of_json(row.last_loss).redacted(runtime.settings.redacted)
+            lost = TaskLost(row.task_id, row.task, loss.why, loss.facts)
+            tell(runtime, lost, *rescued, Measured(row.queue, row.task, Measure.LOSS), *doomed)
+    return taken
+
+
+# -- the content of a delivery -----------------------------------------------------------------------------------------
+
+
+def as_kept(runtime: Runtime, key: Key, content: Content) -> Content:
+    """Return the content of a delivery in the form of its row; a compressed row's body is read for this."""
+    if content.unpack is None:
+        return content
+    row = tasks.content_of(runtime.connections, key, whole=True)
+    digest = content.digest
+    if row is not None and row.digest != digest:
+        try:
+            if digest_of(content.unpack(bytes(row.body))) == digest:
+                digest = row.digest
+        except Exception as error:  # it is compressed in another way, or not at all
+            logger.debug("The row of task %s is not compressed as a delivery says: %r", key[0], error)
+    return Content(content.task, digest)
+
+
+def is_forged(runtime: Runtime, key: Key, content: Content) -> bool:
+    """Tell, and log, whether a delivery that is not run names a waiting or running row with another content."""
+    row = tasks.content_of(runtime.connections, key)
+    if row is None or (row.task, row.digest) == as_kept(runtime, key, content)[:2]:
+        return False
+    logger.error(
+        "A message with the id of task %s is forged, and rejected: it would run %s, and the task is %s%s",
+        key[0],
+        content.task,
+        row.task,
+        "" if row.task != content.task else " with another body",
+        extra={"task_id": key[0], "task": row.task},
+    )
+    return True

@@ -25,11 +25,11 @@ from ...store.errors import OutcomeUnknown, StoreDown
 from ...store.outbox import tasks
 from ...store.outbox.tasks import Kept
 from ...store.statement import Reader, Transaction
+from ..after_commit import publish_kept, sends
 from ..changes import batches
 from ..changes.follow_up import do_after_commit
 from ..changes.unique_keys import KeyHeldError
 from ..gates import capacity
-from ..publishing import publish_kept, sends
 from ..runtime import LocalRuntime, Runtime, patiently
 
 T = TypeVar("T")
@@ -188,17 +188,14 @@ def is_kept_somewhere(runtime: Runtime, task_id: str) -> bool:
     stores = runtime.stores
     failure: StoreUnavailableError | None = None
     for store in (runtime.store, *stores.others(runtime.store)):
-        if store.is_left_alone:
-            failure = StoreUnavailableError(f"{store.where} has not answered a moment ago, and is not asked just now")
-            continue
         try:
-            with stores.trying(store):
+            with stores.asking(store):
                 row = store.connections.read(lambda executor: tasks.read(executor, task_id), within_s=stores.wait_s)
         except StoreUnavailableError as error:
             failure = error
-            continue
-        if row is not None:
-            return True
+        else:
+            if row is not None:
+                return True
     if failure is not None:
         raise failure
     return False

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from ...model.changes import Change, Log, Move
-from ...model.errors import JobNotFoundError, StoreUnavailableError
+from ...model.errors import StoreUnavailableError
 from ...model.events import RunLost, RunRescued, RunReturned
 from ...model.logger import logger
 from ...model.loss import Loss
@@ -19,11 +20,10 @@ from ..after_commit import AfterCommit
 from ..changes.follow_up import follow_up
 from ..changes.unit_of_work import Applied
 from ..changes.wakes import Wakes
-from ..hold import Hold, check_fence, lease_lost
+from ..hold import Hold
 from ..lock_set import LockSet
 from ..runtime import LocalRuntime, Runtime, patiently
-from .endings import announce, error_json
-from .job_run_end import Ending, end_job_run
+from .endings import Ending, announce, end_job_run, error_json
 
 SHUTDOWN_LOST = "The job was terminated, but its shutdown was lost with its worker too often to be tried again."
 LOST = "WorkerLostError"
@@ -45,6 +45,8 @@ def rescue(  # noqa: PLR0913 - which run, and how it is taken
     loss: Loss | None = UNTOLD,
     wait: bool = False,
     has_begun: bool = True,
+    takes: bool = False,
+    undone: bool = False,
 ) -> bool:
     """Take a lost run from its worker, in one transaction; the job is queued again with its inputs intact.
 
@@ -53,12 +55,24 @@ def rescue(  # noqa: PLR0913 - which run, and how it is taken
     the run was taken.
 
     Unless it `has_begun` for sure, the run was claimed in a page: then it counts as a loss only if it has committed a
-    unit. The next run is claimed by its process, so that its death counts.
+    unit. The next run is claimed by its process, so that its death counts. `takes` and `undone`: see `Ending`.
     """
-    ending = Ending(RunEnd.GIVEN_BACK) if loss is None else Ending(RunEnd.LOST, loss=loss)
-    return _free(
-        runtime, job_id, run_no=run_no, worker_id=worker_id, own=own, ending=ending, wait=wait, has_begun=has_begun
-    )
+    given_back = Ending(RunEnd.GIVEN_BACK, takes=takes, undone=undone)
+    ending = given_back if loss is None else Ending(RunEnd.LOST, loss=loss)
+
+    def work(executor: Transaction) -> AfterCommit | None:
+        job = jobs.lock(executor, [job_id], waits=wait).get(job_id)
+        if job is None:
+            return None
+        hold = Hold(job_id, run_no, worker_id, job.run_kind, row=job)
+        counts = loss is None or has_begun or job.unit_no
+        return _free_locked(runtime, executor, hold, ending if counts else UNKNOWN, own=own)
+
+    after_commit = runtime.connections.transact("release" if loss is None else "rescue", work)
+    if after_commit is None:
+        return False
+    follow_up(runtime, after_commit)
+    return True
 
 
 def release(
@@ -68,14 +82,12 @@ def release(
 
     `takes`: another reader took packets that the run had read, so the next run takes its packets before it uses them.
     """
-    ending = Ending(RunEnd.GIVEN_BACK, takes=takes)
-    return _free(runtime, job_id, run_no=run_no, worker_id=worker_id, own=True, ending=ending, wait=wait)
+    return rescue(runtime, job_id, run_no=run_no, worker_id=worker_id, own=True, loss=None, wait=wait, takes=takes)
 
 
 def undo(runtime: Runtime, job_id: int, *, run_no: int, worker_id: int, wait: bool = True) -> bool:
     """Give back a run that this worker has claimed and not begun; the fetched message stays valid."""
-    ending = Ending(RunEnd.GIVEN_BACK, undone=True)
-    return _free(runtime, job_id, run_no=run_no, worker_id=worker_id, own=True, ending=ending, wait=wait)
+    return rescue(runtime, job_id, run_no=run_no, worker_id=worker_id, own=True, loss=None, wait=wait, undone=True)
 
 
 def terminate_instead(runtime: Runtime, hold: Hold, changes: Sequence[Change]) -> None:
@@ -86,12 +98,8 @@ def terminate_instead(runtime: Runtime, hold: Hold, changes: Sequence[Change]) -
     """
 
     def work(executor: Transaction) -> AfterCommit:
-        applied = Applied(runtime, executor, changes)
-        try:
-            applied.lock()
-        except JobNotFoundError:
-            raise lease_lost(hold) from None
-        check_fence(hold, applied.lock_set.rows[hold.job_id])
+        applied = Applied(runtime, executor, changes, hold=hold)
+        applied.lock()
         applied.apply()
         end_job_run(runtime, executor, hold, None, Ending(RunEnd.GIVEN_BACK), applied.after_commit, by_worker=True)
         return applied.after_commit
@@ -130,13 +138,9 @@ def rescue_own(runtime: Runtime, hold: Hold, loss: Loss | None) -> None:
     If the store stays unavailable, the worker later finds that it holds a run that it does not execute.
     """
 
-    def once() -> bool:
-        return rescue(
-            runtime, hold.job_id, run_no=hold.run_no, worker_id=hold.worker_id, own=True, loss=loss, wait=True
-        )
-
+    once = partial(rescue, runtime, hold.job_id, run_no=hold.run_no, worker_id=hold.worker_id, own=True)
     with suppress(StoreUnavailableError):
-        patiently(runtime, once)
+        patiently(runtime, partial(once, loss=loss, wait=True))
 
 
 def end_holder(runtime: Runtime, job_id: int) -> None:
@@ -158,42 +162,16 @@ def end_holder(runtime: Runtime, job_id: int) -> None:
         logger.warning("Postgres session %d is ended: its open transaction is of a lost run of job %d", row.pid, job_id)
 
 
-def _free(  # noqa: PLR0913 - as above
-    runtime: Runtime,
-    job_id: int,
-    *,
-    run_no: int,
-    worker_id: int,
-    own: bool,
-    ending: Ending,
-    wait: bool,
-    has_begun: bool = True,
-) -> bool:
-    def work(executor: Transaction) -> AfterCommit | None:
-        job = jobs.lock(executor, [job_id], waits=wait).get(job_id)
-        if job is None:
-            return None
-        hold = Hold(job_id, run_no, worker_id, job.run_kind, row=job)
-        counts = ending.loss is None or has_begun or job.unit_no
-        return _free_locked(runtime, executor, hold, ending if counts else UNKNOWN, own=own)
-
-    is_lost = ending.how == RunEnd.LOST
-    after_commit = runtime.connections.transact("rescue" if is_lost else "release", work)
-    if after_commit is None:
-        return False
-    follow_up(runtime, after_commit)
-    return True
-
-
 def _free_locked(
     runtime: LocalRuntime, executor: Transaction, hold: Hold, ending: Ending, *, own: bool
 ) -> AfterCommit | None:
-    after_commit = AfterCommit()
     job = hold.row
+    locked = LockSet.of_rows(runtime, executor, {job.id: job})
+    after_commit = locked.after_commit
     loss = ending.loss
     if loss is not None and job.losses + 1 >= (job.max_losses or runtime.settings.max_losses):
         # Asks noted and committed by now came before the end. The lock is held; this only reads their effect.
-        Wakes(runtime, executor, LockSet.of_rows(executor, {job.id: job}), after_commit).apply_due(job.id)
+        Wakes(locked).apply_due(job.id)
         hold.row = job = claims.read_claimed(executor, job.id)
         ending = _giving_up(runtime, job, loss)
     if loss is not None:

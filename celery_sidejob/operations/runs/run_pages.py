@@ -16,8 +16,7 @@ from ..after_commit import AfterCommit, follow
 from ..hold import Hold
 from ..runtime import Runtime
 from . import measuring
-from .endings import announce, end, may_be_quiet
-from .job_run_end import Ending, closing, end_page
+from .endings import Ending, announce, closing, end, end_page, may_be_quiet
 from .runs import LOOK_MOST, Unit, held
 
 RunKey = tuple[int, int]

@@ -12,9 +12,10 @@ from typing import Any
 
 from ...model.changes import Adopt, CancelTimer, Change, Disown, Log, NewJob, RememberInputs, Terminate
 from ...model.crash_points import reach
-from ...model.errors import IllegalMoveError, JobNotFoundError, LeaseLostError, StoreUnavailableError
+from ...model.errors import IllegalMoveError, LeaseLostError, StoreUnavailableError
 from ...model.status import Status
-from ...store import advisory, claims, jobs, packets, queues, room
+from ...store import advisory, claims, jobs, packets, room
+from ...store import queues as queue_rows
 from ...store.borrowed.borrowed import Borrowed
 from ...store.claims import Owed, Try
 from ...store.errors import OutcomeUnknown
@@ -22,7 +23,7 @@ from ...store.outbox import doorbells
 from ...store.statement import Transaction
 from ..changes.follow_up import follow_commit_of, follow_up
 from ..changes.unit_of_work import Applied
-from ..gates import permits
+from ..gates import queues
 from ..hold import BeginsAgainError, Hold, check_fence, lease_lost, repeat_until_known
 from ..lock_set import KeptPorts
 from ..runtime import PAUSE_S, LocalRuntime, Runtime
@@ -107,13 +108,13 @@ def claim(  # noqa: PLR0913 - what the delivery names, and who begins it
     """
     asked_at, is_managed, hold = time.monotonic(), False, None
     of_queue = partial(_claim_by_permit, runtime, job_id=job_id, task=task, tasks=tasks, worker_id=worker_id)
-    if queue is not None and not passes and permits.is_known(runtime, queue):
+    if queue is not None and not passes and queues.is_known(runtime, queue):
         is_managed, hold = of_queue(queue)
     if not is_managed:
         hold = _claim_by_name(runtime, job_id, task=task, for_run=for_run, worker_id=worker_id, passes=passes)
         if hold is None and not passes:
-            queue = queue or queues.queue_of(runtime.connections, job_id)
-            if queue is not None and queues.is_managed(runtime.connections, queue):
+            queue = queue or queue_rows.queue_of(runtime.connections, job_id)
+            if queue is not None and queue_rows.is_managed(runtime.connections, queue):
                 _, hold = of_queue(queue)
     if hold is not None:
         runtime.audience.learn(hold.row, asked_at)
@@ -168,7 +169,7 @@ def _claim_by_permit(
     deadline = time.monotonic() + runtime.settings.lease
     while True:
         try:
-            claimed = permits.claim(
+            claimed = queues.claim(
                 runtime, queue, job_id=job_id, task=task, tasks=tasks(), worker_id=worker_id, most=LOOK_MOST
             )
             break
@@ -283,14 +284,8 @@ def _is_committed(hold: Hold, number: int, row: Any) -> bool:
 def _apply(
     runtime: LocalRuntime, executor: Transaction, hold: Hold, unit: Unit, *, kept: KeptPorts, noting: bool = False
 ) -> Applied:
-    bounded = hold.kind != "shutdown"
-    applied = Applied(runtime, executor, unit.changes, noting=noting, own=hold.job_id, kept=kept, bounded=bounded)
-    try:
-        applied.lock([hold.job_id])
-    except JobNotFoundError:
-        check_fence(hold, applied.lock_set.rows.get(hold.job_id))  # the job of a zombie may have been deleted
-        raise
-    check_fence(hold, applied.lock_set.rows[hold.job_id])
+    applied = Applied(runtime, executor, unit.changes, noting=noting, hold=hold, kept=kept)
+    applied.lock()
     applied.mailboxes.have_read(_pass_fence(executor, hold, unit))
     applied.apply()
     return applied

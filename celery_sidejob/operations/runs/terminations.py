@@ -21,8 +21,7 @@ from ..changes.follow_up import follow_up
 from ..changes.unit_of_work import Applied
 from ..hold import Hold
 from ..runtime import Runtime
-from .endings import end
-from .job_run_end import Ending
+from .endings import Ending, end
 from .runs import Unit, begin_locked
 
 TOGETHER = 500

@@ -19,7 +19,7 @@ from ...model.events import LeaseLost
 from ...model.logger import logger
 from ...model.loss import Loss, LossKind
 from ...model.protocols import Rider
-from ...operations.ledger import burials, durable_ends, durable_locks, revocation
+from ...operations.ledger import burials, durable_ends, durable_runs
 from ...operations.runs import recovery, run_pages
 from ...operations.runs.run_pages import Claimed
 from ...store.broker import holds as broker_holds
@@ -284,12 +284,12 @@ class HeldTasks(HeldRuns):
 
     def revoke(self, key: Key) -> None:
         """Have the sweeper bury a task known here to be revoked: whoever waits for its result is told once."""
-        revocation.revoke(self._runtime, [key[0]])
+        burials.revoke(self._runtime, [key[0]])
 
     def unhold(self, *held: Held) -> None:
         """Adds that it does so in one statement."""
         if held:
-            self._worker.errands.soon(partial(durable_locks.unhold, self._runtime, held))
+            self._worker.errands.soon(partial(durable_runs.unhold, self._runtime, held))
 
     def leave(self) -> int:
         """Adds that what was dropped is sent again."""
@@ -315,7 +315,7 @@ class HeldTasks(HeldRuns):
             begun = begun and (row.pid is not None or loss.kind != LossKind.DROPPED)
             fates.setdefault((loss, begun), []).append(row.id)
         for (loss, begun), ids in fates.items():
-            yield durable_locks.give_back(self._runtime, ids, worker_id=self._worker.worker_id, loss=loss, begun=begun)
+            yield durable_runs.give_back(self._runtime, ids, worker_id=self._worker.worker_id, loss=loss, begun=begun)
 
     def _write_ends(self, page: Page) -> None:
         remove = partial(broker_holds.remove, runs=page.runs)
@@ -326,7 +326,7 @@ class HeldTasks(HeldRuns):
 
     def _refuse(self, end: QuietEnd, why: str) -> None:
         loss = Loss(LossKind.REFUSED, self._worker.ident, cause=why)
-        durable_locks.doom(self._runtime, end.over.run, end.content(), loss)
+        durable_runs.doom(self._runtime, end.over.run, end.content(), loss)
 
 
 class Overdue(WorkerDuty):

@@ -24,7 +24,7 @@ from ...model.logger import logger
 from ...model.status import RunEnd
 from ...operations.hold import Hold
 from ...operations.runs import endings, runs
-from ...operations.runs.job_run_end import Ending
+from ...operations.runs.endings import Ending
 from ...operations.runs.run_pages import RunKey
 from ...operations.runtime import Runtime
 from ...store import claims

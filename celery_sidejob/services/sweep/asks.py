@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from ...model.errors import StoreUnavailableError
 from ...operations.changes.dependencies import look_at
-from ...operations.changes.follow_up import apply_due_timers, deliver_page
-from ...operations.runs.limits import pass_on
+from ...operations.changes.follow_up import apply_due_timers, deliver_page, pass_on
 from ...store import asks, publications, room
 from ..duty import Count, Report
 from .sweep import PAGE, SweepDuty

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...model.crash_points import reach
 from ...model.loss import Loss, LossKind
-from ...operations.ledger import durable_locks
+from ...operations.ledger import durable_runs
 from ...operations.runs import recovery
 from ...store import workers
 from ...store.outbox import holds
@@ -82,7 +82,7 @@ class LostRuns(SweepDuty):
         for held in holds.held_by_dead(self._connections):
             reach("rescue:before")
             self._rescue(held, report)
-        while taken := durable_locks.take_from_the_dead(self._runtime):
+        while taken := durable_runs.take_from_the_dead(self._runtime):
             report["tasks_taken"] += taken
         if self._sweep.has_dead:
             workers.forget_dead(self._connections)

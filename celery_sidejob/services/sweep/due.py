@@ -18,9 +18,8 @@ from ...model.messages import CONTINUATION, Continuation, Doorbell
 from ...model.names import storable
 from ...model.protocols import Refused
 from ...operations import deduplication
-from ...operations.after_commit import dispatch
+from ...operations.after_commit import dispatch, publish_and_mark
 from ...operations.ledger import burials
-from ...operations.publishing import publish_and_mark
 from ...operations.runtime import Runtime
 from ...store import workers
 from ...store.outbox import checks, publishing

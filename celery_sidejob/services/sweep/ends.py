@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ...model.logger import logger
 from ...operations.changes.deletion import TerminatedTree
-from ...operations.changes.tree_terminations import terminate_page
+from ...operations.changes.follow_up import terminate_page
 from ...operations.runs.terminations import end_parked
 from ...store import deletions, parked
 from ..duty import Count, Report

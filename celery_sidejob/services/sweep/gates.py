@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 
-from ...operations.gates import permits
+from ...operations.gates import queues
 from ...operations.gates.capacity import fill
 from ...operations.gates.queues import rank
-from ...store import queues
+from ...store import queues as rows
 from ...store.queues import MOST_LET_IN
 from ..duty import Count, Report
 from .sweep import SweepDuty
@@ -27,7 +27,7 @@ class Gates(SweepDuty):
     def _do(self, report: Report) -> None:
         until = time.monotonic() + TURN_S
         rank(self._runtime, must_stop=lambda: self._must_stop(until))
-        while self._runtime.broker.ready and (let := permits.let_in(self._runtime)):
+        while self._runtime.broker.ready and (let := queues.let_in(self._runtime)):
             report["let_in"] += let
             if let < MOST_LET_IN or self._must_stop(until):
                 return
@@ -39,7 +39,7 @@ class LimitKeys(SweepDuty):
     interval_s = 3600.0
 
     def _do(self, report: Report) -> None:
-        queues.forget_keys(self._connections)
+        rows.forget_keys(self._connections)
 
 
 class CapacityPools(SweepDuty):

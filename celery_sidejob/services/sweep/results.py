@@ -7,7 +7,7 @@ from typing import Any
 
 from ...model.logger import log_row_error
 from ...operations.after_commit import settle
-from ...operations.runs.job_run_end import outcome_of
+from ...operations.runs.endings import outcome_of
 from ...store import askings, chords, results
 from ..duty import Count, Report
 from .sweep import PAGE, SLICE_S, Sweep, SweepDuty

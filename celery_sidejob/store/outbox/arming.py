@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...model.status import Gate
@@ -165,10 +165,18 @@ def rearm(
 
 
 class TaskEnd(NamedTuple):
-    """The statement that ends runs: it unlocks or removes the rows that the runs hold.
-
-    Only `operations/task_run_end.py` executes it.
-    """
+    """The statement that ends runs: it unlocks or removes the rows that the runs hold."""
 
     statement: Statement
     parameters: Mapping[str, Any]
+
+
+def end_task_runs(executor: Transaction, end: TaskEnd) -> Sequence[Any]:
+    """End runs of durable tasks, and return a row for each run that still had its row.
+
+    No other code ends such runs: the run, its worker and the sweeper call it, so code that belongs to every end goes
+    into it. It is a separate function from `end_job_run`. A job's run ends under the job's lock, in a transaction of
+    many statements, and the job's new status decides what follows. A single statement ends a durable task's run, or a
+    thousand of them.
+    """
+    return executor.run(end.statement, **end.parameters)

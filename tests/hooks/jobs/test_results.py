@@ -11,7 +11,7 @@ from kombu.serialization import loads
 from celery_sidejob import Job, RunningJob
 from celery_sidejob.model.status import RunEnd
 from celery_sidejob.operations.runs import endings, recovery
-from celery_sidejob.operations.runs.job_run_end import Ending
+from celery_sidejob.operations.runs.endings import Ending
 from tests.tools.in_process import Stage
 
 GIVEN = ([1], {"more": 2})

@@ -16,7 +16,7 @@ from celery_sidejob.hooks.messages.kept_message import publication_of
 from celery_sidejob.hooks.tasks import beginning
 from celery_sidejob.jobs.capacity import SlotHolder
 from celery_sidejob.model.durable import ADOPTED, WORKER, Content, Message, Terms
-from celery_sidejob.operations.ledger.revocation import revoke
+from celery_sidejob.operations.ledger.burials import revoke
 from celery_sidejob.store import workers
 from celery_sidejob.store.outbox import holds
 from celery_sidejob.store.statement import Statement

@@ -16,7 +16,7 @@ from celery.app.trace import build_tracer
 from celery_sidejob import InvalidValueError
 from celery_sidejob.hooks.tasks.present import RUNS
 from celery_sidejob.model.durable import DIGEST, HEADER, WORKER, Address, Death, Digest, Terms, digest_of
-from celery_sidejob.operations.ledger import burials, durable_locks
+from celery_sidejob.operations.ledger import burials, durable_runs
 from celery_sidejob.operations.ledger.durable_runs import Run
 from celery_sidejob.store import workers
 from tests.tools.apps import make_app
@@ -85,13 +85,13 @@ class Shop:
     def lose(self) -> None:
         """Take all rows from their runs, as from workers that were silent for too long."""
         self.sql("UPDATE workers SET suspect_at = now(), suspect_by = 'silence', dead_at = now()")
-        assert durable_locks.take_from_the_dead(self.runtime) == 1
+        assert durable_runs.take_from_the_dead(self.runtime) == 1
 
     def begin_elsewhere(self, task_id: str) -> bool:
         """Have another worker begin the task, if it may."""
         worker_id = workers.register(self.runtime.connections, f"test:{uuid.uuid4()}")
         run = Run((task_id, 1), "stale.work", worker_id, self.runtime, content_of(self.runtime, task_id))
-        return durable_locks.begin(self.runtime, run, Address(), terms=Terms(1, "requeue", 3), is_here=False)
+        return durable_runs.begin(self.runtime, run, Address(), terms=Terms(1, "requeue", 3), is_here=False)
 
     def bury(self, task_id: str) -> None:
         """Bury what is doomed, as the sweeper does."""

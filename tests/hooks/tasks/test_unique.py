@@ -20,7 +20,7 @@ from celery_sidejob import (
     StoreUnavailableError,
 )
 from celery_sidejob.operations import stores
-from celery_sidejob.operations.ledger.revocation import revoke
+from celery_sidejob.operations.ledger.burials import revoke
 from celery_sidejob.store.outbox import tasks
 from celery_sidejob.store.statement import Statement
 from celery_sidejob.testing.inline import run_until_quiet

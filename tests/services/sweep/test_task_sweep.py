@@ -17,9 +17,8 @@ import redis
 from celery_sidejob import LeaseLostError, task_buried
 from celery_sidejob.model.durable import Death, Message, Terms
 from celery_sidejob.model.loss import Loss, LossKind
-from celery_sidejob.operations.ledger import burials, durable_ends, durable_locks, durable_runs
+from celery_sidejob.operations.ledger import burials, durable_ends, durable_runs
 from celery_sidejob.operations.ledger.durable_runs import Run
-from celery_sidejob.operations.task_run_end import end_task_runs
 from celery_sidejob.services.heartbeat import deliveries, held_runs
 from celery_sidejob.services.heartbeat.held_runs import HeldTasks
 from celery_sidejob.services.heartbeat.worker import Worker
@@ -28,6 +27,7 @@ from celery_sidejob.services.sweep.due import PER_QUEUE
 from celery_sidejob.services.sweep.sweeper import PollReport
 from celery_sidejob.store import workers
 from celery_sidejob.store.outbox import checks, holds
+from celery_sidejob.store.outbox.arming import end_task_runs
 from celery_sidejob.store.outbox.burials import poison
 from celery_sidejob.store.outbox.kinds import TASKS
 from tests.tools.apps import make_app
@@ -121,7 +121,7 @@ class Post:
         content = content_of(self.runtime, task_id, generation)
         run = Run((task_id, generation), "post.letter", worker_id, self.runtime, content)
         terms = Terms(os.getpid(), on_lost, MAX_LOSSES)
-        return run if durable_locks.begin(self.runtime, run, terms=terms, is_here=False) else None
+        return run if durable_runs.begin(self.runtime, run, terms=terms, is_here=False) else None
 
     def declare_dead(self, worker_id: int) -> None:
         """Declare a worker dead, as the sweeper does when it was suspected and silent for long enough."""
@@ -171,7 +171,7 @@ def test_what_begins_is_missing_no_longer(post: Post) -> None:
     assert post.row("one").suspected_at is None
     assert not post.poll(), "what runs is not looked for"
 
-    durable_locks.put_back(post.runtime, run)
+    durable_runs.put_back(post.runtime, run)
     assert (post.poll().missing, post.row("one").suspected_at is not None) == (0, True), "the first strike once more"
 
 
@@ -333,7 +333,7 @@ def test_a_row_that_somebody_changes_keeps_back_no_other_run_of_a_dead_worker(po
         other.rollback()
 
     assert [row.task_id for row in taken] == ["lost"]
-    assert durable_locks.take_from_the_dead(post.runtime) == 1
+    assert durable_runs.take_from_the_dead(post.runtime) == 1
 
 
 def test_a_revoked_task_that_also_kills_its_workers_stays_revoked(post: Post) -> None:
@@ -361,7 +361,7 @@ def test_the_last_loss_that_a_task_may_have_is_its_doom(post: Post) -> None:
         worker_id = post.worker()
         assert post.begin("one", worker_id) is not None
         post.declare_dead(worker_id)
-        assert durable_locks.take_from_the_dead(post.runtime) == 1
+        assert durable_runs.take_from_the_dead(post.runtime) == 1
         doom = "lost" if number == MAX_LOSSES else None
         assert (post.row("one").losses, post.row("one").doom) == (number, doom)
 
@@ -380,7 +380,7 @@ def test_a_task_that_may_be_repeated_is_not_said_to_be_another(post: Post) -> No
     assert post.begin("one", worker_id) is not None
     post.sql("UPDATE messages SET max_losses = 1")
     post.declare_dead(worker_id)
-    assert durable_locks.take_from_the_dead(post.runtime) == 1
+    assert durable_runs.take_from_the_dead(post.runtime) == 1
 
     error = buried(post)
     assert error.startswith("WorkerLostError: worker silent for 0 seconds: ")
@@ -393,14 +393,14 @@ def test_a_worker_that_stops_is_not_said_to_have_died(post: Post, by_another: bo
     post.send("one")
     worker_id = post.worker()
     assert post.begin("one", worker_id) is not None
-    durable_locks.give_back(post.runtime, ["one"], worker_id=worker_id, loss=Loss(LossKind.DROPPED, "web:1:a"))
+    durable_runs.give_back(post.runtime, ["one"], worker_id=worker_id, loss=Loss(LossKind.DROPPED, "web:1:a"))
     assert post.begin("one", worker_id, on_lost="dead") is not None
     if by_another:
         post.sql("UPDATE workers SET dead_at = now() WHERE id = %s", worker_id)
-        assert durable_locks.take_from_the_dead(post.runtime) == 1
+        assert durable_runs.take_from_the_dead(post.runtime) == 1
     else:
         stopped = Loss(LossKind.STOPPED, "test:1")
-        assert durable_locks.give_back(post.runtime, ["one"], worker_id=worker_id, loss=stopped) == 1
+        assert durable_runs.give_back(post.runtime, ["one"], worker_id=worker_id, loss=stopped) == 1
 
     assert post.row("one").losses == 1
     assert re.search(r": worker stopped before the run ended \(worker test:\w+\)\. .*`dead retry`", buried(post))
@@ -411,7 +411,7 @@ def test_a_stop_is_no_loss_of_a_task_that_may_be_repeated(post: Post) -> None:
     worker_id = post.worker()
     assert post.begin("one", worker_id) is not None
     stopped = Loss(LossKind.STOPPED, "test:1")
-    assert durable_locks.give_back(post.runtime, ["one"], worker_id=worker_id, loss=stopped) == 1
+    assert durable_runs.give_back(post.runtime, ["one"], worker_id=worker_id, loss=stopped) == 1
     assert post.sql("SELECT losses, last_loss, doom FROM messages") == [(0, None, None)]
 
 
@@ -419,7 +419,7 @@ def test_a_retry_forgets_losses_and_why(post: Post) -> None:
     post.send("one")
     worker_id = post.worker()
     assert post.begin("one", worker_id) is not None
-    durable_locks.give_back(post.runtime, ["one"], worker_id=worker_id, loss=Loss(LossKind.DROPPED, "web:1:a"))
+    durable_runs.give_back(post.runtime, ["one"], worker_id=worker_id, loss=Loss(LossKind.DROPPED, "web:1:a"))
     run = post.begin("one", worker_id)
     assert run is not None
     durable_ends.go_on(post.runtime, run, a_message("one"))
@@ -431,7 +431,7 @@ def test_one_loss_of_a_task_that_must_not_be_repeated_is_its_doom(post: Post) ->
     worker_id = post.worker()
     assert post.begin("one", worker_id, on_lost="dead")
     post.declare_dead(worker_id)
-    assert durable_locks.take_from_the_dead(post.runtime) == 1
+    assert durable_runs.take_from_the_dead(post.runtime) == 1
 
     assert post.poll().tasks_buried == 1
     [entry] = post.sidejob.dead
@@ -444,11 +444,11 @@ def test_a_run_that_is_given_back_without_a_loss_leaves_the_last_loss(post: Post
     first, second = post.worker(), post.worker()
     assert post.begin("one", first)
     post.declare_dead(first)
-    assert durable_locks.take_from_the_dead(post.runtime) == 1
+    assert durable_runs.take_from_the_dead(post.runtime) == 1
     assert post.begin("one", second)
 
     stopped = Loss(LossKind.STOPPED, "test:1")
-    assert durable_locks.give_back(post.runtime, ["one"], worker_id=second, loss=stopped) == 1
+    assert durable_runs.give_back(post.runtime, ["one"], worker_id=second, loss=stopped) == 1
 
     assert post.sql("SELECT losses, last_loss->>'kind' AS kind FROM messages") == [(1, "silent")]
 
@@ -471,7 +471,7 @@ def test_what_was_taken_from_a_run_changes_no_more_by_it(post: Post) -> None:
     run = post.begin("one", first)
     assert run is not None
     with durable_runs.in_body(run):
-        durable_locks.check_hold()
+        durable_runs.check_hold()
     post.declare_dead(first)
     post.poll()
     assert post.begin("one", first) is None, "it is dead"
@@ -486,12 +486,12 @@ def test_what_was_taken_from_a_run_changes_no_more_by_it(post: Post) -> None:
         with pytest.raises(LeaseLostError, match="was taken from this run"):
             act()
     with durable_runs.in_body(run), pytest.raises(LeaseLostError, match="was taken from this run"):
-        durable_locks.check_hold()
-    durable_locks.put_back(post.runtime, run)
+        durable_runs.check_hold()
+    durable_runs.put_back(post.runtime, run)
     late = Death("failed", "ValueError: late")
     assert not burials.fail(post.runtime, run.key, late, by="run", worker_id=first)
     assert not burials.fail(post.runtime, run.key, late, by="sweeper", worker_id=first), "it runs"
-    assert not durable_locks.give_back(post.runtime, ["one"], worker_id=first, loss=Loss())
+    assert not durable_runs.give_back(post.runtime, ["one"], worker_id=first, loss=Loss())
 
     assert post.sql("SELECT task_id, locked_by FROM messages") == [("one", second)]
     assert len(post.sidejob.dead) == 0

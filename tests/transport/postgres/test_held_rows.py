@@ -23,7 +23,7 @@ from celery_sidejob.hooks.worker.outbox import WorkerOutbox
 from celery_sidejob.model.durable import HELD, WORKER, Held, HeldRun, Terms
 from celery_sidejob.model.errors import StoreUnavailableError
 from celery_sidejob.model.loss import Loss, LossKind
-from celery_sidejob.operations.ledger import durable_ends, durable_locks
+from celery_sidejob.operations.ledger import durable_ends, durable_runs
 from celery_sidejob.operations.ledger.durable_runs import Run
 from celery_sidejob.services.heartbeat.heartbeat import Heartbeat
 from celery_sidejob.services.heartbeat.run_ends import QuietEnd
@@ -338,7 +338,7 @@ def test_a_run_that_was_called_lost_takes_itself_back(shop: Stage, worker: Heart
     shop.app.send_task("again", task_id="one")
     hold = held(consuming, "one")
     declare_dead(shop.database_url, shop.sidejob.settings.schema, worker.worker_id)
-    assert durable_locks.take_from_the_dead(shop.runtime) == 1
+    assert durable_runs.take_from_the_dead(shop.runtime) == 1
     assert shop.sql("SELECT losses, on_lost FROM messages") == [(0, "requeue")], "nobody knows whether it had begun"
 
     over = Ended(hold, Kept("task:one", "SUCCESS", b"1", None))
@@ -367,7 +367,7 @@ def test_an_end_alone_whose_answer_is_lost_counts(
 def begin(shop: Stage, worker: Heartbeat, task_id: str) -> bool:
     """Lock a row for a run, as the process of a pool does."""
     run = Run((task_id, 1), "again", worker.worker_id, shop.runtime, content_of(shop.runtime, task_id))
-    return durable_locks.begin(shop.runtime, run, terms=Terms(1, "requeue", 3), is_here=False)
+    return durable_runs.begin(shop.runtime, run, terms=Terms(1, "requeue", 3), is_here=False)
 
 
 def test_a_hold_that_is_not_sure_is_given_up_before_the_row_is_locked(
@@ -376,11 +376,11 @@ def test_a_hold_that_is_not_sure_is_given_up_before_the_row_is_locked(
     shop.app.send_task("again", task_id="one")
     hold = held(consuming, "one")
     assert not begin(shop, worker, "one")
-    durable_locks.unhold(shop.runtime, [hold._replace(at=hold.at - timedelta(seconds=1))])
+    durable_runs.unhold(shop.runtime, [hold._replace(at=hold.at - timedelta(seconds=1))])
     assert not begin(shop, worker, "one"), "it is held anew"
-    durable_locks.unhold(shop.runtime, [hold])
+    durable_runs.unhold(shop.runtime, [hold])
     assert begin(shop, worker, "one")
-    durable_locks.unhold(shop.runtime, [hold])
+    durable_runs.unhold(shop.runtime, [hold])
     assert shop.sql(LOCKED) == [("one",)], "its run has begun"
 
 
@@ -390,7 +390,7 @@ def test_a_held_run_that_is_rejected_is_sent_again_as_its_message_is_gone(
     shop.app.send_task("again", task_id="one")
     held(consuming, "one")
     run = Run(("one", 1), "again", worker.worker_id, shop.runtime, content_of(shop.runtime, "one"), is_held=True)
-    durable_locks.put_back(shop.runtime, run)
+    durable_runs.put_back(shop.runtime, run)
     assert shop.sql("SELECT locked_by, published_at, next_check_at <= now() FROM messages") == [(None, None, True)]
 
 

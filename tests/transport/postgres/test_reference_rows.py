@@ -18,7 +18,7 @@ from kombu import Connection
 from celery_sidejob.hooks.tasks.beginning import is_first
 from celery_sidejob.hooks.worker import outbox
 from celery_sidejob.model.durable import REPUBLISHED, Message, Terms
-from celery_sidejob.operations.ledger import durable_ends, durable_locks, revocation
+from celery_sidejob.operations.ledger import burials, durable_ends, durable_runs
 from celery_sidejob.operations.ledger.durable_runs import Run
 from celery_sidejob.services.heartbeat.run_ends import QuietEnds
 from celery_sidejob.store.broker.holds import NOBODY, Holder
@@ -74,7 +74,7 @@ def begun(shop: Stage, task_id: str) -> Run:
     """A task that was called, and locked for its run."""
     shop.app.send_task("once", task_id=task_id)
     run = Run((task_id, 1), "once", shop.worker_id, shop.runtime, content_of(shop.runtime, task_id))
-    assert durable_locks.begin(shop.runtime, run, terms=Terms(os.getpid(), "dead", 3), is_here=False)
+    assert durable_runs.begin(shop.runtime, run, terms=Terms(os.getpid(), "dead", 3), is_here=False)
     return run
 
 
@@ -119,7 +119,7 @@ def test_a_retry_is_sent_unless_it_was_revoked_meanwhile(shop: Stage) -> None:
     for task_id in ("revoked", "retried"):
         run = begun(shop, task_id)
         if task_id == "revoked":
-            revocation.revoke(shop.runtime, [task_id])
+            burials.revoke(shop.runtime, [task_id])
         durable_ends.go_on(shop.runtime, run, message_of(shop, task_id))
 
     assert shop.sql("SELECT task_id FROM broker_messages WHERE generation = 2") == [("retried",)]
@@ -143,7 +143,7 @@ def test_work_that_does_not_wait_for_its_time_any_more_leaves_no_reference(shop:
         shop.run(job)
     shop.sql("DELETE FROM broker_messages WHERE due_at IS NULL")
     assert len(shop.sql(SENT)) == 8
-    revocation.revoke(shop.runtime, ["revoked"])
+    burials.revoke(shop.runtime, ["revoked"])
     shop.app.send_task("once", task_id="replaces", unique="k", on_duplicate="replace")
     shop.sql("UPDATE messages SET expires_at = now(), next_check_at = now() WHERE task_id = 'expired'")
     shop.sidejob.poll()
@@ -163,7 +163,7 @@ def test_what_runs_is_doomed_or_of_a_later_generation_is_not_sent_again(shop: St
     begun(shop, "runs")
     for task_id in ("doomed", "later", "waits"):
         shop.app.send_task("once", task_id=task_id)
-    revocation.revoke(shop.runtime, ["doomed"])
+    burials.revoke(shop.runtime, ["doomed"])
     messages = [message_of(shop, task_id) for task_id in ("runs", "doomed", "later", "waits")]
     shop.sql("UPDATE messages SET generation = 2 WHERE task_id = 'later'; DELETE FROM broker_messages")
 

@@ -14,7 +14,7 @@ from celery import Celery
 from celery_sidejob import RunningJob, task_buried
 from celery_sidejob.hooks.broker import broker_check
 from celery_sidejob.model.durable import Death, Terms
-from celery_sidejob.operations.ledger import burials, durable_locks
+from celery_sidejob.operations.ledger import burials, durable_runs
 from celery_sidejob.operations.ledger.durable_runs import Run
 from celery_sidejob.store import workers
 from celery_sidejob.store.outbox import tasks
@@ -118,7 +118,7 @@ def test_only_a_row_that_waits_is_doomed_by_it(app: Celery, server: redis.Redis,
         for task_id in ("runs", "is over")
     )
     for run in (runs, is_over):
-        durable_locks.begin(runtime, run, terms=Terms(1, "requeue", 3), is_here=False)
+        durable_runs.begin(runtime, run, terms=Terms(1, "requeue", 3), is_here=False)
     burials.fail(runtime, is_over.key, Death("failed", "E: e"), by="run", worker_id=worker_id)
     burials.forget(runtime, ("of another app", 1))
 

@@ -1,20 +1,63 @@
-"""The `depends_on` of calls: checks the jobs that a caller names, and shows them to a run before its commit."""
+"""The jobs that a caller names by id, alias or handle, as the run in progress here sees them; also as dependencies."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, cast
 
-from ..model.changes import Change, DependOn, NewJob, OnFailure, Undepend
+from ..model.changes import DependOn, OnFailure
 from ..model.checks import shown
 from ..model.errors import InvalidValueError, JobNotFoundError
+from ..model.names import why_not_storable
 from ..operations.changes import dependencies
 from ..operations.runtime import Runtime
-from ..store.statement import Transaction
-from ..unit.lookup import locate
-from ..unit.open_unit import OpenUnit
+from ..store import jobs as rows
+from ..store.statement import Reader, Transaction
+from ..unit.open_unit import OpenUnit, active
 
 HOW = ("wait", "fail", "run")
+
+
+def locate(
+    runtime: Runtime, id_or_alias: int | str, transaction: Transaction | None = None
+) -> tuple[int, Any | None] | None:
+    """Return the job's id with its row (None where only this unit knows the job); None only if there is no such job.
+
+    `transaction` may be the caller's transaction, in which the job was made.
+    """
+    reader: Reader = transaction if transaction is not None else runtime.connections
+    if isinstance(id_or_alias, str) and why_not_storable(id_or_alias):  # nor could Python read so long a number
+        return None
+    if isinstance(id_or_alias, str) and not id_or_alias.isdecimal():
+        return _by_alias(reader, id_or_alias)
+    if isinstance(id_or_alias, bool) or not isinstance(id_or_alias, int | str):
+        raise InvalidValueError(f"A job is found by its id or an alias, not by {shown(id_or_alias)}.")
+    return _by_id(reader, int(id_or_alias))
+
+
+def _by_alias(reader: Reader, alias: str) -> tuple[int, Any | None] | None:
+    unit = active()
+    if unit is not None:
+        given, taken = unit.seen.aliases()
+        if alias in given:
+            return given[alias], None
+        if alias in taken:
+            return None
+    row = rows.find_by_alias(reader, alias)
+    return None if row is None else (row.id, row)
+
+
+def _by_id(reader: Reader, job_id: int) -> tuple[int, Any | None] | None:
+    unit = active()
+    if unit is not None and job_id in unit.seen.new_jobs():
+        return job_id, None
+    if not -(2**63) <= job_id < 2**63:
+        return None
+    found = rows.find(reader, [job_id])
+    return (found[0].id, found[0]) if found else None
+
+
+# -- dependencies ------------------------------------------------------------------------------------------------------
 
 
 def edges_of(
@@ -62,16 +105,3 @@ def check_in_run(runtime: Runtime, unit: OpenUnit, change: DependOn, row: Any) -
         if isinstance(each, DependOn):
             pending[each.job_id] = [*pending.get(each.job_id, ()), *each.on]
     dependencies.check_cycle(runtime.connections, change.job_id, change.on, pending)
-
-
-def pending_edges(changes: Sequence[Change], stored: Iterable[int], job_id: int) -> list[int]:
-    """Return the ids of the jobs for which a job waits, as the changes of a unit will leave them."""
-    found = dict.fromkeys(stored)
-    for change in changes:
-        if isinstance(change, NewJob) and change.id == job_id:
-            found |= dict.fromkeys(on for on, _ in change.depends_on)
-        elif isinstance(change, DependOn) and change.job_id == job_id:
-            found |= dict.fromkeys(change.on)
-        elif isinstance(change, Undepend) and change.job_id == job_id:
-            found = {on: None for on in found if change.on is not None and on not in change.on}
-    return sorted(found)
