@@ -10,7 +10,7 @@ import pytest
 
 from celery_sidejob import Job, RunningJob
 from celery_sidejob.inspection.jobs import JobViews
-from celery_sidejob.store import jobs, state, trees
+from celery_sidejob.store import audience, jobs, state, trees
 from celery_sidejob.store.connection.own_executor import OwnExecutor
 from celery_sidejob.store.statement import Statement
 from tests.tools.in_process import Stage
@@ -21,14 +21,17 @@ Sent = list[tuple[Statement, int]]
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
-    """What this thread asks of the store from now on; another one marks what is published, whenever that may be."""
+    """What this thread asks of the store from now on; another one marks what is published, whenever that may be.
+
+    Who listens is asked again whenever a second has passed: that is left out.
+    """
     noted: Sent = []
     run = OwnExecutor.run
     mine = threading.get_ident()
 
     def noting(self: OwnExecutor, statement: Statement, /, **parameters: Any) -> Any:
         found = run(self, statement, **parameters)
-        if threading.get_ident() == mine:
+        if threading.get_ident() == mine and statement is not audience._ASK:
             noted.append((statement, len(found)))
         return found
 
