@@ -18,21 +18,7 @@ from ..model.errors import job_not_found
 from ..model.status import MAY_WAIT, Progress, Status
 from ..operations import waiting
 from ..operations.runtime import Runtime
-from ..store import (
-    askings,
-    asks,
-    dead,
-    dependencies,
-    history,
-    job_lists,
-    jobs,
-    labels,
-    packets,
-    ports,
-    room,
-    state,
-    trees,
-)
+from ..store import asks, dead, dependencies, history, job_lists, jobs, packets, ports, room, state, trees
 from ..store.outbox import doorbells
 from ..store.statement import Transaction, picked
 from .queues import served_queues
@@ -244,7 +230,7 @@ class JobViews:
         hide = self._runtime.settings.redacted
         return {
             **Job(job_id, runtime=self._runtime, row=found[0]).info,
-            "aliases": [hide(alias) for alias in labels.aliases_of(executor, job_id)],
+            "aliases": [hide(alias) for alias in jobs.aliases_of(executor, job_id)],
             "history": [asdict(entry_of(row, hide)) for row in history.read(executor, job_id)],
             "state": hide({key: values.decode(text) for key, text in state.read(executor, job_id).items()}),
             **_ports(executor, job_id, hide),
@@ -265,7 +251,7 @@ class JobViews:
 
     def _result(self, executor: Transaction, task_id: str | None) -> Any:
         """Return the value with which an asking has completed."""
-        row = None if task_id is None else askings.outcome(executor, task_id)
+        row = None if task_id is None else asks.outcome(executor, task_id)
         return values.decode(row.result) if row is not None and row.outcome == Status.COMPLETED else None
 
     def _dead(self, row: Any | None) -> dict[str, Any] | None:

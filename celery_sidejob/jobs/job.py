@@ -71,7 +71,7 @@ from ..operations.runs.terminations import cancel as cancel_together
 from ..operations.runs.terminations import terminate_without_shutdown, to_cancel
 from ..operations.runtime import Runtime
 from ..operations.waiting import waiting_for
-from ..store import asks, history, jobs, labels, ports, trees
+from ..store import asks, history, jobs, ports, trees
 from ..store import dependencies as dependency_rows
 from ..store import state as state_rows
 from ..store.statement import picked
@@ -566,7 +566,7 @@ class Job:
     def aliases(self) -> list[str]:
         """The job's further names; asks the store."""
         unit = active()
-        found = set(labels.aliases_of(self._runtime.connections, self.id))
+        found = set(jobs.aliases_of(self._runtime.connections, self.id))
         if unit is not None:
             given, taken = unit.seen.aliases(self.id)
             found = (found | given.keys()) - taken
@@ -595,7 +595,7 @@ class Job:
     def tags(self) -> list[str]:
         """The job's tags, in the order in which it got them; asks the store."""
         changes, is_new = self._pending()
-        found = [] if is_new else labels.tags_of(self._runtime.connections, self.id)
+        found = [] if is_new else jobs.tags_of(self._runtime.connections, self.id)
         return self._found(unit_view.tags(changes, self.id, found))
 
     def tag(self, *names: str) -> Job:
@@ -647,7 +647,7 @@ class Job:
     def tracked(self) -> bool:
         """Whether the job is tracked; asks the store."""
         changes, is_new = self._pending()
-        found = not is_new and labels.is_tracked(self._runtime.connections, self.id)
+        found = not is_new and jobs.is_tracked(self._runtime.connections, self.id)
         return self._found(unit_view.tracked(changes, self.id, found))
 
     def track(self) -> Job:

@@ -13,7 +13,6 @@ import pytest
 from psycopg import sql
 
 from celery_sidejob.store import (
-    askings,
     asks,
     batches,
     chords,
@@ -27,7 +26,6 @@ from celery_sidejob.store import (
     job_lists,
     jobs,
     kept,
-    labels,
     measured,
     packets,
     permits,
@@ -39,7 +37,6 @@ from celery_sidejob.store import (
     state,
     stats,
     steps,
-    tree_terminations,
     trees,
     waiting,
     web_tokens,
@@ -57,9 +54,9 @@ from tests.tools.waiting import wait_until
 pytestmark = [pytest.mark.first, pytest.mark.few(1000)]  # to fill its stores takes a while, and each row a moment
 
 MODULES = (
-    labels, arming, askings, asks, batches, burials, checks, chords, claims, doorbells, measured, dead, dependencies,
-    waiting, holds, job_lists, jobs, kept, packets, ports, state, publishing, results, tasks, room, registry, stats,
-    steps, trees, deletions, tree_terminations, duplicates, messages, queues, history, web_tokens,
+    arming, asks, batches, burials, checks, chords, claims, doorbells, measured, dead, dependencies, waiting, holds,
+    job_lists, jobs, kept, packets, ports, state, publishing, results, tasks, room, registry, stats, steps, trees,
+    deletions, duplicates, messages, queues, history, web_tokens,
 )  # fmt: skip
 
 READS_ALL = {
@@ -89,7 +86,7 @@ READS_ALL = {
     },
     "waiting._IS_ANY_SOON": "a question before `drain` ends: reads the queue",
     "room._UNREAD": "reads up to a bound who waits for room; see below",
-    "labels._TAG_COUNTS": "a person's question: counts up to a bound",
+    "jobs._TAG_COUNTS": "a person's question: counts up to a bound",
     "stats._SUSPENDED": "counts what is not finished, where that is little; see below",
     "stats._UNFINISHED": "counts what is not finished, where that is little; see below",
 }
@@ -595,12 +592,12 @@ BOUNDED: dict[str, tuple[Statement, dict[str, Any], int]] = {
     "the first below that is not terminated": (trees._REST, {"ids": [1], "status": "terminated"}, 20),
     "one below that is not terminated": (trees._OTHER, {"ids": [1], "status": "terminated"}, 20),
     "a page of those who are terminated": (
-        tree_terminations._FIND,
+        trees._FIND,
         {"job_id": [1], "root": [1], "itself": [False], "after": ["kid2"], "most": 100},
         1000,
     ),
     "what a page of those has left": (
-        tree_terminations._GO_ON,
+        trees._GO_ON,
         {"ids": [1, OTHER], "roots": [1, 1], "first": ["kid2", ""], "last": ["kid20", ""], "places": [1]},
         1000,
     ),
@@ -716,7 +713,7 @@ BOUNDED: dict[str, tuple[Statement, dict[str, Any], int]] = {
         2000,
     ),
     "whether many jobs are old": (job_lists._ARE_MANY_OLD, {"older_s": 0.0}, 3 * job_lists.FEW),
-    "tracked jobs": (labels._TRACKED, {"limit": 100}, 2000),
+    "tracked jobs": (jobs._TRACKED, {"limit": 100}, 2000),
     "a run that goes on after all": (
         burials._TAKE_BACK,
         {"task_id": "m7", "generation": 1, "task": "task7", "digest": "d", "entry_too": True},

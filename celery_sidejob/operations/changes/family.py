@@ -8,7 +8,7 @@ from ...model.changes import AddAlias, Adopt, Disown, FamilyChange, Move, NewJob
 from ...model.errors import HasParentError, IllegalMoveError, InvalidAliasError, NotAChildError
 from ...model.names import alias_taken, child_name_taken, circle
 from ...model.status import Status
-from ...store import asks, jobs, labels, moving, ports, state, trees
+from ...store import asks, jobs, ports, state, trees
 from ...store.errors import Moved
 from ...store.statement import Transaction
 from ..after_commit import AfterCommit
@@ -84,8 +84,8 @@ class Family:
         in_run = job_id not in lock_set.new and before.unit_no is not None
         check_may_move(job_id, status, in_run=in_run, has_time=change.has_time)
         if change.has_time:
-            moving.forget_times(self._executor, job_id, later=change.is_later)
-        moved = moving.move(
+            jobs.forget_times(self._executor, job_id, later=change.is_later)
+        moved = jobs.move(
             self._executor, job_id, change.stage, now=change.has_time, check_interval_s=self._check_interval_s
         )
         assert moved is not None  # it is locked
@@ -106,7 +106,7 @@ class Family:
             case AddAlias():
                 self._add_aliases([(change.name, change.job_id)])
             case RemoveAlias():
-                if not labels.remove_alias(self._executor, change.name, change.job_id):
+                if not jobs.remove_alias(self._executor, change.name, change.job_id):
                     raise InvalidAliasError(f"Job {change.job_id} has no alias {change.name!r}; see job.aliases.")
             case Adopt():
                 self._adopt(change)
@@ -166,7 +166,7 @@ class Family:
         wanted: dict[str, int] = {}
         for name, job_id in named:
             wanted.setdefault(name, job_id)
-        owners = labels.add_aliases(self._executor, wanted.items())
+        owners = jobs.add_aliases(self._executor, wanted.items())
         for name, job_id in named:
             if owners[name] != job_id:
                 raise alias_taken(name, owners[name])

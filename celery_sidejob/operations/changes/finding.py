@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ...model.changes import FindingChange, Log, NewJob, Tag, Track, Untag
 from ...model.names import TRACKED_CHANNEL
-from ...store import history, labels
+from ...store import history, jobs
 from ...store.statement import Transaction
 from ..after_commit import AfterCommit
 
@@ -17,11 +17,11 @@ def apply(executor: Transaction, change: FindingChange, after_commit: AfterCommi
     """Change tags, or whether a job is tracked; the listeners of tracked jobs are told of the latter."""
     match change:
         case Tag():
-            labels.add_tags(executor, [(change.job_id, change.names)])
+            jobs.add_tags(executor, [(change.job_id, change.names)])
         case Untag():
-            labels.remove_tags(executor, change.job_id, change.names)
+            jobs.remove_tags(executor, change.job_id, change.names)
         case Track():
-            labels.track(executor, change.job_id, on=change.on)
+            jobs.track(executor, change.job_id, on=change.on)
             after_commit.tracking_changed = True
             after_commit.announcements.append(
                 (TRACKED_CHANNEL, json.dumps({"job": change.job_id, "tracked": change.on}))
@@ -32,7 +32,7 @@ def tag_new(executor: Transaction, new: Sequence[NewJob]) -> None:
     """Give new jobs their tags."""
     tagged = [(job.id, job.tags) for job in new if job.tags]
     if tagged:
-        labels.add_tags(executor, tagged)
+        jobs.add_tags(executor, tagged)
 
 
 def write_history(executor: Transaction, found: Sequence[Log], *, keep: int) -> None:

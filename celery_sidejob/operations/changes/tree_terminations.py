@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from ...store import jobs, tree_terminations
+from ...store import jobs, trees
 from ...store.errors import FAILURES
 from ...store.statement import Transaction
 from ..after_commit import AfterCommit, follow, leave_to_sweeper
@@ -43,7 +43,7 @@ def terminate_pages(runtime: Runtime, roots: Iterable[int], *, to_the_end: bool 
 
 def _others_work(runtime: Runtime, roots: Iterable[int]) -> bool:
     """Wait for a page that another process has begun, such as the sweeper; False if no page remains."""
-    return runtime.connections.transact("wait", lambda executor: tree_terminations.wait(executor, roots))
+    return runtime.connections.transact("wait", lambda executor: trees.wait_for_places(executor, roots))
 
 
 def terminate_page(runtime: Runtime, roots: Iterable[int] | None = None, *, waits: bool = False) -> bool:
@@ -62,10 +62,10 @@ def terminate_page(runtime: Runtime, roots: Iterable[int] | None = None, *, wait
 def _terminate(
     runtime: LocalRuntime, executor: Transaction, roots: Iterable[int] | None, *, waits: bool
 ) -> AfterCommit | None:
-    places = tree_terminations.take(executor, roots)
+    places = trees.take_places(executor, roots)
     if not places:
         return None
-    found = tree_terminations.find(executor, places, most=PAGE)
+    found = trees.find_page(executor, places, most=PAGE)
     locked = _joined(places, found, jobs.lock(executor, {row.id for row in found}, waits=waits))
     after_commit = AfterCommit()
     Wakes(runtime, executor, LockSet.of_rows(executor, locked), after_commit).terminate(list(locked), tree=True)
@@ -101,6 +101,6 @@ def _leave(executor: Transaction, places: Sequence[Any], found: Sequence[Any], l
     last = dict(first)
     last.update({row.parent_id: row.name for row in found if row.parent_id is not None})
     places_done = [place.job_id for place in done]
-    finished = set(places_done) - tree_terminations.go_on(executor, seen, first=first, last=last, places=places_done)
-    tree_terminations.remove(executor, finished)
+    finished = set(places_done) - trees.go_on(executor, seen, first=first, last=last, places=places_done)
+    trees.remove_places(executor, finished)
     return finished

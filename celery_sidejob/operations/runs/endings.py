@@ -13,7 +13,7 @@ from ...model.errors import JobNotFoundError
 from ...model.messages import FORMAT
 from ...model.names import storable
 from ...model.status import ASKABLE, RunEnd, Status
-from ...store import claims, jobs, tree_terminations
+from ...store import claims, jobs, trees
 from ...store.errors import FAILURES, Moved
 from ...store.statement import Transaction
 from ..after_commit import AfterCommit, follow
@@ -195,7 +195,7 @@ def _hand_down(executor: Transaction, hold: Hold, changes: list[Change], begun: 
         return False
     new = [change.id for change in changes if isinstance(change, NewJob) and change.parent_id == hold.job_id]
     changes += [Terminate(child, tree=True) for child in new]
-    begun |= tree_terminations.hand_down(executor, hold.job_id)
+    begun |= trees.hand_down(executor, hold.job_id)
     return True
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from ...model.logger import log_row_error
 from ...operations.after_commit import settle
 from ...operations.runs.job_run_end import outcome_of
-from ...store import askings, chords, results
+from ...store import asks, chords, results
 from ..duty import Count, Report
 from .sweep import PAGE, SLICE_S, Sweep, SweepDuty
 
@@ -30,7 +30,7 @@ class UnsentResults(SweepDuty):
         backend = self._sweep.backend
         if backend.is_busy:
             return
-        rows = askings.unsent(self._connections, older_than_s=RESULT_GRACE_S, limit=PAGE, since=self._since)
+        rows = asks.unsent(self._connections, older_than_s=RESULT_GRACE_S, limit=PAGE, since=self._since)
         # The next page comes next time: a result that the backend never accepts must not delay the others.
         last = rows[-1].closed_at if len(rows) == PAGE else None
         self._since = last if last != self._since else None
