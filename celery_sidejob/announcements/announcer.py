@@ -15,7 +15,7 @@ from typing import Any
 from ..model.errors import SettingsError
 from ..model.logger import logger
 from ..services.loop import Turn
-from ..store.connection import fork
+from ..store.connection.bounded import forget_in_children
 from .way import Ear, Nowhere, Way
 
 MOST = 10_000
@@ -55,7 +55,7 @@ class Announcer:
         self.dropped = 0
         """How many announcements of this process were dropped since it began."""
         self._begin()
-        fork.register(self)
+        forget_in_children(self)
         _announcers.add(self)
 
     def _begin(self) -> None:

@@ -90,7 +90,7 @@ def give_way(executor: Transaction, copy: Copy) -> bool:
 
 
 PAGE = 1000
-"""Notes removed in one statement; part of its text, like `checks.CHECK_PAGE`."""
+"""Notes removed in one statement; part of its text, like `publishing.CHECK_PAGE`."""
 
 _PRUNE = Statement(f"""
 DELETE FROM {{duplicates}} WHERE ctid = ANY(ARRAY(

@@ -9,12 +9,12 @@ from typing import Any
 import psycopg
 
 from ..model.errors import StoreUnavailableError
-from . import estimates
+from . import stats
 from .advisory import holds_job
 from .connection.connections import Connections
 from .errors import first_line
-from .estimates import Share
 from .statement import Reader, Statement
+from .stats import Share
 
 
 @contextmanager
@@ -150,6 +150,6 @@ def broken_rules(executor: Reader, *, every_job: bool) -> tuple[list[Any], bool]
     A message that breaks several rules counts for the first rule. A sample represents very many messages. With
     `every_job` all messages and all jobs are read, which takes three seconds for a million of each.
     """
-    share = Share(100.0) if every_job else estimates.share_joined(executor, "messages")
+    share = Share(100.0) if every_job else stats.share_joined(executor, "messages")
     found = [*executor.run(_OF_MESSAGES, percent=share.percent), *(executor.run(_OF_JOBS) if every_job else ())]
     return [row for row in found if row.rows], share.is_all

@@ -20,7 +20,7 @@ LOCK_CLASS = 0x53_4A_52_53 - 0x40_00_00_00
 """The first half of our advisory locks' keys ("SJRS", made to fit a signed 32-bit integer)."""
 
 PAGE = 1000
-"""The most rows that one statement removes or reads; part of its text, like `checks.CHECK_PAGE`."""
+"""The most rows that one statement removes or reads; part of its text, like `publishing.CHECK_PAGE`."""
 
 SMALL_BYTES = 16_000
 """The most bytes of a result that passes through the worker, which keeps those of many runs in one statement."""

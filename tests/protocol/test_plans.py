@@ -25,7 +25,6 @@ from celery_sidejob.store import (
     history,
     job_lists,
     jobs,
-    kept,
     measured,
     packets,
     permits,
@@ -44,7 +43,7 @@ from celery_sidejob.store import (
 from celery_sidejob.store.broker import messages, queues
 from celery_sidejob.store.connection.connections import Connections
 from celery_sidejob.store.connection.own_executor import PREPARE_AFTER, OwnExecutor
-from celery_sidejob.store.outbox import arming, burials, checks, doorbells, holds, publishing, tasks
+from celery_sidejob.store.outbox import arming, burials, doorbells, holds, publishing, tasks
 from celery_sidejob.store.outbox.kinds import JOBS, TASKS
 from celery_sidejob.store.results import Ended
 from celery_sidejob.store.statement import Statement
@@ -54,8 +53,8 @@ from tests.tools.waiting import wait_until
 pytestmark = [pytest.mark.first, pytest.mark.few(1000)]  # to fill its stores takes a while, and each row a moment
 
 MODULES = (
-    arming, asks, batches, burials, checks, chords, claims, doorbells, measured, dead, dependencies, waiting, holds,
-    job_lists, jobs, kept, packets, ports, state, publishing, results, tasks, room, registry, stats, steps, trees,
+    arming, asks, batches, burials, chords, claims, doorbells, measured, dead, dependencies, waiting, holds,
+    job_lists, jobs, packets, ports, state, publishing, results, tasks, room, registry, stats, steps, trees,
     deletions, duplicates, messages, queues, history, web_tokens,
 )  # fmt: skip
 
@@ -65,8 +64,8 @@ READS_ALL = {
     "batches._COUNTED": "counts",
     "dead._COUNT": "counts",
     "dead._COUNT_MATCHING": "counts",
-    "kept._COUNT": "counts",
-    "kept._LIST": "sorts",
+    "waiting._COUNT": "counts",
+    "waiting._LIST": "sorts",
     "dead._GROUPS": "counts",
     **{f"job_lists._COUNT[{column}]": "counts" for column in job_lists._COUNT},
     "job_lists._KNOWS_QUEUE": "a person's question: reads all where nothing is found",
@@ -87,6 +86,7 @@ READS_ALL = {
     "waiting._IS_ANY_SOON": "a question before `drain` ends: reads the queue",
     "room._UNREAD": "reads up to a bound who waits for room; see below",
     "jobs._TAG_COUNTS": "a person's question: counts up to a bound",
+    "stats._FAMILIES": "reads the statistics of the last ANALYZE",
     "stats._SUSPENDED": "counts what is not finished, where that is little; see below",
     "stats._UNFINISHED": "counts what is not finished, where that is little; see below",
 }
@@ -317,19 +317,19 @@ OF_TASKS = {"keys": TASK_IDS, "generations": [1] * KEYS}
 OF_JOBS = {"keys": list(range(ROWS + 1, ROWS + KEYS + 1)), "generations": [1] * KEYS}
 IN_PAGES: dict[str, tuple[Statement, dict[str, Any]]] = {
     "mark": (publishing._MARK[TASKS], {**OF_TASKS, "again": False}),
-    "vouch": (checks._VOUCH[TASKS], {**OF_TASKS, "wait_s": 30.0}),
+    "vouch": (publishing._VOUCH[TASKS], {**OF_TASKS, "wait_s": 30.0}),
     "give back": (
         holds._GIVE_BACK,
         {"task_ids": TASK_IDS, "worker_id": 1, "loss": 1, "begun": True, "last_loss": None},
     ),
-    "postpone": (checks._POSTPONE, {"task_ids": TASK_IDS, "longest_s": 9.0, "are_there": True}),
-    "republish": (checks._REPUBLISH[TASKS], {"task_ids": TASK_IDS, "seen_at": datetime.now(UTC)}),
+    "postpone": (publishing._POSTPONE, {"task_ids": TASK_IDS, "longest_s": 9.0, "are_there": True}),
+    "republish": (publishing._REPUBLISH[TASKS], {"task_ids": TASK_IDS, "seen_at": datetime.now(UTC)}),
     "reserve": (
         publishing._RESERVE[TASKS],
         {"task_ids": TASK_IDS, "strike_s": 1.0, "reserve_s": 1.0, "longest_s": 9.0},
     ),
     "mark of jobs": (publishing._MARK[JOBS], {**OF_JOBS, "again": True}),
-    "vouch for jobs": (checks._VOUCH[JOBS], {**OF_JOBS, "wait_s": 30.0}),
+    "vouch for jobs": (publishing._VOUCH[JOBS], {**OF_JOBS, "wait_s": 30.0}),
     "reserve of jobs": (
         publishing._RESERVE[JOBS],
         {"task_ids": [f"job{n}" for n in OF_JOBS["keys"]], "strike_s": 0.0, "reserve_s": 1.0, "longest_s": 9.0},
@@ -610,7 +610,7 @@ BOUNDED: dict[str, tuple[Statement, dict[str, Any], int]] = {
         20,
     ),
     "timers that are due": (asks._DUE_TIMERS, {"limit": 200}, 10 * asks.SOONEST),
-    "a queue that is gone": (checks._REPUBLISH_IN, {"queue": "q"}, 20 * checks.CHECK_PAGE),
+    "a queue that is gone": (publishing._REPUBLISH_IN, {"queue": "q"}, 20 * publishing.CHECK_PAGE),
     "who is dead": (holds._TAKE_FROM_THE_DEAD, {}, 20),
     "old notes on copies": (duplicates._PRUNE, {}, 10 * duplicates.PAGE),
     "old entries of jobs": (
@@ -671,10 +671,10 @@ BOUNDED: dict[str, tuple[Statement, dict[str, Any], int]] = {
         for order, statement in job_lists._LIST_OF_BATCH.items()
     },
     "whether a queue is short": (waiting._IS_SHORT, {"queue": "q"}, 3 * waiting.SHORT),
-    "how far to look for durable tasks": (kept._REACH, {"after": ""}, 3 * kept.LOOKED),
-    "no durable task among some": (kept._LIST_NEXT, {**TASKS_OF_NONE, "after": ""}, 4 * kept.LOOKED),
-    "no durable task of a short queue": (kept._LIST_OF_QUEUE, {**TASKS_OF_NONE, "queue": "q"}, 4 * waiting.SHORT),
-    "durable tasks that run": (kept._LIST_RUNNING, TASKS_OF_NONE, 20),
+    "how far to look for durable tasks": (waiting._REACH, {"after": ""}, 3 * waiting.LOOKED),
+    "no durable task among some": (waiting._LIST_NEXT, {**TASKS_OF_NONE, "after": ""}, 4 * waiting.LOOKED),
+    "no durable task of a short queue": (waiting._LIST_OF_QUEUE, {**TASKS_OF_NONE, "queue": "q"}, 4 * waiting.SHORT),
+    "durable tasks that run": (waiting._LIST_RUNNING, TASKS_OF_NONE, 20),
     "packets of a port, up to a bound": (
         packets._COUNT_FEW,
         {"owner_id": 1, "direction": "in", "name": "a"},

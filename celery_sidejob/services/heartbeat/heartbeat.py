@@ -18,7 +18,7 @@ from ...model.native import new_process_name
 from ...operations.runtime import Runtime
 from ...store import queues, workers
 from ...store.errors import unavailable_during
-from ...store.outbox import checks
+from ...store.outbox import publishing
 from ...store.outbox.kinds import JOBS, TASKS, Kind
 from ..duty import Duties, Duty, Report
 from .deliveries import Deliveries, RunKey
@@ -202,9 +202,9 @@ class Heartbeat(Worker):
         self.register()
         for key in received:
             # Runs not begun yet will be refused too, because they carry the old identity: they are published again.
-            checks.hasten(self.runtime.connections, JOBS, [key])
+            publishing.hasten(self.runtime.connections, JOBS, [key])
         if tasks:
-            checks.hasten(self.runtime.connections, TASKS, tasks)
+            publishing.hasten(self.runtime.connections, TASKS, tasks)
 
 
 class Beat(Duty):
@@ -252,4 +252,4 @@ class Prefetched(WorkerDuty):
             return
         keys = self._runs.waiting(for_s=self._soon_s, every_s=self._lease_s / 4)
         if keys:
-            report["vouched"] += checks.vouch(self._connections, self._kind, keys, wait_s=self._lease_s)
+            report["vouched"] += publishing.vouch(self._connections, self._kind, keys, wait_s=self._lease_s)

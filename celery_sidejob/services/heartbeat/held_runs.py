@@ -25,7 +25,7 @@ from ...operations.runs.run_pages import Claimed
 from ...store.broker import holds as broker_holds
 from ...store.claims import Owed
 from ...store.errors import OutcomeUnknown, RowsLocked, first_line, will_be_refused_again
-from ...store.outbox import checks, holds
+from ...store.outbox import holds, publishing
 from ...store.outbox.kinds import JOBS, TASKS, Kind
 from ...store.results import BRIEFLY_S
 from ..duty import Report
@@ -106,7 +106,7 @@ class HeldRuns(WorkerDuty):
             return  # another transaction has one of the rows locked: tried again at the next look
         gone = [key for pid in self.died for key in self.runs.of_process(pid)]
         if gone:  # if one died before it had begun, its message may be acknowledged, and is published again
-            checks.hasten(self._connections, self.kind, gone)
+            publishing.hasten(self._connections, self.kind, gone)
         self.died.clear()
         self._strays_at = float("-inf")
 
@@ -304,7 +304,7 @@ class HeldTasks(HeldRuns):
         self._missed.update(self.runs.missed())
         if self._missed:
             page = list(islice(self._missed, PAGE))
-            checks.hasten(self._connections, TASKS, page)
+            publishing.hasten(self._connections, TASKS, page)
             self._missed.difference_update(page)
 
     def _take(self, lost: Sequence[Lost]) -> Iterator[int]:

@@ -9,9 +9,9 @@ from ...model.errors import StoreUnavailableError
 from ...model.logger import log_row_error
 from ...model.messages import GONE, Buried, Cursor
 from ...operations.ledger import burials
-from ...store.outbox import checks
-from ...store.outbox.checks import CHECK_PAGE
+from ...store.outbox import publishing
 from ...store.outbox.kinds import KINDS, Kind
+from ...store.outbox.publishing import CHECK_PAGE
 from ..duty import Count, Report
 from .sweep import Sweep, SweepDuty
 
@@ -56,9 +56,9 @@ class VanishedQueues(SweepDuty):
 
     def _do(self, report: Report) -> None:
         broker = self._runtime.broker
-        for queue in checks.queues_in_broker(self._connections):
+        for queue in publishing.queues_in_broker(self._connections):
             if broker.ready_messages(queue) == GONE:
-                republish = partial(checks.republish_in, queue=queue)
+                republish = partial(publishing.republish_in, queue=queue)
                 while self._connections.transact("check-now", republish) == CHECK_PAGE:
                     pass
 

@@ -23,7 +23,7 @@ from ...operations.ledger import burials
 from ...operations.publishing import publish_and_mark
 from ...operations.runtime import Runtime
 from ...store import workers
-from ...store.outbox import checks, publishing
+from ...store.outbox import publishing
 from ...store.outbox.kinds import JOBS, TASKS, Kind
 from ...store.parked import PATIENCE
 from ..duty import SET_ASIDE_S, Count, Report
@@ -181,7 +181,7 @@ class Due(SweepDuty):
         """Publish rows and mark those that the broker took; return how many."""
 
     def _candidates(self) -> Sequence[Any]:
-        return checks.candidates(self._connections, self.kind, per_queue=PER_QUEUE, limit=PAGE)
+        return publishing.candidates(self._connections, self.kind, per_queue=PER_QUEUE, limit=PAGE)
 
     def _give_up(self, rows: Sequence[Any]) -> None:
         publishing.give_up(self._connections, [row.task_id for row in rows], wait_s=SET_ASIDE_S)

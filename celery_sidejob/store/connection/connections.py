@@ -37,11 +37,11 @@ from ..errors import (
 from ..meta import Database, cluster, look
 from ..statement import Autocommit, Statement
 from ..write_behind import WriteBehind
-from . import fork, on_loop
-from .on_loop import running_loop
+from . import turns
+from .bounded import forget_in_children
 from .opening import Opener
 from .own_executor import Idle, OwnExecutor
-from .turns import LONGEST_TURN_S, Turns, takes_turns
+from .turns import LONGEST_TURN_S, Turns, running_loop, takes_turns
 
 T = TypeVar("T")
 D = TypeVar("D", Database, Database | None)
@@ -113,7 +113,7 @@ class Connections(Autocommit):
         self._seen: set[Address] = set()
         self._pid = os.getpid()
         self._deferred: dict[str, WriteBehind[Any]] = {}
-        fork.register(self)
+        forget_in_children(self)
 
     def transact(
         self, name: str, work: Callable[[OwnExecutor], T], *, single: bool = False, within_s: float | None = None
@@ -127,7 +127,7 @@ class Connections(Autocommit):
         (`NoAnswer` if the store has not answered `within_s`), `StoreUnavailableError` if nothing was committed:
         `RowsLocked` if a lock was held elsewhere for too long.
         """
-        if running_loop() is not None and (elsewhere := on_loop.elsewhere()) is not None:
+        if running_loop() is not None and (elsewhere := turns.elsewhere()) is not None:
             done: T = elsewhere(partial(self.transact, name, work, single=single, within_s=within_s))
             return done
         if within_s is None:

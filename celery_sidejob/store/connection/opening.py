@@ -15,7 +15,6 @@ from psycopg.pq import Conninfo
 from ...model.errors import SettingsError, StoreUnavailableError
 from ...model.settings import NO_STORE
 from ..errors import LacksRights, StoreDown, first_line
-from . import fork
 from .bounded import BoundedConnection
 from .own_executor import OwnExecutor
 
@@ -54,7 +53,6 @@ class Opener:
             parameters["connect_timeout"] = str(min(left_s, int(parameters["connect_timeout"])))
         try:
             connection = BoundedConnection.connect(**parameters, autocommit=True, prepare_threshold=None)
-            fork.note_open(connection)
             connection.deadline = deadline if deadline is not None else time.monotonic() + ANSWERS_S
             executor = OwnExecutor(connection, self.schema, longest_pause_s=self.longest_pause_s)
             executor.is_broker = self.is_broker

@@ -293,7 +293,7 @@ def give_back(task_ids: Iterable[str], *, worker_id: int, loss: Loss, begun: boo
 
 
 TAKEN = 200
-"""Runs taken from dead workers in one statement; part of its text, like `checks.CHECK_PAGE`."""
+"""Runs taken from dead workers in one statement; part of its text, like `publishing.CHECK_PAGE`."""
 
 _TAKE_FROM_THE_DEAD = Statement(f"""
 WITH free AS MATERIALIZED (
