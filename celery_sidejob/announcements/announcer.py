@@ -14,7 +14,7 @@ from typing import Any
 
 from ..model.errors import SettingsError
 from ..model.logger import logger
-from ..services.loop import Turn
+from ..services.loop import turn
 from ..store.connection.bounded import forget_in_children
 from .way import Ear, Nowhere, Way
 
@@ -50,7 +50,7 @@ class Announcer:
     def __init__(self, make_way: Callable[[], Way]) -> None:
         self._make_way = make_way
         self._way: Way | None = None
-        self._turn = Turn()
+        self._turn = turn()
         self._warned_at = float("-inf")
         self.dropped = 0
         """How many announcements of this process were dropped since it began."""

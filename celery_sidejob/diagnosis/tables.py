@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ..model.finding import Finding, error, warning, well
 from ..model.printable import counted, first_of
 from ..operations.runtime import Runtime
-from ..store import health, stats, workers
+from ..store import health, workers
 from ..store.broker.messages import COUNTED
 from ..store.outbox.references import count
 from ..store.schema import schema_check
@@ -25,7 +25,7 @@ CHILDREN = 10_000
 
 def retention(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     """Check for finished jobs that nothing removes, and for very large families."""
-    finished = stats.finished(executor) if runtime.settings.retention is None else 0
+    finished = health.finished(executor) if runtime.settings.retention is None else 0
     if finished >= FINISHED:
         yield warning(
             "retention",
@@ -33,7 +33,7 @@ def retention(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
             meaning="Nothing removes them, so the tables, backups and every VACUUM grow with them.",
             remedy="Set sidejob_retention, or retention= of their tasks.",
         )
-    families = stats.families(executor, least=CHILDREN)
+    families = health.families(executor, least=CHILDREN)
     if families:
         shown = first_of(f"job {row.parent_id} has about {row.children}" for row in families)
         yield warning(

@@ -73,7 +73,6 @@ from ..operations.runtime import Runtime
 from ..operations.waiting import waiting_for
 from ..store import asks, history, jobs, ports, trees
 from ..store import dependencies as dependency_rows
-from ..store import state as state_rows
 from ..store.statement import picked
 from ..unit import view as unit_view
 from ..unit.lookup import locate
@@ -613,7 +612,7 @@ class Job:
     @property
     def progress_of(self) -> Progress | None:
         """How far its present or last run is, as that has said last with `progress`; None without. Asks the store."""
-        row = state_rows.progress(self._runtime.connections, self.id)
+        row = jobs.progress(self._runtime.connections, self.id)
         if row is None:
             return self._found(None)
         return Progress(row.done, row.total, row.note, row.run_no, row.told_at)
@@ -795,7 +794,7 @@ class Job:
         unit = active()
         if unit is not None:
             return self._found(unit.seen.state(self.id, key))
-        return self._found(state_rows.read(self._runtime.connections, self.id, key))
+        return self._found(jobs.read_state(self._runtime.connections, self.id, key))
 
     def _child_rows(self) -> Iterable[Any]:
         unit = active()

@@ -18,7 +18,7 @@ from . import advisory
 from .dependencies import NOTED
 from .outbox.arming import OPENS_AT, armed
 from .outbox.references import withdrawn
-from .statement import Frequent, Reader, Statement, Transaction, first
+from .statement import Frequent, Reader, Statement, Transaction, first, first_value
 
 
 def still_called(job_id: str) -> str:
@@ -57,8 +57,7 @@ def keep_key(executor: Transaction, job_id: int) -> str | None:
     Only a job with a unique key needs this, to keep the key: it has not rested. Returns the task id; None for a job
     without a key, whose next asking is opened when the timer is due, or never for a shutdown.
     """
-    found = first(executor.run(_KEEP_KEY, id=job_id))
-    return None if found is None else str(found.task_id)
+    return first_value(executor.run(_KEEP_KEY, id=job_id), str)
 
 
 _STORED = Statement("""

@@ -127,8 +127,8 @@ def given(result: Kept | None, *, replaces: bool = False) -> dict[str, Any]:
 
 def results_of(results: Sequence[Kept | None]) -> dict[str, Any]:
     """Return the parameters of the results of a page of runs, of which some may have none."""
-    names = ("keys", "states", "bodies", "lifetimes")
-    return {**dict(zip(names, columns([result or _NONE for result in results], 4), strict=True)), "replaces": False}
+    given = columns([result or _NONE for result in results], "keys", "states", "bodies", "lifetimes")
+    return {**given, "replaces": False}
 
 
 _KEEP = Frequent(f"WITH {kept()} SELECT {LISTENED}")

@@ -83,34 +83,6 @@ def count(executor: Reader, few: Statement, many: Statement, table: str) -> Coun
     return Count(max(found, looked_at.whole(sampled)), not looked_at.is_all)
 
 
-_FINISHED = Statement(f"""
-SELECT count(*) AS jobs FROM {{jobs}} j {SAMPLE}
-WHERE j.status IN ('completed', 'terminated') AND j.retention_s IS NULL AND j.retention_keep IS NULL""")
-
-
-def finished(executor: Reader) -> int:
-    """Estimate how many jobs are finished and have no retention of their own task."""
-    looked_at = share(executor, "jobs", sampled=COUNTING_PAGES)
-    return looked_at.whole(executor.run(_FINISHED, percent=looked_at.percent)[0].jobs)
-
-
-_FAMILIES = Statement("""
-SELECT f.parent_id, round(f.share * c.reltuples)::bigint AS children
-FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-  JOIN pg_stats s ON s.schemaname = n.nspname AND s.tablename = c.relname AND s.attname = 'parent_id'
-  CROSS JOIN LATERAL unnest(s.most_common_vals::text::bigint[], s.most_common_freqs) AS f(parent_id, share)
-WHERE c.oid = '{jobs}'::regclass AND f.share * c.reltuples >= %(least)s::real
-  AND EXISTS (SELECT FROM {jobs} j WHERE j.id = f.parent_id) ORDER BY 2 DESC""")
-
-
-def families(executor: Reader, *, least: int) -> Sequence[Any]:
-    """Estimate which jobs have this many children, (parent_id, children), the largest families first.
-
-    The figures are those of the last ANALYZE of the table.
-    """
-    return executor.run(_FAMILIES, least=least)
-
-
 GROUPED = 10_000
 """The most entries of the dead set, the newest, that are counted by group."""
 STATUSES = f"({', '.join(f'{str(status)!r}' for status in UNFINISHED)})"

@@ -13,7 +13,7 @@ from ..model.errors import StoreUnavailableError
 from ..model.logger import logger
 from ..operations.hold import Hold
 from ..operations.runtime import Runtime
-from ..store import state
+from ..store import jobs
 
 EVERY_S = 1.0
 
@@ -41,7 +41,7 @@ class Told:
         if told is None:
             return
         self._written_at = time.monotonic()
-        work = partial(state.set_progress, job_id=hold.job_id, run_no=hold.run_no, worker_id=hold.worker_id, **told)
+        work = partial(jobs.set_progress, job_id=hold.job_id, run_no=hold.run_no, worker_id=hold.worker_id, **told)
         try:
             self.runtime.connections.transact("progress", work, single=True)
         except StoreUnavailableError as error:

@@ -33,7 +33,6 @@ from celery_sidejob.store import (
     results,
     room,
     run_ends,
-    state,
     stats,
     steps,
     trees,
@@ -54,8 +53,8 @@ pytestmark = [pytest.mark.first, pytest.mark.few(1000)]  # to fill its stores ta
 
 MODULES = (
     arming, asks, batches, burials, chords, claims, doorbells, measured, dead, dependencies, waiting, holds,
-    job_lists, jobs, packets, ports, state, publishing, results, tasks, room, registry, stats, steps, trees,
-    deletions, duplicates, messages, queues, history, web_tokens,
+    job_lists, jobs, packets, ports, publishing, results, tasks, room, registry, stats, steps, trees, deletions,
+    duplicates, messages, queues, history, web_tokens,
 )  # fmt: skip
 
 READS_ALL = {
@@ -86,7 +85,6 @@ READS_ALL = {
     "waiting._IS_ANY_SOON": "a question before `drain` ends: reads the queue",
     "room._UNREAD": "reads up to a bound who waits for room; see below",
     "jobs._TAG_COUNTS": "a person's question: counts up to a bound",
-    "stats._FAMILIES": "reads the statistics of the last ANALYZE",
     "stats._SUSPENDED": "counts what is not finished, where that is little; see below",
     "stats._UNFINISHED": "counts what is not finished, where that is little; see below",
 }

@@ -23,8 +23,7 @@ from ...model import native
 from ...model.durable import Held
 from ...model.logger import logger
 from ...operations.ledger import durable_locks
-from ...operations.runs.run_pages import Claimed
-from ...services.heartbeat.deliveries import RunKey
+from ...operations.runs.run_pages import Claimed, RunKey
 from ...services.heartbeat.run_ends import Page
 from ...services.loop import Loop
 from ...store.claims import Owed

@@ -8,7 +8,7 @@ from ...model.changes import AddAlias, Adopt, Disown, FamilyChange, Move, NewJob
 from ...model.errors import HasParentError, IllegalMoveError, InvalidAliasError, NotAChildError
 from ...model.names import alias_taken, child_name_taken, circle
 from ...model.status import Status
-from ...store import asks, jobs, ports, state, trees
+from ...store import asks, jobs, ports, trees
 from ...store.errors import Moved
 from ...store.statement import Transaction
 from ..after_commit import AfterCommit
@@ -63,7 +63,7 @@ class Family:
             self._add_aliases(named)
         initial = {(job.id, key): value for job in new for key, value in job.state.items()}
         if initial:
-            state.put(executor, initial)
+            jobs.put_state(executor, initial)
         finding.tag_new(executor, new)
 
     def _admitted(self, new: Sequence[NewJob]) -> Sequence[NewJob]:

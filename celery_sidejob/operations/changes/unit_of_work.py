@@ -37,7 +37,7 @@ from ...model.changes import (
     Write,
 )
 from ...model.errors import JobNotFoundError
-from ...store import jobs, state, steps
+from ...store import jobs, steps
 from ...store.batches import close as close_batch
 from ...store.borrowed.borrowed import Borrowed
 from ...store.statement import Transaction
@@ -187,9 +187,9 @@ class Applied:
             elif isinstance(change, UnsetState):
                 for key in change.keys:
                     values.pop((change.job_id, key), None)
-                state.remove(self._executor, change.job_id, change.keys)
+                jobs.remove_state(self._executor, change.job_id, change.keys)
         if values:
-            state.put(self._executor, values)
+            jobs.put_state(self._executor, values)
 
 
 def _parts(changes: Sequence[Change]) -> Iterator[Sequence[Change]]:

@@ -15,13 +15,14 @@ from ...model.errors import StoreUnavailableError
 from ...model.logger import logger
 from ...model.loss import Loss
 from ...model.native import new_process_name
+from ...operations.runs.run_pages import RunKey
 from ...operations.runtime import Runtime
 from ...store import queues, workers
 from ...store.errors import unavailable_during
 from ...store.outbox import publishing
 from ...store.outbox.kinds import JOBS, TASKS, Kind
 from ..duty import Duties, Duty, Report
-from .deliveries import Deliveries, RunKey
+from .deliveries import Deliveries
 from .held_runs import HeldJobs, HeldTasks, Overdue
 from .liveness import HeartbeatFile, LivenessLock
 from .pool_processes import MemoryKills, PoolProcesses
@@ -211,7 +212,6 @@ class Beat(Duty):
     """Beats every `sidejob_heartbeat_interval`; a failed beat is tried again at once."""
 
     def __init__(self, heartbeat: Heartbeat) -> None:
-        super().__init__()
         self._heartbeat = heartbeat
 
     def is_due(self) -> bool:

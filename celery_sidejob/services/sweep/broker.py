@@ -13,7 +13,7 @@ from ...store.outbox import publishing
 from ...store.outbox.kinds import KINDS, Kind
 from ...store.outbox.publishing import CHECK_PAGE
 from ..duty import Count, Report
-from .sweep import Sweep, SweepDuty
+from .sweep import SweepDuty
 
 
 class EmptiedBroker(SweepDuty):
@@ -25,10 +25,8 @@ class EmptiedBroker(SweepDuty):
     interval_s = 3.0
     counts = (Count("broker_emptied", "The broker was found emptied, or new.", total="broker_emptied", kind=bool),)
 
-    def __init__(self, sweep: Sweep) -> None:
-        super().__init__(sweep)
-        self._sought: Sequence[Kind] = ()
-        """The kinds whose messages must still be searched: the broker reports only once that it was emptied."""
+    _sought: Sequence[Kind] = ()
+    """The kinds whose messages must still be searched: the broker reports only once that it was emptied."""
 
     def is_due(self) -> bool:
         """Tell whether it is time to check the marker, or the last search for all messages is unfinished."""
@@ -70,9 +68,7 @@ class DeadList(SweepDuty):
     the dead set.
     """
 
-    def __init__(self, sweep: Sweep) -> None:
-        super().__init__(sweep)
-        self._cursor = Cursor()
+    _cursor = Cursor()
 
     def _do(self, report: Report) -> None:
         broker = self._runtime.broker

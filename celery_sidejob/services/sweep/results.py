@@ -10,7 +10,7 @@ from ...operations.after_commit import settle
 from ...operations.runs.job_run_end import outcome_of
 from ...store import asks, chords, results
 from ..duty import Count, Report
-from .sweep import PAGE, SLICE_S, Sweep, SweepDuty
+from .sweep import PAGE, SLICE_S, SweepDuty
 
 RESULT_GRACE_S = 5.0
 """Seconds within which the process that ends an asking should store its result itself."""
@@ -21,10 +21,7 @@ class UnsentResults(SweepDuty):
 
     interval_s = RESULT_GRACE_S / 2
     counts = (Count("results", "Results brought to the result backend."),)
-
-    def __init__(self, sweep: Sweep) -> None:
-        super().__init__(sweep)
-        self._since: Any = None
+    _since: Any = None
 
     def _do(self, report: Report) -> None:
         backend = self._sweep.backend

@@ -22,12 +22,20 @@ from ..heartbeat.heartbeat import Heartbeat
 from .broker import DeadList, EmptiedBroker, VanishedQueues
 from .dead_workers import DeadWorkers, LostRuns
 from .due import DueJobs, DueTasks
-from .ends import ParkedTerminations, TreeDeletions, TreeTerminations
 from .gates import CapacityPools, CapacitySamples, Gates, LimitKeys
 from .prune import Prune, RunSamples
 from .results import ExpiredResults, LateBodies, UnsentResults
 from .sweep import Sweep, SweepDuty
-from .works import Batches, Publications, Schedules, Timers, UnusedRoom
+from .works import (
+    Batches,
+    ParkedTerminations,
+    Publications,
+    Schedules,
+    Timers,
+    TreeDeletions,
+    TreeTerminations,
+    UnusedRoom,
+)
 
 DUTIES: tuple[type[SweepDuty], ...] = (
     DeadWorkers,

@@ -86,24 +86,13 @@ class _Thread(threading.local):
 class Connections(Autocommit):
     """Lends and closes this process's connections to one store."""
 
-    def __init__(
-        self,
-        url: str | None,
-        schema: str,
-        *,
-        prepare: bool = True,
-        longest_pause_s: float | None = None,
-        setting: str = "sidejob_database_url",
-        is_broker: bool = False,
-    ) -> None:
+    def __init__(self, url: str | None, schema: str, **options: Any) -> None:
         """The parameters are those of `Opener`."""
-        opener = Opener(
-            url, schema, prepare=prepare, longest_pause_s=longest_pause_s, setting=setting, is_broker=is_broker
-        )
+        opener = Opener(url, schema, **options)
         self.connect = opener.connect
         self.schema = schema
-        self.setting = setting
-        self.is_broker = is_broker
+        self.setting = opener.setting
+        self.is_broker = opener.is_broker
         """Whether the store is Celery's broker as well: then its transactions also send the messages that they store.
         """
         self._idle = Idle()
@@ -142,11 +131,8 @@ class Connections(Autocommit):
                 return self._transact(name, work, deadline, single=single and name in BRIEF, in_turn=True)
             return self._transact(name, work, deadline, single=single, in_turn=False)
 
-    def timed(
-        self, name: str, work: Callable[[OwnExecutor], T], *, single: bool = False, within_s: float | None = None
-    ) -> T:
-        """Run `work` like `transact`; for transactions of runs, whose times a worker's connections record (`TIMED`)."""
-        return self.transact(name, work, single=single, within_s=within_s)
+    timed = transact
+    """The same for transactions of runs, whose times a worker's connections record (`TIMED`)."""
 
     def _transact(  # noqa: PLR0912, PLR0915 - an arm for each way to fail
         self, name: str, work: Callable[[OwnExecutor], T], deadline: float | None, *, single: bool, in_turn: bool

@@ -75,15 +75,10 @@ class Opener:
 
     def _answers(self) -> bool:
         """Tell within `ANSWERS_S` whether the store answers over a new connection."""
-        executor = None
         try:
-            executor = self.connect(time.monotonic() + ANSWERS_S)
+            self.connect(time.monotonic() + ANSWERS_S).close()
         except (StoreUnavailableError, psycopg.Error) as error:
-            if "FATAL" not in str(error):  # a server that refuses us, perhaps because it is full, answers
-                return False
-        finally:
-            if executor is not None:
-                executor.close()
+            return "FATAL" in str(error)  # a server that refuses us, perhaps because it is full, answers
         return True
 
 

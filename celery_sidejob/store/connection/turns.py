@@ -10,7 +10,6 @@ import os
 import sys
 import sysconfig
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -90,52 +89,26 @@ PATIENCE_S = 5.0
 
 
 class Places:
-    """Permissions to use a connection. They need no lock: the greenlets of one thread switch only where they wait.
+    """Permissions to use a connection, given to greenlets in the order of asking.
 
     A greenlet that has waited long continues without a permission: the greenlets that have one may wait for a row that
     a user's transaction has locked, and the body of that transaction may wait here.
     """
 
     def __init__(self, number: int) -> None:
-        self._free = number
-        self._waiting: deque[threading.Event] = deque()
+        from gevent.lock import Semaphore
+
+        self._free = Semaphore(number)
 
     @contextmanager
     def one(self) -> Iterator[None]:
         """Have a permission within the block, if one becomes free in time."""
-        placed = self._take()
+        placed = self._free.acquire(timeout=PATIENCE_S)
         try:
             yield
         finally:
             if placed:
-                self._give()
-
-    def _take(self) -> bool:
-        if self._free:
-            self._free -= 1
-            return True
-        turn = threading.Event()
-        self._waiting.append(turn)
-        try:
-            turn.wait(PATIENCE_S)
-        except BaseException:  # the greenlet is killed
-            if not self._leave(turn):
-                self._give()
-            raise
-        return not self._leave(turn)
-
-    def _leave(self, turn: threading.Event) -> bool:
-        """Stop waiting; False if a permission was granted just now."""
-        if turn.is_set():
-            return False
-        self._waiting.remove(turn)
-        return True
-
-    def _give(self) -> None:
-        if self._waiting:
-            self._waiting.popleft().set()
-        else:
-            self._free += 1
+                self._free.release()
 
 
 Elsewhere = Callable[[], Callable[[Callable[[], Any]], Any] | None]

@@ -15,7 +15,7 @@ from ...model.checks import is_number
 from ...model.durable import Content, Key, Message
 from ...model.settings import Settings
 from ...model.status import Gate
-from ..statement import Frequent, Reader, Statement, Transaction, arrays, first
+from ..statement import Frequent, Reader, Statement, Transaction, arrays, first, picked
 from .arming import FIRST_CHECK_S, OWED, UNCHECKED, UNLOCKED, TaskEnd
 from .references import KEPT, referred
 
@@ -89,7 +89,7 @@ def keep(executor: Transaction, message: Message, settings: Settings) -> Kept | 
 
     Another transaction may keep a message of this task id or key, and be open still: this waits for its end.
     """
-    own = {"task_id": message.task_id, "unique_key": message.unique_key, "slot": message.slot}
+    own = picked(message, "task_id", "unique_key", "slot")
     found = executor.run(_KEEP, **_columns(message, settings), **own)
     return Kept(found[0].waits) if found else None
 
@@ -194,18 +194,12 @@ def pool_of(message: Message) -> Mapping[str, Any]:
 
 def _columns(message: Message, settings: Settings) -> dict[str, Any]:
     return {
-        "task": message.task,
-        "queue": message.queue,
-        "publication": message.publication,
-        "body": message.body,
-        "eta": message.eta,
-        "expires_at": message.expires_at,
+        **picked(message, "task", "queue", "publication", "body", "eta", "expires_at", "priority"),
+        **pool_of(message),
         "check_interval_s": settings.lost_after,
         "horizon_s": settings.timer_horizon,
         "first_check_s": FIRST_CHECK_S,
         "early_s": EARLY_S,
-        "priority": message.priority,
-        **(_NO_POOL if message.admission is None else pool_of(message)),
     }
 
 
@@ -216,7 +210,7 @@ WHERE task_id = %(task_id)s""")
 
 def is_kept(executor: Reader, message: Message) -> bool:
     """Tell whether the row of this task id is this very message: then its insert was repeated."""
-    found = executor.run(_IS_KEPT, task_id=message.task_id, body=message.body, publication=message.publication)
+    found = executor.run(_IS_KEPT, **picked(message, "task_id", "body", "publication"))
     return bool(found and found[0].same)
 
 
