@@ -89,7 +89,7 @@ def keep(executor: Transaction, message: Message, settings: Settings) -> Kept | 
 
     Another transaction may keep a message of this task id or key, and be open still: this waits for its end.
     """
-    own = picked(message, "task_id", "unique_key", "slot")
+    own = {"task_id": message.task_id, "unique_key": message.unique_key, "slot": message.slot}
     found = executor.run(_KEEP, **_columns(message, settings), **own)
     return Kept(found[0].waits) if found else None
 
@@ -194,12 +194,18 @@ def pool_of(message: Message) -> Mapping[str, Any]:
 
 def _columns(message: Message, settings: Settings) -> dict[str, Any]:
     return {
-        **picked(message, "task", "queue", "publication", "body", "eta", "expires_at", "priority"),
-        **pool_of(message),
+        "task": message.task,
+        "queue": message.queue,
+        "publication": message.publication,
+        "body": message.body,
+        "eta": message.eta,
+        "expires_at": message.expires_at,
         "check_interval_s": settings.lost_after,
         "horizon_s": settings.timer_horizon,
         "first_check_s": FIRST_CHECK_S,
         "early_s": EARLY_S,
+        "priority": message.priority,
+        **(_NO_POOL if message.admission is None else pool_of(message)),
     }
 
 
