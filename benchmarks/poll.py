@@ -30,7 +30,7 @@ from celery import Celery
 from benchmarks.idle import scalar
 from celery_sidejob import SideJob, embedded
 from celery_sidejob.services.sweep.sweeper import Sweeper
-from celery_sidejob.store.outbox import checks
+from celery_sidejob.store.outbox import publishing
 from celery_sidejob.store.outbox.kinds import TASKS
 from celery_sidejob.store.schema.migrate import upgrade
 
@@ -156,7 +156,7 @@ class Bench:
 
     def is_due(self) -> bool:
         """Whether anything is to be looked at now."""
-        return bool(checks.candidates(self._connections, TASKS, per_queue=1, limit=1))
+        return bool(publishing.candidates(self._connections, TASKS, per_queue=1, limit=1))
 
     def turns(self, name: str, more: Callable[[int], bool]) -> Cost:
         """Have the sweeper do its turns as long as there are more to do."""

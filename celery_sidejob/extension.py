@@ -54,7 +54,7 @@ from .operations.waiting import check_reason
 from .services.heartbeat.heartbeat import Heartbeat
 from .services.sweep.sweeper import PollReport, Sweeper
 from .store import batches as batch_rows
-from .store import job_lists, labels, publications, queues
+from .store import job_lists, jobs, publications, queues
 from .store import schedules as schedule_rows
 from .store.schema import schema_check
 from .unit.open_unit import submit
@@ -364,12 +364,12 @@ class SideJob:
         Each call counts: up to a million rows, those of the newest jobs, in about a second.
         """
         check_number("limit", limit, least=1, of="tags")
-        return labels.tag_counts(self.runtime.connections, limit)
+        return jobs.tag_counts(self.runtime.connections, limit)
 
     def tracked(self, limit: int = 100) -> list[Job]:
         """Return the last `limit` tracked jobs, in the order in which they were tracked."""
         check_number("limit", limit, least=1, of="jobs")
-        return [Job(row.id, runtime=self.runtime, row=row) for row in labels.tracked(self.runtime.connections, limit)]
+        return [Job(row.id, runtime=self.runtime, row=row) for row in jobs.tracked(self.runtime.connections, limit)]
 
     def workers(self) -> list[WorkerInfo]:
         """Return the workers that are present: each with its start, its queues and its current runs."""

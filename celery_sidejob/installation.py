@@ -28,7 +28,7 @@ from .operations.runtime import Runtime
 from .operations.stores import stores_of
 from .pools import coroutines
 from .results.waiting import add_awaited_calls
-from .store.connection import on_loop
+from .store.connection import turns
 from .store.measured import MeasuredConnections
 
 SHORTEST_PAUSE_S = 5.0
@@ -52,7 +52,7 @@ def install(sidejob: Any, app: Celery) -> None:
     durable_task.watch_tasks(app)
     durable_request.install()
     add_awaited_calls()
-    on_loop.use(coroutines.elsewhere)
+    turns.wait_elsewhere_by(coroutines.elsewhere)
     app_methods.lend_transactions(calling)
     app.on_after_finalize.connect(lambda **_: durable_task.mark(app), weak=False)
     recording.install()

@@ -14,8 +14,8 @@ from typing import Any
 
 from ..model.errors import SettingsError
 from ..model.logger import logger
-from ..services.loop import Turn
-from ..store.connection import fork
+from ..services.loop import turn
+from ..store.connection.bounded import forget_in_children
 from .way import Ear, Nowhere, Way
 
 MOST = 10_000
@@ -50,12 +50,12 @@ class Announcer:
     def __init__(self, make_way: Callable[[], Way]) -> None:
         self._make_way = make_way
         self._way: Way | None = None
-        self._turn = Turn()
+        self._turn = turn()
         self._warned_at = float("-inf")
         self.dropped = 0
         """How many announcements of this process were dropped since it began."""
         self._begin()
-        fork.register(self)
+        forget_in_children(self)
         _announcers.add(self)
 
     def _begin(self) -> None:

@@ -15,7 +15,7 @@ from ..model.checks import MOST
 from ..model.printable import moment_from, seconds_from, since_from
 from ..model.status import Status
 from ..operations.waiting import REASONS
-from ..store.kept import STATUSES
+from ..store.waiting import STATUSES
 
 P = ParamSpec("P")
 R = TypeVar("R")

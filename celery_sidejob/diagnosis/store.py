@@ -10,7 +10,7 @@ from ..model.errors import SchemaError, SideJobError, StoreUnavailableError
 from ..model.finding import Finding, check, error, graded, warning, well
 from ..model.printable import counted, first_of
 from ..operations.runtime import Runtime
-from ..store import estimates, health, meta, workers
+from ..store import health, meta, workers
 from ..store.broker.messages import COUNTED
 from ..store.errors import UPGRADE, LacksRights
 from ..store.outbox.references import count
@@ -222,14 +222,14 @@ def rights(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
 @check("retention", "no finished jobs pile up")
 def retention(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     """Check for finished jobs that nothing removes, and for very large families."""
-    finished = estimates.finished(executor) if runtime.settings.retention is None else 0
+    finished = health.finished(executor) if runtime.settings.retention is None else 0
     if finished >= FINISHED:
         yield warning(
             f"about {finished} finished jobs are kept for ever",
             meaning="Nothing removes them, so the tables, backups and every VACUUM grow with them.",
             remedy="Set sidejob_retention, or retention= of their tasks.",
         )
-    families = estimates.families(executor, least=CHILDREN)
+    families = health.families(executor, least=CHILDREN)
     if families:
         shown = first_of(f"job {row.parent_id} has about {row.children}" for row in families)
         yield warning(

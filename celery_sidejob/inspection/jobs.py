@@ -20,22 +20,7 @@ from ..model.errors import batch_not_found, job_not_found
 from ..model.status import MAY_WAIT, Progress, Status
 from ..operations import waiting
 from ..operations.runtime import Runtime
-from ..store import (
-    askings,
-    asks,
-    batches,
-    dead,
-    dependencies,
-    history,
-    job_lists,
-    jobs,
-    labels,
-    packets,
-    ports,
-    room,
-    state,
-    trees,
-)
+from ..store import asks, batches, dead, dependencies, history, job_lists, jobs, packets, ports, room, trees
 from ..store.outbox import doorbells
 from ..store.statement import Transaction, picked
 from ..unit.view import entry_of
@@ -111,7 +96,7 @@ class JobViews:
                 raise job_not_found(job.id)
             return {
                 **Job(job.id, runtime=self._runtime, row=found[0]).info,
-                "progress": _progress(state.progress(executor, job.id), self._runtime.settings.redacted),
+                "progress": _progress(jobs.progress(executor, job.id), self._runtime.settings.redacted),
                 "waiting_for": waiting.reasons(executor, self._runtime, [job.id]).get(job.id, []),
             }
 
@@ -215,7 +200,7 @@ class JobViews:
         found = trees.tree(self._runtime.connections, job.id, depth=DEEPEST if depth is None else depth, limit=limit)
         if not found:
             raise job_not_found(job.id)
-        told = state.progress_of_jobs(self._runtime.connections, [row.id for row in found])
+        told = jobs.progress_of_jobs(self._runtime.connections, [row.id for row in found])
         hide = self._runtime.settings.redacted
         return [_node(row, _progress(told.get(row.id), hide)) for row in found]
 
@@ -250,9 +235,9 @@ class JobViews:
         hide = self._runtime.settings.redacted
         return {
             **Job(job_id, runtime=self._runtime, row=found[0]).info,
-            "aliases": [hide(alias) for alias in labels.aliases_of(executor, job_id)],
+            "aliases": [hide(alias) for alias in jobs.aliases_of(executor, job_id)],
             "history": [asdict(entry_of(row, hide)) for row in history.read(executor, job_id)],
-            "state": hide({key: values.decode(text) for key, text in state.read(executor, job_id).items()}),
+            "state": hide({key: values.decode(text) for key, text in jobs.read_state(executor, job_id).items()}),
             **_ports(executor, job_id, hide),
             "children": {row.name: picked(row, "id", "task", "status") for row in children},
             "children_count": min(node.children, trees.COUNTED),
@@ -260,7 +245,7 @@ class JobViews:
             "message": message and message._asdict(),
             "dependencies": [row.id for row in dependencies.dependencies_of(executor, job_id, limit=CHILDREN)],
             "dependents": [row.id for row in dependencies.dependents_of(executor, job_id, limit=CHILDREN)],
-            "progress": _progress(state.progress(executor, job_id), hide),
+            "progress": _progress(jobs.progress(executor, job_id), hide),
             "waiting_for": waiting.reasons(executor, self._runtime, [job_id]).get(job_id, []),
             "timers": [row._asdict() for row in asks.pending_timers(executor, job_id, limit=CHILDREN)],
             "waiting_for_room": [row._asdict() for row in room.waiting(executor, job_id, limit=CHILDREN)],
@@ -271,7 +256,7 @@ class JobViews:
 
     def _result(self, executor: Transaction, task_id: str | None) -> Any:
         """Return the value with which an asking has completed."""
-        row = None if task_id is None else askings.outcome(executor, task_id)
+        row = None if task_id is None else asks.outcome(executor, task_id)
         return values.decode(row.result) if row is not None and row.outcome == Status.COMPLETED else None
 
     def _dead(self, row: Any | None) -> dict[str, Any] | None:

@@ -16,9 +16,9 @@ from ..model.statistics import Amount, Statistics, Tally, counts, durations, sta
 from ..operations.runtime import Runtime
 from ..services.sweep.sweeper import TOTALS
 from ..store import measured, queues, registry, stats, waiting, workers
-from ..store.estimates import Count
 from ..store.queues import ManagedQueue
 from ..store.statement import Transaction, picked
+from ..store.stats import Count
 
 NUMBERS = ("depth", "running", "delayed", "scheduled", "parked", "unpublished")
 AGES = ("oldest_due_s", "oldest_unpublished_s")

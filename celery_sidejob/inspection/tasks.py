@@ -14,7 +14,7 @@ from ..model.durable import headers_of
 from ..model.errors import InvalidValueError, StoreUnavailableError
 from ..model.loss import Loss
 from ..operations.runtime import Runtime
-from ..store import history, job_lists, kept
+from ..store import history, job_lists, waiting
 from ..store.statement import picked
 
 LOOK_S = 0.06
@@ -41,7 +41,9 @@ class TaskViews:
         failure: StoreUnavailableError | None = None
         for store in stores:
             try:
-                row = store.connections.read(lambda executor: kept.of_task(executor, task_id), within_s=stores.wait_s)
+                row = store.connections.read(
+                    lambda executor: waiting.of_task(executor, task_id), within_s=stores.wait_s
+                )
                 if row is not None:
                     return self._task(row, stores.label_of(store))
             except StoreUnavailableError as error:
@@ -58,7 +60,7 @@ class TaskViews:
         """
         found: list[dict[str, Any]] = []
         for store in self._runtime.stores:
-            read = partial(kept.list_, limit=limit - len(found), **which)
+            read = partial(waiting.list_tasks, limit=limit - len(found), **which)
             rows = store.connections.read(read, within_s=self._runtime.stores.look_s(store))
             found += [self._task(row, self._runtime.stores.label_of(store)) for row in rows]
         return found
@@ -82,12 +84,12 @@ class TaskViews:
         check_texts(text=text, task=task, queue=queue)
         first, skipped, last = _cursor(after)
         kept_as = None if text is None else json.dumps(json.dumps(text)[1:-1])[1:-1]
-        look = partial(kept.look, task=task, queue=queue, statuses=statuses, text=kept_as)
+        look = partial(waiting.look_at_tasks, task=task, queue=queue, statuses=statuses, text=kept_as)
         until = time.monotonic() + LOOK_S
         for store in list(self._runtime.stores)[first:]:
             while True:
                 # As in a page of jobs, the end of a page does not tell of text that is hidden.
-                most = skipped + limit + 1 if text is None else kept.LOOKED
+                most = skipped + limit + 1 if text is None else waiting.LOOKED
                 read = partial(look, after=last, limit=most)
                 rows, goes_on = store.connections.read(read, within_s=self._runtime.stores.look_s(store))
                 found = [self._task(row, self._runtime.stores.label_of(store)) for row in rows]
@@ -117,14 +119,14 @@ class TaskViews:
         Reads the messages of all tasks that wait or run, even if a `task`, a `queue` or `statuses` choose only a few.
         """
         counts: Counter[str] = Counter()
-        read = partial(kept.count, **which)
+        read = partial(waiting.count_tasks, **which)
         for store in self._runtime.stores:
             counts.update(store.connections.read(read, within_s=self._runtime.stores.look_s(store)))
         return counts
 
     def task_ids(self, *, page: int, **which: Any) -> Iterator[list[str]]:
         """Iterate over the ids of the tasks that `count_tasks` counts, a page at a time."""
-        read = partial(kept.page, limit=page, **which)
+        read = partial(waiting.page_of_tasks, limit=page, **which)
         for store in self._runtime.stores:
             after, look_s = "", self._runtime.stores.look_s(store)
             while found := store.connections.read(partial(read, after=after), within_s=look_s):

@@ -25,7 +25,7 @@ from ..operations.after_commit import AfterCommit, follow
 from ..operations.changes.unique_keys import KeysTakenError, is_replaced
 from ..operations.gates import capacity
 from ..operations.runtime import Runtime
-from ..store import askings, jobs
+from ..store import asks, jobs
 from ..store.errors import NoAnswer, OutcomeUnknown
 from ..store.statement import Transaction
 from ..unit.open_unit import OpenUnit, active, submit
@@ -128,7 +128,7 @@ def _until_known(runtime: Runtime, drafts: Sequence[NewJob], make: Callable[[], 
         except StoreUnavailableError:
             raise unknown from None
         except Exception:
-            made = askings.jobs_of(runtime.connections, [new.task_id for new in drafts])
+            made = asks.jobs_of(runtime.connections, [new.task_id for new in drafts])
             if len(made) < len(drafts):
                 raise
             return _numbered(drafts, [made[new.task_id] for new in drafts])
@@ -222,4 +222,4 @@ def _holders(runtime: Runtime, unit: OpenUnit, drafts: Sequence[NewJob]) -> dict
         for new in unit.seen.new_jobs().values()
         if new.unique
     }
-    return {row.key: row for row in askings.key_holders(runtime.connections, keys)} | own
+    return {row.key: row for row in asks.key_holders(runtime.connections, keys)} | own

@@ -46,9 +46,8 @@ from ..operations.runs.terminations import cancel as cancel_together
 from ..operations.runs.terminations import terminate_without_shutdown, to_cancel
 from ..operations.runtime import Runtime
 from ..operations.waiting import waiting_for
-from ..store import asks, history, jobs, labels, ports, trees
+from ..store import asks, history, jobs, ports, trees
 from ..store import dependencies as dependency_rows
-from ..store import state as state_rows
 from ..store.statement import picked
 from ..unit import view as unit_view
 from ..unit.open_unit import active, submit
@@ -539,7 +538,7 @@ class Job:
     def aliases(self) -> list[str]:
         """The job's further names; asks the store."""
         unit = active()
-        found = set(labels.aliases_of(self._runtime.connections, self.id))
+        found = set(jobs.aliases_of(self._runtime.connections, self.id))
         if unit is not None:
             given, taken = unit.seen.aliases(self.id)
             found = (found | given.keys()) - taken
@@ -568,7 +567,7 @@ class Job:
     def tags(self) -> list[str]:
         """The job's tags, in the order in which it got them; asks the store."""
         pending, is_new = self._pending()
-        found = [] if is_new else labels.tags_of(self._runtime.connections, self.id)
+        found = [] if is_new else jobs.tags_of(self._runtime.connections, self.id)
         return self._found(unit_view.tags(pending, self.id, found))
 
     def tag(self, *names: str) -> Job:
@@ -586,7 +585,7 @@ class Job:
     @property
     def progress_of(self) -> Progress | None:
         """How far its present or last run is, as that has said last with `progress`; None without. Asks the store."""
-        row = state_rows.progress(self._runtime.connections, self.id)
+        row = jobs.progress(self._runtime.connections, self.id)
         if row is None:
             return self._found(None)
         return Progress(row.done, row.total, row.note, row.run_no, row.told_at)
@@ -618,7 +617,7 @@ class Job:
     def tracked(self) -> bool:
         """Whether the job is tracked; asks the store."""
         pending, is_new = self._pending()
-        found = not is_new and labels.is_tracked(self._runtime.connections, self.id)
+        found = not is_new and jobs.is_tracked(self._runtime.connections, self.id)
         return self._found(unit_view.tracked(pending, self.id, found))
 
     def track(self) -> Job:
@@ -765,7 +764,7 @@ class Job:
         unit = active()
         if unit is not None:
             return self._found(unit.seen.state(self.id, key))
-        return self._found(state_rows.read(self._runtime.connections, self.id, key))
+        return self._found(jobs.read_state(self._runtime.connections, self.id, key))
 
     def _child_rows(self) -> Iterable[Any]:
         unit = active()

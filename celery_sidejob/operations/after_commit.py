@@ -17,7 +17,7 @@ from ..model.messages import Continuation, Doorbell, Outcome
 from ..model.names import LOG_CHANNEL, channel_ancestors
 from ..model.protocols import Publication, Refused, Rider
 from ..model.status import Status
-from ..store import askings
+from ..store import asks
 from ..store.outbox import references
 from ..store.outbox.arming import FIRST_CHECK_S
 from ..store.outbox.doorbells import remove_continuations
@@ -213,7 +213,7 @@ def settle(runtime: Runtime, outcomes: Iterable[Outcome]) -> int:
     stored = [outcome.task_id for outcome in outcomes if runtime.results.deliver(outcome)]
     if stored:
         try:
-            runtime.connections.transact("settle", lambda executor: askings.mark_stored(executor, stored), single=True)
+            runtime.connections.transact("settle", lambda executor: asks.mark_stored(executor, stored), single=True)
         except StoreUnavailableError as error:
             logger.warning("Stored results, but could not mark them; they will be stored once more: %s", error)
     return len(stored)

@@ -6,7 +6,7 @@ from time import monotonic
 from typing import Any
 
 from ..model.errors import SchemaError, StoreUnavailableError
-from ..store import audience, labels
+from ..store import audience, jobs
 from ..store.connection.connections import Connections
 
 KNOWN_S = 1.0
@@ -97,7 +97,7 @@ class Tracking:
         if monotonic() >= self._until:
             changes = self._changes
             try:
-                self._before, self._ids = self._ids, self._connections.read(labels.tracked_ids)
+                self._before, self._ids = self._ids, self._connections.read(jobs.tracked_ids)
             except (StoreUnavailableError, SchemaError):
                 self._before = self._ids = frozenset()
             if changes == self._changes:

@@ -19,7 +19,7 @@ from time import monotonic, sleep
 from ..model.logger import logger
 from ..model.native import Pipe
 from ..store import results
-from ..store.connection import fork
+from ..store.connection.bounded import forget_in_children
 from ..store.connection.opening import Opener
 from ..store.connection.own_executor import OwnExecutor
 
@@ -75,7 +75,7 @@ class Ear:
     def __init__(self, opener: Opener, schema: str) -> None:
         self._opener = opener
         self._schema = schema
-        fork.register(self)
+        forget_in_children(self)
         self.forget()
 
     def forget(self) -> None:

@@ -19,7 +19,7 @@ from ..model.errors import SettingsError, StoreUnavailableError
 from ..model.urls import SCHEME, is_alone
 from ..store import chords, results
 from ..store.chords import Owed, Part
-from ..store.connection import fork
+from ..store.connection.bounded import forget_in_children
 from ..store.connection.connections import Connections
 from ..store.connection.opening import Opener
 from ..store.connection.own_executor import OwnExecutor, OwnTransaction
@@ -50,7 +50,7 @@ class Place:
         self.connections = connections
         self.schema = connections.schema
         self.ear = ear
-        fork.register(self)
+        forget_in_children(self)
         self.forget()
 
     def forget(self) -> None:

@@ -41,10 +41,8 @@ class Duty(ABC):
     interval_s = 0.0
     counts: Sequence[Count] = ()
     """The counts that are shown to people; a report may have more, for tests."""
-
-    def __init__(self) -> None:
-        self.due_at = float("-inf")
-        """When the duty is next due, by the monotonic clock."""
+    due_at = float("-inf")
+    """When the duty is next due, by the monotonic clock."""
 
     @property
     def name(self) -> str:

@@ -42,12 +42,12 @@ class Loop:
 
     def __init__(self, service: Service, *, unpatched: bool = False) -> None:
         self._service = service
-        self._turn = Turn()
+        self._turn = turn()
         name = f"sidejob-{service.name}"
         self._stopped: threading.Event | native.Event = threading.Event()
         self._thread: threading.Thread | native.Thread = threading.Thread(target=self._run, name=name, daemon=True)
         if unpatched and native.is_patched():
-            self._turn = Turn(native.lock())
+            self._turn = turn(native.lock())
             self._stopped = native.Event()
             self._thread = native.Thread(self._run, name=name)
 
@@ -92,40 +92,25 @@ class Loop:
 FORK_WAIT_S = 1.0
 
 
-class Turn:
-    """The work of one of our threads between two moments at which this process may fork: `with turn:`."""
-
-    def __init__(self, lock: Any = None) -> None:
-        self._lock = threading.RLock() if lock is None else lock
-        _turns.add(self)
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *error: object) -> None:
-        self._lock.release()
-
-    def is_over_within(self, timeout_s: float) -> bool:
-        """Wait for the turn's end, and let no other turn begin until `go_on`; False if it does not end in time."""
-        return bool(self._lock.acquire(timeout=timeout_s))
-
-    def go_on(self) -> None:
-        """Let the next turn begin."""
-        self._lock.release()
+_turns: weakref.WeakSet[Any] = weakref.WeakSet()
+_held: list[Any] = []
 
 
-_turns: weakref.WeakSet[Turn] = weakref.WeakSet()
-_held: list[Turn] = []
+def turn(lock: Any = None) -> Any:
+    """Return a lock that a thread of ours holds while it works, between two moments at which this process may fork."""
+    made = threading.RLock() if lock is None else lock
+    _turns.add(made)
+    return made
 
 
 def _before_fork() -> None:
     deadline = time.monotonic() + FORK_WAIT_S
-    _held.extend(turn for turn in list(_turns) if turn.is_over_within(max(0.0, deadline - time.monotonic())))
+    _held.extend(lock for lock in list(_turns) if lock.acquire(timeout=max(0.0, deadline - time.monotonic())))
 
 
 def _after_fork() -> None:
     while _held:
-        _held.pop().go_on()
+        _held.pop().release()
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ..model.checks import MOST
 from . import advisory
-from .statement import Reader, Statement, Transaction, first
+from .statement import Reader, Statement, Transaction, first, first_value
 
 _COLUMNS = "b.id, b.name, b.calls::text AS calls, b.created_at, b.closed_at, b.ended_at"
 
@@ -69,8 +70,7 @@ _NAME = Statement("SELECT name FROM {batches} WHERE id = %(id)s")
 
 def name_of(executor: Reader, batch_id: int) -> str | None:
     """Read a batch's name; None if it was deleted."""
-    found = first(executor.run(_NAME, id=batch_id))
-    return None if found is None else str(found.name)
+    return first_value(executor.run(_NAME, id=batch_id), str)
 
 
 _CLOSE = Statement("UPDATE {batches} SET closed_at = now() WHERE id = %(id)s AND closed_at IS NULL")
@@ -105,8 +105,7 @@ _UNENDED = Statement("SELECT b.id FROM {batches} b WHERE b.ended_at IS NULL AND 
 
 def next_unended(executor: Reader, *, after: int) -> int | None:
     """Read the id of the first batch that has not ended, after this batch."""
-    row = first(executor.run(_UNENDED, after=after))
-    return None if row is None else int(row.id)
+    return first_value(executor.run(_UNENDED, after=after), int)
 
 
 _NOTE = Statement(f"""
@@ -183,12 +182,11 @@ ORDER BY b.id DESC""")
 
 _PAGE = _counting("WHERE b.id < %(before)s::bigint")
 _COUNTED = _counting("WHERE b.name = %(name)s")
-_LAST = 2**63 - 1
 
 
 def page(executor: Reader, *, before: int | None, limit: int, most: int) -> Sequence[Any]:
     """Read batches before an id, the newest first, each with the noted ends of at most so many members."""
-    return executor.run(_PAGE, before=_LAST if before is None else before, limit=limit, most=most)
+    return executor.run(_PAGE, before=MOST if before is None else before, limit=limit, most=most)
 
 
 def counted(executor: Reader, name: str) -> Any | None:

@@ -81,8 +81,7 @@ WHERE c.pool = %(name)s AND c.shard = t.shard""")
 
 def take(executor: Transaction, name: str, taken: Mapping[int, tuple[int, int]]) -> None:
     """Take slots in locked shards: {shard: (slots, works)}."""
-    slots, works = columns(list(taken.values()), 2)
-    executor.run(_TAKE, name=name, shards=list(taken), slots=slots, works=works)
+    executor.run(_TAKE, name=name, shards=list(taken), **columns(taken.values(), "slots", "works"))
 
 
 _COLUMNS = f"""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 
 from .connection.connections import Connections
 from .results import GIVEN, IS_GIVEN, LISTENED, Kept, given, kept
@@ -22,20 +23,19 @@ CLAIM_S = 10
 """The seconds after which another process may send a body, unless the claim is renewed; part of the statements."""
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """The end of one part: of the task, in its `place` of the chord's header. `call` is the signature of the body.
 
-    The chord's rows expire after so many seconds without a further part. None: after `UNSIZED_S` while the number of
+    The chord's rows live for so many seconds without a further part. None: after `UNSIZED_S` while the number of
     parts is not known, and then never.
     """
 
     chord: str
     task_id: str
     place: float
-    body: bytes
+    part: bytes
     call: bytes
-    expires_s: float | None
+    lives_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +81,7 @@ def count(executor: Transaction, part: Part, result: Kept | None) -> tuple[Owed 
     Returns the chord if this was the last part and its body must be sent by this process, and whether a process listens
     for the result.
     """
-    row = executor.run(
-        _COUNT_AND_KEEP,
-        chord=part.chord,
-        task_id=part.task_id,
-        place=part.place,
-        part=part.body,
-        call=part.call,
-        lives_s=part.expires_s,
-        **given(result),
-    )[0]
+    row = executor.run(_COUNT_AND_KEEP, **part._asdict(), **given(result))[0]
     return (Owed(part.chord, row.call, row.send_at, row.again) if row.claimed else None), bool(row.listened)
 
 

@@ -206,12 +206,9 @@ def claim_page(
     jobs without one of their own), or it may have to wait for a rate, a slot or the gate of its queue. Waits for no job
     that somebody has locked.
     """
-    ids, for_runs, tasks = columns(sorted(owed), 3)
     return executor.run(
         _CLAIM_PAGE,
-        ids=ids,
-        for_runs=for_runs,
-        tasks=tasks,
+        **columns(sorted(owed), "ids", "for_runs", "tasks"),
         worker_id=worker_id,
         pid=None,
         max_losses=max_losses,

@@ -49,8 +49,7 @@ ON CONFLICT (job_id, depends_on) DO UPDATE SET on_failure = excluded.on_failure,
 
 def add(executor: Transaction, edges: Iterable[tuple[int, int, str]]) -> None:
     """Write new edges: (job, the job that it depends on, the effect of that job's failure)."""
-    jobs, depend_on, on_failure = columns(list(edges), 3)
-    executor.run(_ADD, jobs=jobs, depend_on=depend_on, on_failure=on_failure)
+    executor.run(_ADD, **columns(list(edges), "jobs", "depend_on", "on_failure"))
 
 
 _BLOCK = Statement(f"""

@@ -29,8 +29,7 @@ ON CONFLICT (task_id, call) DO NOTHING""")
 
 def note(executor: Transaction, copies: Iterable[Copy], *, tried: Sequence[str] = (), kept_s: float) -> None:
     """Note that the copies here are the ones that count; `tried` are the stores that may have other copies."""
-    task_ids, calls = columns(list(copies), 2)
-    executor.run(_NOTE, task_ids=task_ids, calls=calls, tried=list(tried), kept_s=kept_s)
+    executor.run(_NOTE, **columns(list(copies), "task_ids", "calls"), tried=list(tried), kept_s=kept_s)
 
 
 _TRIED = Statement("""
@@ -90,7 +89,7 @@ def give_way(executor: Transaction, copy: Copy) -> bool:
 
 
 PAGE = 1000
-"""Notes removed in one statement; part of its text, like `checks.CHECK_PAGE`."""
+"""Notes removed in one statement; part of its text, like `publishing.CHECK_PAGE`."""
 
 _PRUNE = Statement(f"""
 DELETE FROM {{duplicates}} WHERE ctid = ANY(ARRAY(

@@ -9,12 +9,12 @@ from typing import Any
 import psycopg
 
 from ..model.errors import StoreUnavailableError
-from . import estimates
+from . import stats
 from .advisory import holds_job
 from .connection.connections import Connections
 from .errors import first_line
-from .estimates import Share
 from .statement import Reader, Statement
+from .stats import Share
 
 
 @contextmanager
@@ -150,6 +150,34 @@ def broken_rules(executor: Reader, *, every_job: bool) -> tuple[list[Any], bool]
     A message that breaks several rules counts for the first rule. A sample represents very many messages. With
     `every_job` all messages and all jobs are read, which takes three seconds for a million of each.
     """
-    share = Share(100.0) if every_job else estimates.share_joined(executor, "messages")
+    share = Share(100.0) if every_job else stats.share_joined(executor, "messages")
     found = [*executor.run(_OF_MESSAGES, percent=share.percent), *(executor.run(_OF_JOBS) if every_job else ())]
     return [row for row in found if row.rows], share.is_all
+
+
+_FINISHED = Statement(f"""
+SELECT count(*) AS jobs FROM {{jobs}} j {stats.SAMPLE}
+WHERE j.status IN ('completed', 'terminated') AND j.retention_s IS NULL AND j.retention_keep IS NULL""")
+
+
+def finished(executor: Reader) -> int:
+    """Estimate how many jobs are finished and have no retention of their own task."""
+    looked_at = stats.share(executor, "jobs", sampled=stats.COUNTING_PAGES)
+    return looked_at.whole(executor.run(_FINISHED, percent=looked_at.percent)[0].jobs)
+
+
+_FAMILIES = Statement("""
+SELECT f.parent_id, round(f.share * c.reltuples)::bigint AS children
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+  JOIN pg_stats s ON s.schemaname = n.nspname AND s.tablename = c.relname AND s.attname = 'parent_id'
+  CROSS JOIN LATERAL unnest(s.most_common_vals::text::bigint[], s.most_common_freqs) AS f(parent_id, share)
+WHERE c.oid = '{jobs}'::regclass AND f.share * c.reltuples >= %(least)s::real
+  AND EXISTS (SELECT FROM {jobs} j WHERE j.id = f.parent_id) ORDER BY 2 DESC""")
+
+
+def families(executor: Reader, *, least: int) -> Sequence[Any]:
+    """Estimate which jobs have this many children, (parent_id, children), the largest families first.
+
+    The figures are those of the last ANALYZE of the table.
+    """
+    return executor.run(_FAMILIES, least=least)

@@ -130,8 +130,8 @@ _ALONG_TAG = "SELECT job_id FROM {tags} WHERE tag = %(tag)s::text"
 _LIST_TAGGED = _along(_ALONG_TAG)
 _ALONG_BATCH = "SELECT job_id FROM {batch_members} WHERE batch_id = %(batch_id)s::bigint AND job_id IS NOT NULL"
 _LIST_OF_BATCH = _along(_ALONG_BATCH, also=_TAGGED)
-_IS_LARGE_FAMILY = Statement(f"""
-SELECT count(*) > {SMALL} AS large FROM (
+_ARE_MANY_CHILDREN = Statement(f"""
+SELECT count(*) > {SMALL} AS many FROM (
   SELECT FROM {{jobs}} WHERE parent_id = %(parent_id)s ORDER BY parent_id, name LIMIT {SMALL} + 1) few""")
 _ARE_MANY_OLD = Statement(f"SELECT count(*) > {FEW} AS many FROM ({_OLD}{FEW} + 1) few")
 _ARE_MANY_YOUNG = Statement(f"SELECT count(*) > {FEW} AS many FROM ({_YOUNG}{FEW} + 1) few")
@@ -192,39 +192,30 @@ def _way_to(executor: Reader, which: Filters, *, is_bounded: bool = False) -> Ma
 
     With `is_bounded` they read little, or are among `_REACHES`.
     """
+
+    def are_many(statement: Statement) -> bool:
+        return bool(executor.run(statement, **which.parameters)[0].many)
+
     wanted = set(which.statuses or ())
     if which.unique is not None:
         return _LIST_OF_KEY
     if (which.batch_id is not None or which.tag is not None) and wanted != {"running"}:
         return _LIST_TAGGED if which.batch_id is None else _LIST_OF_BATCH
-    if which.parent_id is not None and which.tag is None and not _is_large(executor, which.parent_id):
+    if which.parent_id is not None and which.tag is None and not are_many(_ARE_MANY_CHILDREN):
         return _LIST_OF_PARENT
     if wanted == {"running"}:
         return _LIST_RUNNING
-    if (which.since is not None or which.since_s is not None) and not _are_many_young(executor, which):
+    if (which.since is not None or which.since_s is not None) and not are_many(_ARE_MANY_YOUNG):
         return _LIST_YOUNG
     if wanted == {"queued"} and which.queue is not None:
-        return _way_to_queued(executor, which.queue, is_bounded=is_bounded)
+        are_many_timers = are_many(_ARE_MANY_TIMERS)
+        is_long = are_many_timers or (is_bounded and not waiting.is_short(executor, which.queue))
+        return _LIST_QUEUED_ALONG if not is_long else _LIST if is_bounded else _LIST_QUEUED
     if wanted == {"failed"}:
         return _LIST_FAILED
-    if which.older_s is not None and not executor.run(_ARE_MANY_OLD, older_s=which.older_s)[0].many:
+    if which.older_s is not None and not are_many(_ARE_MANY_OLD):
         return _LIST_OLD
     return _LIST
-
-
-def _way_to_queued(executor: Reader, queue: str, *, is_bounded: bool) -> Mapping[str, Statement]:
-    are_many_timers = executor.run(_ARE_MANY_TIMERS)[0].many
-    if is_bounded and (are_many_timers or not waiting.is_short(executor, queue)):
-        return _LIST
-    return _LIST_QUEUED if are_many_timers else _LIST_QUEUED_ALONG
-
-
-def _is_large(executor: Reader, parent_id: int) -> bool:
-    return bool(executor.run(_IS_LARGE_FAMILY, parent_id=parent_id)[0].large)
-
-
-def _are_many_young(executor: Reader, which: Filters) -> bool:
-    return bool(executor.run(_ARE_MANY_YOUNG, since=which.since, since_s=which.since_s)[0].many)
 
 
 _COUNT = {

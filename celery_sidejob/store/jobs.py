@@ -1,17 +1,22 @@
-"""Rows of `jobs`: the nodes of the graph. A job's row is its only lock and alone decides on its life."""
+"""Rows of `jobs`: the nodes of the graph. A job's row is its only lock and alone decides on its life.
+
+Rows of `aliases`, `tags` and `tracked`: what people find a job by. Rows of `state` and `progress`: the user's JSON on a
+job, a row for each key; and how far a run has come.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..model.changes import NewJob
+from ..model.changes import NewJob, Stage
 from ..model.columns import COLUMNS, SHOWN
 from ..model.errors import DuplicateError, InvalidValueError
 from ..model.names import child_name_taken
-from .outbox.arming import FIRST_CHECK_S, armed
-from .statement import Autocommit, Frequent, Reader, Statement, Transaction, first, violated
+from .outbox.arming import FIRST_CHECK_S, OPENS_AT, armed
+from .outbox.references import withdrawn
+from .statement import Autocommit, Frequent, Reader, Statement, Transaction, first, first_value, violated
 
 READ = ", ".join(
     f"j.{column.name}::text AS {column.name}" if column.is_json else f"j.{column.name}" for column in SHOWN.values()
@@ -258,8 +263,7 @@ _CHILD = Statement("SELECT id FROM {jobs} WHERE parent_id = %(parent_id)s AND na
 
 def child(executor: Reader, parent_id: int, name: str) -> int | None:
     """Read the id of a job's child by its name."""
-    found = executor.run(_CHILD, parent_id=parent_id, name=name)
-    return found[0].id if found else None
+    return first_value(executor.run(_CHILD, parent_id=parent_id, name=name), int)
 
 
 _SET_PARENT = Statement("UPDATE {jobs} SET parent_id = %(parent_id)s, name = %(name)s WHERE id = %(id)s")
@@ -295,3 +299,258 @@ FROM {jobs} j LEFT JOIN {progress} p ON p.job_id = j.id WHERE j.id = ANY(%(ids)s
 def versions(executor: Reader, ids: Iterable[int]) -> dict[int, str]:
     """Read the version of each of these jobs: it differs after each transaction that has locked or changed the job."""
     return {row.id: row.version for row in executor.run(_VERSIONS, ids=list(ids))}
+
+
+_OF_TASK = ("max_losses", "retention_s", "retention_keep", "rate_interval_s", "rate_burst", "rate_terminates")
+"""The columns that follow from a task's own options."""
+_OF_POOL = {"pool": "text", "pool_weight": "smallint", "pool_runs": "boolean"}
+"""The columns of a job that determine its capacity pool, with their types."""
+_OF_STAGE = f"""task = coalesce(%(task)s, j.task), queue = coalesce(%(queue)s, j.queue),
+    priority = coalesce(%(priority)s::smallint, j.priority),
+    args = coalesce(%(args)s::json, j.args), kwargs = coalesce(%(kwargs)s::json, j.kwargs),
+    started = j.started AND %(task)s IS NULL,
+    rate_opens_at = CASE WHEN %(task)s IS NULL THEN j.rate_opens_at END,
+    {", ".join(f"{name} = CASE WHEN %(task)s IS NULL THEN j.{name} ELSE %({name})s END" for name in _OF_TASK)},
+    {", ".join(f"{n} = CASE WHEN %(enters)s THEN %({n})s::{of} ELSE j.{n} END" for n, of in _OF_POOL.items())}"""
+"""The changes of a stage in its job `j`, as SQL. A job with another task begins with that task's startup."""
+
+_SET_STAGE = Statement(
+    f"UPDATE {{jobs}} j SET {_OF_STAGE} WHERE j.id = %(id)s RETURNING j.task, j.queue, j.priority, j.pool"
+)
+
+
+def set_stage(executor: Transaction, job_id: int, stage: Stage) -> Any:
+    """Give a locked job, whose run has just ended, its next stage; returns its (task, queue, priority, pool)."""
+    return executor.run(_SET_STAGE, id=job_id, **_of_stage(stage))[0]
+
+
+_WITHDRAWN = withdrawn("{messages} m", "m.job_id = %(id)s")
+
+_MOVE = Statement(
+    f"""
+WITH changed AS (
+  UPDATE {{jobs}} j SET {_OF_STAGE}, losses = 0,
+    run_no = j.run_no + CASE WHEN EXISTS (SELECT FROM {{messages}} m WHERE m.job_id = j.id) THEN 1 ELSE 0 END
+  WHERE j.id = %(id)s
+  RETURNING j.id, j.task, j.queue, j.priority, j.status, j.unit_no, j.run_no, j.limit_key, j.rate_terminates,
+    j.rate_opens_at, j.blocked, j.pool, j.pool_weight, j.pool_runs),/*!{_WITHDRAWN},*/"""
+    + armed(
+        "changed j JOIN {messages} held ON held.job_id = j.id",
+        task_id="held.task_id",
+        opens_at=OPENS_AT,
+        cut_short="true",
+        wait_s="extract(epoch FROM CASE WHEN NOT %(now)s THEN held.due_at ELSE now() END - now())::double precision",
+        anew="true",
+    )
+    + """
+SELECT changed.*, armed.task_id, armed.for_run, a.options::text AS options
+FROM changed LEFT JOIN armed ON armed.job_id = changed.id LEFT JOIN {askings} a ON a.task_id = armed.task_id"""
+)
+
+
+def move(executor: Transaction, job_id: int, stage: Stage, *, now: bool, check_interval_s: float) -> Any | None:
+    """Move a locked job that is in no run. A message that waits is armed anew, in its new queue, with its due time.
+
+    Its losses do not count any more: they belong to its earlier task and queue.
+
+    Its run gets a higher number, so deliveries that are under way are stale. `now`: its due time does not count any
+    more. Returns None if there is no such job.
+    """
+    return first(executor.run(_MOVE, id=job_id, now=now, check_interval_s=check_interval_s, **_of_stage(stage)))
+
+
+_PUT_OFF = Statement(f"""
+WITH gone AS (DELETE FROM {{timers}} WHERE job_id = %(id)s AND ask IN ('run', 'timeout') AND accepted)/*!,{_WITHDRAWN}*/
+DELETE FROM {{messages}} WHERE job_id = %(id)s AND locked_by IS NULL AND %(later)s""")
+
+
+def forget_times(executor: Transaction, job_id: int, *, later: bool) -> None:
+    """Remove the timers of a locked job, because it gets another time; with `later` the message that waits too."""
+    executor.run(_PUT_OFF, id=job_id, later=later)
+
+
+def _of_stage(stage: Stage) -> dict[str, Any]:
+    return {
+        **{name: getattr(stage, name) for name in ("task", "queue", "priority", "args", "kwargs")},
+        **{name: stage.columns.get(name) for name in _OF_TASK},
+        "enters": stage.pool is not None,
+        **{name: (stage.pool or {}).get(name) for name in _OF_POOL},
+    }
+
+
+_ADD_ALIASES = Statement("""
+INSERT INTO {aliases} (name, job_id)
+SELECT r.name, r.job_id FROM json_to_recordset(%(rows)s::json) AS r(name text, job_id bigint) ORDER BY r.name
+ON CONFLICT (name) DO UPDATE SET job_id = {aliases}.job_id RETURNING name, job_id""")
+
+
+def add_aliases(executor: Transaction, names: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """Add aliases and return each name's job: a name that was already taken keeps its job."""
+    rows = [{"name": name, "job_id": job_id} for name, job_id in names]
+    return {row.name: row.job_id for row in executor.run(_ADD_ALIASES, rows=json.dumps(rows))}
+
+
+_REMOVE_ALIAS = Statement("DELETE FROM {aliases} WHERE name = %(name)s AND job_id = %(job_id)s RETURNING name")
+
+
+def remove_alias(executor: Transaction, name: str, job_id: int) -> bool:
+    """Remove an alias of the job; False if the job does not have it."""
+    return bool(executor.run(_REMOVE_ALIAS, name=name, job_id=job_id))
+
+
+_ALIASES_OF = Statement("SELECT name FROM {aliases} WHERE job_id = %(job_id)s ORDER BY name")
+
+
+def aliases_of(executor: Reader, job_id: int) -> list[str]:
+    """Read a job's aliases."""
+    return [row.name for row in executor.run(_ALIASES_OF, job_id=job_id)]
+
+
+_ADD_TAGS = Statement("""
+INSERT INTO {tags} (tag, job_id)
+SELECT r.tag, r.job_id FROM json_to_recordset(%(rows)s::json) AS r(job_id bigint, tag text, place int)
+ORDER BY r.job_id, r.place
+ON CONFLICT DO NOTHING""")
+
+
+def add_tags(executor: Transaction, tagged: Iterable[tuple[int, Sequence[str]]]) -> None:
+    """Give jobs further tags: (job id, tags). A tag that a job already has keeps its position."""
+    rows = [
+        {"job_id": job_id, "tag": tag, "place": place} for job_id, names in tagged for place, tag in enumerate(names)
+    ]
+    executor.run(_ADD_TAGS, rows=json.dumps(rows))
+
+
+_REMOVE_TAGS = Statement("DELETE FROM {tags} WHERE job_id = %(job_id)s AND tag = ANY(%(tags)s::text[])")
+
+
+def remove_tags(executor: Transaction, job_id: int, names: Iterable[str]) -> None:
+    """Remove tags from a job; tags that it does not have are ignored."""
+    executor.run(_REMOVE_TAGS, job_id=job_id, tags=list(names))
+
+
+_TAGS_OF = Statement("SELECT tag FROM {tags} WHERE job_id = %(job_id)s ORDER BY place")
+
+
+def tags_of(executor: Reader, job_id: int) -> list[str]:
+    """Read a job's tags, in the order in which it got them."""
+    return [row.tag for row in executor.run(_TAGS_OF, job_id=job_id)]
+
+
+MOST_COUNTED = 1_000_000
+"""The most rows that are counted, those of the newest jobs."""
+
+_TAG_COUNTS = Statement("""
+SELECT tag, count(*) AS jobs FROM (SELECT tag FROM {tags} ORDER BY job_id DESC LIMIT %(most)s) newest
+GROUP BY tag ORDER BY jobs DESC, tag LIMIT %(limit)s""")
+
+
+def tag_counts(executor: Reader, limit: int) -> list[tuple[str, int]]:
+    """Count how many jobs have each tag, and return the `limit` most common tags; reads up to `MOST_COUNTED` rows."""
+    return [(row.tag, row.jobs) for row in executor.run(_TAG_COUNTS, most=MOST_COUNTED, limit=limit)]
+
+
+MOST_TRACKED = 10_000
+"""The most tracked jobs that are followed at once; the last ones count."""
+
+_TRACK = Statement("INSERT INTO {tracked} (job_id) VALUES (%(job_id)s) ON CONFLICT DO NOTHING")
+_UNTRACK = Statement("DELETE FROM {tracked} WHERE job_id = %(job_id)s")
+
+
+def track(executor: Transaction, job_id: int, *, on: bool) -> None:
+    """Begin or cease to track a job; repeating it has no effect."""
+    executor.run(_TRACK if on else _UNTRACK, job_id=job_id)
+
+
+_IS_TRACKED = Statement("SELECT job_id FROM {tracked} WHERE job_id = %(job_id)s")
+
+
+def is_tracked(executor: Reader, job_id: int) -> bool:
+    """Tell whether a job is tracked."""
+    return bool(executor.run(_IS_TRACKED, job_id=job_id))
+
+
+_TRACKED = Statement(f"""
+SELECT {HANDLE} FROM (SELECT job_id, place FROM {{tracked}} ORDER BY place DESC LIMIT %(limit)s) t
+CROSS JOIN LATERAL (SELECT * FROM {{jobs}} x WHERE x.id = t.job_id OFFSET 0) j ORDER BY t.place""")
+
+
+def tracked(executor: Reader, limit: int) -> Sequence[Any]:
+    """Read the jobs that were tracked last, in the order in which they were tracked."""
+    return executor.run(_TRACKED, limit=limit)
+
+
+_TRACKED_IDS = Statement("SELECT job_id FROM {tracked} ORDER BY place DESC LIMIT %(limit)s")
+
+
+def tracked_ids(executor: Reader) -> frozenset[int]:
+    """Read the ids of the tracked jobs."""
+    return frozenset(row.job_id for row in executor.run(_TRACKED_IDS, limit=MOST_TRACKED))
+
+
+_SET_STATE = Statement("""
+INSERT INTO {state} (job_id, key, value)
+SELECT r.job_id, r.key, r.value::json
+FROM json_to_recordset(%(rows)s::json) AS r(job_id bigint, key text, value text) ORDER BY r.job_id, r.key
+ON CONFLICT (job_id, key) DO UPDATE SET value = excluded.value""")
+
+
+def put_state(executor: Transaction, values: Mapping[tuple[int, str], str]) -> None:
+    """Set keys of jobs, {(job id, key): JSON text}."""
+    rows = [{"job_id": job_id, "key": key, "value": value} for (job_id, key), value in values.items()]
+    executor.run(_SET_STATE, rows=json.dumps(rows))
+
+
+_UNSET_STATE = Statement("DELETE FROM {state} WHERE job_id = %(job_id)s AND key = ANY(%(keys)s::text[])")
+
+
+def remove_state(executor: Transaction, job_id: int, keys: Iterable[str]) -> None:
+    """Remove keys; missing keys are ignored."""
+    executor.run(_UNSET_STATE, job_id=job_id, keys=list(keys))
+
+
+_READ_STATE = Statement("SELECT key, value::text AS value FROM {state} WHERE job_id = %(job_id)s ORDER BY key")
+_READ_KEY = Statement("""
+SELECT key, value::text AS value FROM {state} WHERE job_id = %(job_id)s AND key = %(key)s""")
+
+
+def read_state(executor: Reader, job_id: int, key: str | None = None) -> dict[str, str]:
+    """Read a job's state, or one key of it, as {key: JSON text}."""
+    found = executor.run(_READ_STATE, job_id=job_id) if key is None else executor.run(_READ_KEY, job_id=job_id, key=key)
+    return {row.key: row.value for row in found}
+
+
+_SET_PROGRESS = Statement("""
+INSERT INTO {progress} AS p (job_id, run_no, done, total, note)
+SELECT j.id, j.run_no, %(done)s::double precision, %(total)s::double precision, %(note)s::text FROM {jobs} j
+WHERE j.id = %(job_id)s AND j.run_no = %(run_no)s AND j.worker_id = %(worker_id)s
+ON CONFLICT (job_id) DO UPDATE SET run_no = excluded.run_no, told_at = now(), done = excluded.done,
+  total = excluded.total, note = excluded.note""")
+
+
+def set_progress(
+    executor: Transaction,
+    job_id: int,
+    *,
+    run_no: int,
+    worker_id: int,
+    done: float | None,
+    total: float | None,
+    note: str | None,
+) -> None:
+    """Store a run's progress, unless the run is no longer the job's current run."""
+    executor.run(_SET_PROGRESS, job_id=job_id, run_no=run_no, worker_id=worker_id, done=done, total=total, note=note)
+
+
+_PROGRESS = Statement("""
+SELECT job_id, run_no, told_at, done, total, note FROM {progress} WHERE job_id = ANY(%(ids)s::bigint[])""")
+
+
+def progress_of_jobs(executor: Reader, ids: Iterable[int]) -> dict[int, Any]:
+    """Read the last reported progress of jobs, {job id: (job_id, run_no, told_at, done, total, note)}."""
+    return {row.job_id: row for row in executor.run(_PROGRESS, ids=list(ids))}
+
+
+def progress(executor: Reader, job_id: int) -> Any | None:
+    """Read the same for one job; None without any."""
+    return progress_of_jobs(executor, [job_id]).get(job_id)

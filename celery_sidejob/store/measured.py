@@ -105,8 +105,7 @@ def bounded(executor: Reader, amounts: Mapping[Tally, Amount]) -> dict[Tally, Am
     """Return the amounts, with `OTHER` for new names of steps of a task that has `MOST_STEPS` of them already."""
     tasks = {(tally.queue, tally.task) for tally in amounts if tally.step}
     known: dict[tuple[str, str], set[str]] = {task: set() for task in tasks}
-    queues, names_of_tasks = columns(list(tasks), 2)
-    for row in executor.run(_STEPS, ever=EVER, queues=queues, tasks=names_of_tasks) if tasks else ():
+    for row in executor.run(_STEPS, ever=EVER, **columns(tasks, "queues", "tasks")) if tasks else ():
         known[row.queue, row.task].add(row.step)
     found: dict[Tally, Amount] = {}
     for tally, amount in amounts.items():
@@ -211,8 +210,8 @@ ON CONFLICT (name, label) DO UPDATE SET value = {counters}.value + excluded.valu
 
 def add_totals(executor: Transaction, amounts: Mapping[Total, float]) -> None:
     """Add to the counters; two processes that add at the same time lock the rows in the same order."""
-    names, labels = columns(list(amounts), 2)
-    executor.run(_ADD_TOTALS, names=names, labels=labels, amounts=[float(amount) for amount in amounts.values()])
+    given = columns(amounts.keys(), "names", "labels")
+    executor.run(_ADD_TOTALS, **given, amounts=[float(amount) for amount in amounts.values()])
 
 
 _READ_TOTALS = Statement("SELECT name, label, value FROM {counters}")

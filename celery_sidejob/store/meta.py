@@ -6,11 +6,9 @@ lead to the database of our store, or to another that also has a schema of ours:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import astuple, dataclass
 
-from .statement import Reader, Statement, Transaction
+from .statement import Reader, Statement, Transaction, first_value
 
 _NOTE = Statement("""
 INSERT INTO {meta} (key, value) VALUES (%(key)s, %(value)s) ON CONFLICT (key) DO NOTHING""")
@@ -53,8 +51,7 @@ _REVISION = Statement("SELECT version_num AS revision FROM {alembic_version}")
 
 def revision(executor: Reader) -> str | None:
     """Read the schema's revision; None if there are no migrations in it yet."""
-    found = executor.run(_REVISION)
-    return found[0].revision if found else None
+    return first_value(executor.run(_REVISION), str)
 
 
 _LOOK = Statement("""
@@ -78,12 +75,9 @@ class Database:
 
     def is_same_as(self, other: Database) -> bool:
         """Whether both are the same database, as far as both could be asked."""
-        pairs: Sequence[tuple[Any, Any]] = (
-            (self.oid, other.oid),
-            (self.identity, other.identity),
-            (self.cluster, other.cluster),
-        )
-        return all(one == two for one, two in pairs if one is not None and two is not None)
+        _, *ours = astuple(self)
+        _, *theirs = astuple(other)
+        return all(one == two for one, two in zip(ours, theirs, strict=True) if None not in (one, two))
 
 
 def database(executor: Reader) -> Database:

@@ -13,7 +13,7 @@ from ..model.queue import QueueSettings, Rate
 from ..model.status import Gate
 from .asks import IS_TIMER
 from .outbox.arming import DUE, LATER, MANAGED, OWED
-from .statement import Autocommit, Reader, Statement, Transaction, first
+from .statement import Autocommit, Reader, Statement, Transaction, first, first_value
 
 _COLUMNS = """q.name, q.ordered, q.run_limit, q.key_limit, q.rate_interval_s, q.rate_burst, q.paused_at, q.pause_reason,
   q.declared::text AS declared"""
@@ -243,8 +243,7 @@ def lock_for_task(executor: Transaction, key: Key) -> Any | None:
 
 def queue_of(executor: Reader, job_id: int) -> str | None:
     """Read in which queue a job's message is; None if it has none."""
-    row = first(executor.run(_QUEUE_OF_JOB, id=job_id))
-    return None if row is None else str(row.queue)
+    return first_value(executor.run(_QUEUE_OF_JOB, id=job_id), str)
 
 
 _IS_MANAGED = Statement("SELECT EXISTS (SELECT FROM {queues} q WHERE q.name = %(queue)s) AS found")

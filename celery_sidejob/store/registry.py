@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from .outbox.arming import DUE
-from .outbox.checks import QUEUES
+from .outbox.publishing import QUEUES
 from .statement import Autocommit, Reader, Statement, Transaction, arrays, first
 
 _REGISTER = Statement("""

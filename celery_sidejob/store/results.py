@@ -20,7 +20,7 @@ LOCK_CLASS = 0x53_4A_52_53 - 0x40_00_00_00
 """The first half of our advisory locks' keys ("SJRS", made to fit a signed 32-bit integer)."""
 
 PAGE = 1000
-"""The most rows that one statement removes or reads; part of its text, like `checks.CHECK_PAGE`."""
+"""The most rows that one statement removes or reads; part of its text, like `publishing.CHECK_PAGE`."""
 
 SMALL_BYTES = 16_000
 """The most bytes of a result that passes through the worker, which keeps those of many runs in one statement."""
@@ -127,8 +127,8 @@ def given(result: Kept | None, *, replaces: bool = False) -> dict[str, Any]:
 
 def results_of(results: Sequence[Kept | None]) -> dict[str, Any]:
     """Return the parameters of the results of a page of runs, of which some may have none."""
-    names = ("keys", "states", "bodies", "lifetimes")
-    return {**dict(zip(names, columns([result or _NONE for result in results], 4), strict=True)), "replaces": False}
+    given = columns([result or _NONE for result in results], "keys", "states", "bodies", "lifetimes")
+    return {**given, "replaces": False}
 
 
 _KEEP = Frequent(f"WITH {kept()} SELECT {LISTENED}")

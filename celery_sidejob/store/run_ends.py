@@ -126,11 +126,10 @@ def end_page(executor: Transaction, runs: Iterable[Ended], *, worker_id: int, hi
     job that a transaction has locked is passed over. No unit was committed.
     """
     over = sorted(runs, key=lambda one: one.run)
-    ids, run_nos, results = columns([one.run for one in over], 3)
     past = NO_PAST | {"how": "completed", "history": history}
     return executor.run(
-        _END_PAGE, ids=ids, run_nos=run_nos, results=results, worker_id=worker_id, unit_no=0, outcome="completed",
-        unwanted=True, applied=True, retry=False, error=None, then=False, quiet=True, **past,
+        _END_PAGE, worker_id=worker_id, unit_no=0, outcome="completed", unwanted=True, applied=True, retry=False,
+        error=None, then=False, quiet=True, **past, **columns([one.run for one in over], "ids", "run_nos", "results"),
         **results_of([one.result for one in over]),
     )  # fmt: skip
 

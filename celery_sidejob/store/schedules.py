@@ -177,23 +177,19 @@ def go_on(
 
 
 _PAUSE = Statement("""
-UPDATE {schedules} SET paused_at = coalesce(paused_at, now()), pause_reason = %(reason)s, plan = %(plan)s::json,
-  next_at = %(next_at)s, due_at = %(due_at)s, revision = revision + 1
-WHERE name = %(name)s""")
-_RESUME = Statement("""
-UPDATE {schedules} SET paused_at = NULL, pause_reason = NULL, plan = %(plan)s::json, next_at = %(next_at)s,
-  due_at = %(due_at)s, revision = revision + 1
+UPDATE {schedules} SET paused_at = CASE WHEN %(paused)s THEN coalesce(paused_at, now()) END,
+  pause_reason = %(reason)s, plan = %(plan)s::json, next_at = %(next_at)s, due_at = %(due_at)s, revision = revision + 1
 WHERE name = %(name)s""")
 
 
 def pause(executor: Transaction, plan: Plan, reason: str | None) -> None:
     """Pause a locked schedule."""
-    executor.run(_PAUSE, reason=reason, **_to_come(plan, paused=True))
+    executor.run(_PAUSE, paused=True, reason=reason, **_to_come(plan, paused=True))
 
 
 def resume(executor: Transaction, plan: Plan) -> None:
     """End the pause of a locked schedule."""
-    executor.run(_RESUME, **_to_come(plan, paused=False))
+    executor.run(_PAUSE, paused=False, reason=None, **_to_come(plan, paused=False))
 
 
 _DELETE = Statement("DELETE FROM {schedules} WHERE name = %(name)s RETURNING name")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections import namedtuple
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+
+T = TypeVar("T")
 
 _TABLE = re.compile(r"\{(\w+)\}")
 _PARAMETER = re.compile(r"%\((\w+)\)s")
@@ -98,26 +100,12 @@ class Autocommit(Reader):
     """
 
 
-class _Cursor(Protocol):
-    @property
-    def description(self) -> Any: ...
-
-    def fetchall(self) -> Sequence[Any]: ...
-
-
-def rows(cursor: _Cursor) -> list[Any]:
+def rows(cursor: Any) -> list[Any]:
     """Return the rows of a DBAPI cursor as named tuples, whatever row factory its owner has set."""
     if cursor.description is None:
         return []
-    names = tuple(column[0] for column in cursor.description)
-    row = row_type(names)
-    return [row(*_values(record, names)) for record in cursor.fetchall()]
-
-
-def _values(record: Any, names: tuple[str, ...]) -> Iterator[Any]:
-    if isinstance(record, dict):
-        return (record[name] for name in names)
-    return iter(record)
+    row = row_type(tuple(column[0] for column in cursor.description))
+    return [row(**record) if isinstance(record, dict) else row(*record) for record in cursor.fetchall()]
 
 
 @lru_cache(maxsize=512)
@@ -126,9 +114,9 @@ def row_type(names: tuple[str, ...]) -> Any:
     return namedtuple("Row", names)
 
 
-def columns(rows: Sequence[Sequence[Any]], number: int) -> Sequence[list[Any]]:
-    """Return the columns of rows, as arrays for an `unnest`; `number` of them, if there are no rows too."""
-    return [[row[index] for row in rows] for index in range(number)]
+def columns(rows: Collection[Sequence[Any]], *names: str) -> dict[str, list[Any]]:
+    """Return the columns of rows, as arrays for an `unnest`, by names given to them in their order."""
+    return {name: [row[index] for row in rows] for index, name in enumerate(names)}
 
 
 def arrays(things: Collection[Any], *names: str) -> dict[str, list[Any]]:
@@ -141,8 +129,13 @@ def first(rows: Sequence[Any]) -> Any | None:
     return rows[0] if rows else None
 
 
+def first_value(rows: Sequence[Any], kind: Callable[[Any], T]) -> T | None:
+    """Return the first column of the first row, as this type; None if there is no row."""
+    return kind(rows[0][0]) if rows else None
+
+
 def picked(row: Any, *names: str) -> dict[str, Any]:
-    """Return these columns of a row, by name."""
+    """Return these columns of a row, or attributes of anything, by name."""
     return {name: getattr(row, name) for name in names}
 
 

@@ -1,18 +1,87 @@
 """The numbers that a monitor reads every few seconds. Their cost does not grow with finished or waiting work.
 
-A few rows are counted; very many are estimated from a sample.
+A few rows are counted. Very many would take too long to count while a person waits: they are estimated from a sample of
+the table's pages, and marked as an estimate. A small table is read as a whole.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..model.status import UNFINISHED
-from . import estimates
-from .estimates import COUNTED, SAMPLE, Count
-from .outbox.checks import QUEUES
+from .outbox.publishing import QUEUES
 from .statement import Reader, Statement
+
+EXACT_PAGES = 1000
+"""The most pages (of 8 kB) of a table that is read as a whole."""
+SAMPLED_PAGES = 600
+"""How many pages of a larger table are read to find out how its rows differ."""
+COUNTING_PAGES = 300
+"""How many pages of a larger table are read to find out only how many rows it has."""
+JOINED_PAGES = 50
+"""How many pages of a table are read if the job of each row is read as well."""
+COUNTED = 10_000
+"""The most rows that are counted one by one, if an index has just these rows."""
+DIGITS = 3
+SAMPLE = "TABLESAMPLE SYSTEM (%(percent)s) REPEATABLE (1)"
+"""The same pages each time: a difference between two estimates is a real change, and the pages are in memory by then.
+"""
+
+_PAGES = {
+    table: Statement(f"SELECT pg_relation_size('{{{table}}}'::regclass) / 8192 AS pages")
+    for table in ("messages", "jobs", "timers", "askings", "dead")
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The share of a table that is read."""
+
+    percent: float
+
+    @property
+    def is_all(self) -> bool:
+        """Whether counts are exact."""
+        return self.percent >= 100
+
+    def whole(self, count: int) -> int:
+        """Return the rows of the whole table for this many rows in the share, rounded to the digits that are known."""
+        number = count * 100 / self.percent
+        return int(number) if self.is_all else int(float(f"{number:.{DIGITS}g}"))
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """A number of rows."""
+
+    number: int
+    is_estimated: bool = False
+
+
+def share(executor: Reader, table: str, *, exact: int | None = None, sampled: int | None = None) -> Share:
+    """Return the share of a table to read: all of it up to `exact` pages, otherwise `sampled` pages."""
+    pages = executor.run(_PAGES[table])[0].pages
+    if pages <= (EXACT_PAGES if exact is None else exact):
+        return Share(100.0)
+    return Share(min(100.0, max(1e-4, 100.0 * (SAMPLED_PAGES if sampled is None else sampled) / pages)))
+
+
+def share_joined(executor: Reader, table: str) -> Share:
+    """Return the share of a table to read if the job of each row is read as well."""
+    return share(executor, table, exact=JOINED_PAGES, sampled=JOINED_PAGES)
+
+
+def count(executor: Reader, few: Statement, many: Statement, table: str) -> Count:
+    """Count rows with `few`, which finds at most `COUNTED`; if it finds that many, estimate them with `many`."""
+    found = executor.run(few)[0].rows
+    if found < COUNTED:
+        return Count(found)
+    looked_at = share(executor, table, sampled=COUNTING_PAGES)
+    sampled = executor.run(many, percent=looked_at.percent)[0].rows
+    return Count(max(found, looked_at.whole(sampled)), not looked_at.is_all)
+
 
 GROUPED = 10_000
 """The most entries of the dead set, the newest, that are counted by group."""
@@ -39,9 +108,9 @@ def unfinished(executor: Reader) -> tuple[dict[str, int], bool]:
     """
     if executor.run(_ASKED)[0].rows < COUNTED:
         return {row.status: row.jobs for row in executor.run(_UNFINISHED)}, False
-    share = estimates.share(executor, "jobs")
-    rows = executor.run(_UNFINISHED_SAMPLE, percent=share.percent)
-    return {row.status: share.whole(row.jobs) for row in rows}, not share.is_all
+    looked_at = share(executor, "jobs")
+    rows = executor.run(_UNFINISHED_SAMPLE, percent=looked_at.percent)
+    return {row.status: looked_at.whole(row.jobs) for row in rows}, not looked_at.is_all
 
 
 _TIMERS = Statement(f"SELECT count(*) AS rows FROM (SELECT FROM {{timers}} ORDER BY due_at LIMIT {COUNTED}) t")
@@ -52,8 +121,8 @@ SELECT extract(epoch FROM now() - min(due_at))::double precision AS oldest_due_s
 
 def timers(executor: Reader) -> tuple[Count, float | None]:
     """Count timers, and tell how long ago the first was due; negative if it is due in the future."""
-    count = estimates.count(executor, _TIMERS, _TIMERS_SAMPLE, "timers")
-    return count, executor.run(_FIRST_TIMER)[0].oldest_due_s
+    found = count(executor, _TIMERS, _TIMERS_SAMPLE, "timers")
+    return found, executor.run(_FIRST_TIMER)[0].oldest_due_s
 
 
 _UNSENT = "closed_at IS NOT NULL AND stored_at IS NULL"
@@ -68,9 +137,9 @@ WHERE {_UNSENT} ORDER BY closed_at LIMIT 1""")
 
 def results(executor: Reader) -> tuple[Count, float | None]:
     """Count results that the backend does not have yet, and tell how long the oldest has waited."""
-    count = estimates.count(executor, _RESULTS, _RESULTS_SAMPLE, "askings")
-    first = executor.run(_FIRST_RESULT) if count.number else ()
-    return count, first[0].oldest_s if first else None
+    found = count(executor, _RESULTS, _RESULTS_SAMPLE, "askings")
+    first = executor.run(_FIRST_RESULT) if found.number else ()
+    return found, first[0].oldest_s if first else None
 
 
 _DEAD = Statement(f"SELECT count(*) AS rows FROM (SELECT FROM {{dead}} ORDER BY id LIMIT {COUNTED}) d")
@@ -84,8 +153,8 @@ SELECT count(*) AS rows FROM {{dead}} {SAMPLE} WHERE job_id IS NOT NULL""")
 def dead_entries(executor: Reader) -> tuple[Count, Count]:
     """Count the entries of the dead set, and the jobs among them."""
     return (
-        estimates.count(executor, _DEAD, _DEAD_SAMPLE, "dead"),
-        estimates.count(executor, _DEAD_JOBS, _DEAD_JOBS_SAMPLE, "dead"),
+        count(executor, _DEAD, _DEAD_SAMPLE, "dead"),
+        count(executor, _DEAD_JOBS, _DEAD_JOBS_SAMPLE, "dead"),
     )
 
 
@@ -159,9 +228,9 @@ def resting(executor: Reader, queue: str | None) -> tuple[int, int]:
     if executor.run(_ASKED)[0].rows < COUNTED:
         suspended: int = executor.run(_SUSPENDED, queue=queue)[0].rows
     else:
-        jobs = estimates.share(executor, "jobs")
-        suspended = jobs.whole(executor.run(_SUSPENDED_SAMPLE, percent=jobs.percent, queue=queue)[0].rows)
+        looked_at = share(executor, "jobs")
+        suspended = looked_at.whole(executor.run(_SUSPENDED_SAMPLE, percent=looked_at.percent, queue=queue)[0].rows)
     if queue is None:
-        return suspended, estimates.count(executor, _TIMERS, _TIMERS_SAMPLE, "timers").number
-    share = estimates.share_joined(executor, "timers")
-    return suspended, share.whole(executor.run(_TIMERS_OF_QUEUE, percent=share.percent, queue=queue)[0].rows)
+        return suspended, count(executor, _TIMERS, _TIMERS_SAMPLE, "timers").number
+    looked_at = share_joined(executor, "timers")
+    return suspended, looked_at.whole(executor.run(_TIMERS_OF_QUEUE, percent=looked_at.percent, queue=queue)[0].rows)

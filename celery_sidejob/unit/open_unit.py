@@ -33,7 +33,7 @@ from ..operations.runtime import Runtime
 from ..store import claims, jobs
 from ..store.borrowed.borrowed import comes_from, is_trouble
 from ..store.borrowed.lending import owners
-from ..store.connection import on_loop
+from ..store.connection import turns
 from ..store.outbox import holds
 from . import view
 from .lent_unit import LentUnit, Undone, in_doubt
@@ -158,7 +158,7 @@ class OpenUnit:
         if self._lock.acquire(blocking=False):
             self._lock.release()
         else:
-            on_loop.wait_for(self._lock)
+            turns.wait_for(self._lock)
         return self._lock
 
     @contextmanager

@@ -16,9 +16,8 @@ from ..model.port import WILDCARD
 from ..model.status import Status
 from ..operations.hold import Hold
 from ..operations.runtime import Runtime
+from ..store import jobs, trees
 from ..store import ports as port_rows
-from ..store import state as state_rows
-from ..store import trees
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +99,7 @@ class Seen:
         """Return a job's state as this unit leaves it, {key: JSON text}."""
         pending = self._changes()
         new = new_jobs(pending).get(job_id)
-        found = dict(new.state if new else state_rows.read(self._runtime.connections, job_id, key))
+        found = dict(new.state if new else jobs.read_state(self._runtime.connections, job_id, key))
         for change in pending:
             if isinstance(change, changes.SetState) and change.job_id == job_id:
                 found.update(change.values)

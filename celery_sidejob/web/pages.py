@@ -24,7 +24,7 @@ from ..model.finding import Level
 from ..model.printable import seconds_from, since_from
 from ..model.status import ASKABLE, Status
 from ..operations.waiting import REASONS
-from ..store.kept import STATUSES as TASK_STATUSES
+from ..store.waiting import STATUSES as TASK_STATUSES
 from .drawing import chart_of, drawn, month_chart, over_time, runs_of, span_of
 from .rendering import path
 from .schemas import JobsQuery

@@ -12,7 +12,7 @@ from celery_sidejob.services.sweep.prune import Prune
 from celery_sidejob.services.sweep.sweep import Sweep
 from celery_sidejob.services.sweep.sweeper import Sweeper
 from celery_sidejob.store import workers
-from celery_sidejob.store.outbox import burials, checks, holds, tasks
+from celery_sidejob.store.outbox import burials, holds, publishing, tasks
 from celery_sidejob.store.outbox.arming import end_task_runs
 from celery_sidejob.store.outbox.kinds import JOBS, TASKS
 from celery_sidejob.store.outbox.publishing import mark_published
@@ -135,10 +135,10 @@ class Workers:
         workers.beat(connections, worker_id, schema="sidejob")
         holds.held_by(connections, JOBS, worker_id)
         holds.overdue(connections, {1: 5.0, 2: 5.0}, worker_id=worker_id)
-        checks.vouch(connections, JOBS, [(2 * self._rows + 1 + n, 1) for n in range(1, 5)], wait_s=30.0)
-        checks.vouch(connections, TASKS, [(f"task-{n}", 1) for n in range(1, 5)], wait_s=30.0)
-        checks.queues_in_broker(connections)
-        checks.overdue(connections, "waits", limit=1000)
+        publishing.vouch(connections, JOBS, [(2 * self._rows + 1 + n, 1) for n in range(1, 5)], wait_s=30.0)
+        publishing.vouch(connections, TASKS, [(f"task-{n}", 1) for n in range(1, 5)], wait_s=30.0)
+        publishing.queues_in_broker(connections)
+        publishing.overdue(connections, "waits", limit=1000)
 
     def _sweep(self) -> None:
         """Sweep: with nothing due, with something of each kind due, after an emptied broker, and prune."""
@@ -150,9 +150,9 @@ class Workers:
             )
         self._sweeper.run_once()
         connections = self._runtime.connections
-        connections.transact("look", lambda e: checks.in_broker(e, JOBS, after=2 * self._rows))
-        connections.transact("look", lambda e: checks.republish_in(e, "waits"))
-        connections.transact("look", lambda e: checks.in_broker(e, TASKS, after="task-5"))
+        connections.transact("look", lambda e: publishing.in_broker(e, JOBS, after=2 * self._rows))
+        connections.transact("look", lambda e: publishing.republish_in(e, "waits"))
+        connections.transact("look", lambda e: publishing.in_broker(e, TASKS, after="task-5"))
         Prune(Sweep(self._runtime)).run_once()
 
     def _kept(self) -> Key:

@@ -24,9 +24,9 @@ from celery_sidejob.hooks.broker import broker_check
 from celery_sidejob.model.finding import Finding, Level
 from celery_sidejob.operations import waiting
 from celery_sidejob.store import registry, stats, workers
-from celery_sidejob.store.estimates import Count
 from celery_sidejob.store.outbox.kinds import JOBS
 from celery_sidejob.store.schema import migrate
+from celery_sidejob.store.stats import Count
 from tests.tools.apps import make_app
 from tests.tools.brokers import in_postgres
 from tests.tools.commands import ask

@@ -45,7 +45,7 @@ from celery_sidejob.jobs.schedule import Schedule
 from celery_sidejob.model.crash_points import Died, acting
 from celery_sidejob.operations.runs import recovery
 from celery_sidejob.pools import coroutines
-from celery_sidejob.store.connection import on_loop
+from celery_sidejob.store.connection import turns
 from celery_sidejob.unit.open_unit import OpenUnit
 from tests.tools.in_process import Stage
 from tests.tools.waiting import patient, wait_until
@@ -773,7 +773,7 @@ def test_tasks_are_called(stage: Stage) -> None:
 
 
 def test_a_verb_that_blocks_the_loop_is_named_once(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
-    on_loop._told_of.clear()
+    turns._told_of.clear()
     job = stage.job()
 
     async def client() -> None:
@@ -796,7 +796,7 @@ def test_a_verb_that_blocks_the_loop_is_named_once(stage: Stage, caplog: pytest.
 
 
 def test_a_loop_over_inputs_that_blocks_is_named_too(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
-    on_loop._told_of.clear()
+    turns._told_of.clear()
 
     async def body(job: RunningJob) -> None:
         for _ in job.for_inputs("a"):

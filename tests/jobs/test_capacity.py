@@ -30,7 +30,7 @@ from celery_sidejob.jobs.capacity import SlotHolder, declare
 from celery_sidejob.model.status import Gate
 from celery_sidejob.operations.changes.follow_up import apply_noted_asks
 from celery_sidejob.operations.gates import capacity, queues
-from celery_sidejob.services.sweep.samples import CapacitySamples
+from celery_sidejob.services.sweep.gates import CapacitySamples
 from celery_sidejob.services.sweep.sweep import Sweep
 from tests.acceptance.lenders import LENDERS
 from tests.tools.apps import make_app

@@ -10,7 +10,7 @@ import pytest
 
 from celery_sidejob import Job, RunningJob
 from celery_sidejob.inspection.jobs import JobViews
-from celery_sidejob.store import audience, jobs, state, trees
+from celery_sidejob.store import audience, jobs, trees
 from celery_sidejob.store.connection.own_executor import OwnExecutor
 from celery_sidejob.store.statement import Statement
 from tests.tools.in_process import Stage
@@ -131,7 +131,7 @@ def test_ten_thousand_jobs_in_a_thousand_levels_are_one_statement_and_their_prog
     stage: Stage, deep: Job, sent: Sent
 ) -> None:
     nodes = JobViews(stage.runtime).tree(deep, limit=20_000)
-    assert sent == [(trees._TREE, 10_000), (state._PROGRESS, 0)]
+    assert sent == [(trees._TREE, 10_000), (jobs._PROGRESS, 0)]
     assert len(nodes) == 10_000
     assert [node.depth for node in nodes] == sorted(node.depth for node in nodes)
     assert {(node.depth, node.children) for node in nodes if node.children} == {
@@ -147,7 +147,7 @@ def test_ten_thousand_jobs_in_a_thousand_levels_are_one_statement_and_their_prog
 
 def test_a_tree_is_read_up_to_its_limit(stage: Stage, deep: Job, sent: Sent) -> None:
     found = JobViews(stage.runtime).tree(deep, limit=25)
-    assert sent == [(trees._TREE, 25), (state._PROGRESS, 0)]
+    assert sent == [(trees._TREE, 25), (jobs._PROGRESS, 0)]
     assert [(node.id, node.depth) for node in found[:12]] == [
         (deep.id, 0), (deep.id + 1, 1), *((deep.id + 1000000 + number, 1) for number in range(1, 10)), (deep.id + 2, 2)
     ]  # fmt: skip

@@ -16,9 +16,9 @@ from celery_sidejob.operations.changes import deletion, follow_up
 from celery_sidejob.operations.changes.follow_up import apply_noted_asks
 from celery_sidejob.operations.lock_set import TOGETHER
 from celery_sidejob.services.duty import Report
-from celery_sidejob.services.sweep import ends as sweep
-from celery_sidejob.services.sweep.ends import TreeDeletions, TreeTerminations
+from celery_sidejob.services.sweep import works as sweep
 from celery_sidejob.services.sweep.sweep import Sweep
+from celery_sidejob.services.sweep.works import TreeDeletions, TreeTerminations
 from celery_sidejob.store.connection.own_executor import OwnExecutor
 from celery_sidejob.store.statement import Statement
 from tests.tools.between import Between, between_look_and_lock
@@ -105,8 +105,8 @@ def test_ten_thousand_jobs_are_deleted_in_one_transaction_of_few_statements(stag
     assert statuses(stage) == {}
 
 
-EACH_PAGE = [f"tree_terminations.{name}" for name in ("_TAKE", "_FIND")] + [
-    "jobs._LOCK", "asks._TERMINATE", "tree_terminations._GO_ON", "tree_terminations._REMOVE"
+EACH_PAGE = [f"trees.{name}" for name in ("_TAKE", "_FIND")] + [
+    "jobs._LOCK", "asks._TERMINATE", "trees._GO_ON", "trees._REMOVE"
 ]  # fmt: skip
 
 
@@ -114,9 +114,9 @@ def test_a_larger_tree_is_terminated_a_page_in_each_transaction(stage: Stage, se
     root = tree(stage, most + 1)
     sent.clear()
     root.terminate(recursive=True)
-    assert sent[:4] == ["trees._SUBTREE", "jobs._LOCK", "asks._TERMINATE", "tree_terminations._BEGIN"]
-    pages = sent.count("tree_terminations._FIND")
-    assert sent[4:] == EACH_PAGE * pages + ["tree_terminations._TAKE", "tree_terminations._LEFT"]
+    assert sent[:4] == ["trees._SUBTREE", "jobs._LOCK", "asks._TERMINATE", "trees._BEGIN"]
+    pages = sent.count("trees._FIND")
+    assert sent[4:] == EACH_PAGE * pages + ["trees._TAKE", "trees._LEFT"]
     assert pages <= most / follow_up.TREE_PAGE + 2
     assert statuses(stage) == {"terminating": most + 1}
     assert stage.row_counts()["tree_terminations"] == 0
@@ -142,7 +142,7 @@ def test_a_parent_of_many_and_a_long_line_are_terminated_in_pages_too(stage: Sta
             FROM generate_series(1, {most}) n""")
         sent.clear()
         root.terminate(recursive=True)
-        assert sent.count("tree_terminations._FIND") <= most / follow_up.TREE_PAGE + 2
+        assert sent.count("trees._FIND") <= most / follow_up.TREE_PAGE + 2
     assert statuses(stage) == {"terminating": 2 * most + 2}
 
 

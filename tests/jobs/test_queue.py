@@ -17,7 +17,7 @@ from celery_sidejob.model.status import Gate
 from celery_sidejob.operations.gates import queues
 from celery_sidejob.operations.hold import Hold
 from celery_sidejob.operations.runs import runs
-from celery_sidejob.store.outbox import checks
+from celery_sidejob.store.outbox import publishing
 from celery_sidejob.store.outbox.kinds import JOBS
 from celery_sidejob.store.outbox.publishing import mark_published
 from tests.tools.apps import make_app
@@ -664,9 +664,9 @@ def test_what_waits_at_a_gate_is_not_missed_in_a_broker_that_was_emptied(stage: 
     at_the_gate, under_way = stage.job(queue=QUEUE), stage.job()
     stage.sql("UPDATE messages SET published_at = now(), next_check_at = now() + interval '1 h'")
     assert taken(stage, at_the_gate) is None
-    rows = checks.in_broker(stage.runtime.connections, JOBS, after=0)
+    rows = publishing.in_broker(stage.runtime.connections, JOBS, after=0)
     assert [row.key for row in rows] == [under_way.id]
-    assert checks.in_queue(stage.runtime.connections, QUEUE, limit=9) == 0
+    assert publishing.in_queue(stage.runtime.connections, QUEUE, limit=9) == 0
 
 
 def test_a_delivery_runs_only_tasks_with_its_own_time_limits(stage: Stage) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from celery_sidejob import InvalidValueError, Job, JobNotFoundError, RunningJob
-from celery_sidejob.store import labels
+from celery_sidejob.store import jobs
 from celery_sidejob.store.job_lists import FEW
 from tests.tools.commands import ask
 from tests.tools.in_process import Stage
@@ -140,7 +140,7 @@ def test_a_tag_is_counted_once_for_each_job_that_has_it_whatever_is_done(stage: 
 def test_the_tags_of_the_newest_jobs_are_counted(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     for tags in (["a"], ["a"], ["b"], ["b"], ["c"]):
         stage.job(tags=tags)
-    monkeypatch.setattr(labels, "MOST_COUNTED", 4)
+    monkeypatch.setattr(jobs, "MOST_COUNTED", 4)
 
     assert stage.sidejob.tags() == [("b", 2), ("a", 1), ("c", 1)]
 

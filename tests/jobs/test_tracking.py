@@ -8,7 +8,7 @@ import pytest
 
 from celery_sidejob import Job, RunningJob, job_status_changed
 from celery_sidejob.announcements.announcer import Announcer
-from celery_sidejob.store import labels
+from celery_sidejob.store import jobs
 from tests.tools.commands import ask
 from tests.tools.in_process import Stage
 
@@ -162,7 +162,7 @@ def test_a_loss_and_a_deletion_are_announced(stage: Stage, followed: Followed) -
 
 def test_nobody_asks_who_is_tracked_while_nobody_listens(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
-    monkeypatch.setattr(labels, "tracked_ids", lambda executor: frozenset(asked.append(executor) or ()))
+    monkeypatch.setattr(jobs, "tracked_ids", lambda executor: frozenset(asked.append(executor) or ()))
     job = stage.job(nothing).track()
 
     stage.run(job)

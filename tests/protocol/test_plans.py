@@ -13,7 +13,6 @@ import pytest
 from psycopg import sql
 
 from celery_sidejob.store import (
-    askings,
     asks,
     batches,
     chords,
@@ -26,8 +25,6 @@ from celery_sidejob.store import (
     history,
     job_lists,
     jobs,
-    kept,
-    labels,
     measured,
     packets,
     permits,
@@ -36,10 +33,8 @@ from celery_sidejob.store import (
     results,
     room,
     run_ends,
-    state,
     stats,
     steps,
-    tree_terminations,
     trees,
     waiting,
     web_tokens,
@@ -47,7 +42,7 @@ from celery_sidejob.store import (
 from celery_sidejob.store.broker import messages, queues
 from celery_sidejob.store.connection.connections import Connections
 from celery_sidejob.store.connection.own_executor import PREPARE_AFTER, OwnExecutor
-from celery_sidejob.store.outbox import arming, burials, checks, doorbells, holds, publishing, tasks
+from celery_sidejob.store.outbox import arming, burials, doorbells, holds, publishing, tasks
 from celery_sidejob.store.outbox.kinds import JOBS, TASKS
 from celery_sidejob.store.results import Ended
 from celery_sidejob.store.statement import Statement
@@ -57,9 +52,9 @@ from tests.tools.waiting import wait_until
 pytestmark = [pytest.mark.first, pytest.mark.few(1000)]  # to fill its stores takes a while, and each row a moment
 
 MODULES = (
-    labels, arming, askings, asks, batches, burials, checks, chords, claims, doorbells, measured, dead, dependencies,
-    waiting, holds, job_lists, jobs, kept, packets, ports, state, publishing, results, tasks, room, registry, stats,
-    steps, trees, deletions, tree_terminations, duplicates, messages, queues, history, web_tokens,
+    arming, asks, batches, burials, chords, claims, doorbells, measured, dead, dependencies, waiting, holds,
+    job_lists, jobs, packets, ports, publishing, results, tasks, room, registry, stats, steps, trees, deletions,
+    duplicates, messages, queues, history, web_tokens,
 )  # fmt: skip
 
 READS_ALL = {
@@ -68,8 +63,8 @@ READS_ALL = {
     "batches._COUNTED": "counts",
     "dead._COUNT": "counts",
     "dead._COUNT_MATCHING": "counts",
-    "kept._COUNT": "counts",
-    "kept._LIST": "sorts",
+    "waiting._COUNT": "counts",
+    "waiting._LIST": "sorts",
     "dead._GROUPS": "counts",
     **{f"job_lists._COUNT[{column}]": "counts" for column in job_lists._COUNT},
     "job_lists._KNOWS_QUEUE": "a person's question: reads all where nothing is found",
@@ -89,7 +84,7 @@ READS_ALL = {
     },
     "waiting._IS_ANY_SOON": "a question before `drain` ends: reads the queue",
     "room._UNREAD": "reads up to a bound who waits for room; see below",
-    "labels._TAG_COUNTS": "a person's question: counts up to a bound",
+    "jobs._TAG_COUNTS": "a person's question: counts up to a bound",
     "stats._SUSPENDED": "counts what is not finished, where that is little; see below",
     "stats._UNFINISHED": "counts what is not finished, where that is little; see below",
 }
@@ -320,19 +315,19 @@ OF_TASKS = {"keys": TASK_IDS, "generations": [1] * KEYS}
 OF_JOBS = {"keys": list(range(ROWS + 1, ROWS + KEYS + 1)), "generations": [1] * KEYS}
 IN_PAGES: dict[str, tuple[Statement, dict[str, Any]]] = {
     "mark": (publishing._MARK[TASKS], {**OF_TASKS, "again": False}),
-    "vouch": (checks._VOUCH[TASKS], {**OF_TASKS, "wait_s": 30.0}),
+    "vouch": (publishing._VOUCH[TASKS], {**OF_TASKS, "wait_s": 30.0}),
     "give back": (
         holds._GIVE_BACK,
         {"task_ids": TASK_IDS, "worker_id": 1, "loss": 1, "begun": True, "last_loss": None},
     ),
-    "postpone": (checks._POSTPONE, {"task_ids": TASK_IDS, "longest_s": 9.0, "are_there": True}),
-    "republish": (checks._REPUBLISH[TASKS], {"task_ids": TASK_IDS, "seen_at": datetime.now(UTC)}),
+    "postpone": (publishing._POSTPONE, {"task_ids": TASK_IDS, "longest_s": 9.0, "are_there": True}),
+    "republish": (publishing._REPUBLISH[TASKS], {"task_ids": TASK_IDS, "seen_at": datetime.now(UTC)}),
     "reserve": (
         publishing._RESERVE[TASKS],
         {"task_ids": TASK_IDS, "strike_s": 1.0, "reserve_s": 1.0, "longest_s": 9.0},
     ),
     "mark of jobs": (publishing._MARK[JOBS], {**OF_JOBS, "again": True}),
-    "vouch for jobs": (checks._VOUCH[JOBS], {**OF_JOBS, "wait_s": 30.0}),
+    "vouch for jobs": (publishing._VOUCH[JOBS], {**OF_JOBS, "wait_s": 30.0}),
     "reserve of jobs": (
         publishing._RESERVE[JOBS],
         {"task_ids": [f"job{n}" for n in OF_JOBS["keys"]], "strike_s": 0.0, "reserve_s": 1.0, "longest_s": 9.0},
@@ -595,12 +590,12 @@ BOUNDED: dict[str, tuple[Statement, dict[str, Any], int]] = {
     "the first below that is not terminated": (trees._REST, {"ids": [1], "status": "terminated"}, 20),
     "one below that is not terminated": (trees._OTHER, {"ids": [1], "status": "terminated"}, 20),
     "a page of those who are terminated": (
-        tree_terminations._FIND,
+        trees._FIND,
         {"job_id": [1], "root": [1], "itself": [False], "after": ["kid2"], "most": 100},
         1000,
     ),
     "what a page of those has left": (
-        tree_terminations._GO_ON,
+        trees._GO_ON,
         {"ids": [1, OTHER], "roots": [1, 1], "first": ["kid2", ""], "last": ["kid20", ""], "places": [1]},
         1000,
     ),
@@ -613,7 +608,7 @@ BOUNDED: dict[str, tuple[Statement, dict[str, Any], int]] = {
         20,
     ),
     "timers that are due": (asks._DUE_TIMERS, {"limit": 200}, 10 * asks.SOONEST),
-    "a queue that is gone": (checks._REPUBLISH_IN, {"queue": "q"}, 20 * checks.CHECK_PAGE),
+    "a queue that is gone": (publishing._REPUBLISH_IN, {"queue": "q"}, 20 * publishing.CHECK_PAGE),
     "who is dead": (holds._TAKE_FROM_THE_DEAD, {}, 20),
     "old notes on copies": (duplicates._PRUNE, {}, 10 * duplicates.PAGE),
     "old entries of jobs": (
@@ -674,10 +669,10 @@ BOUNDED: dict[str, tuple[Statement, dict[str, Any], int]] = {
         for order, statement in job_lists._LIST_OF_BATCH.items()
     },
     "whether a queue is short": (waiting._IS_SHORT, {"queue": "q"}, 3 * waiting.SHORT),
-    "how far to look for durable tasks": (kept._REACH, {"after": ""}, 3 * kept.LOOKED),
-    "no durable task among some": (kept._LIST_NEXT, {**TASKS_OF_NONE, "after": ""}, 4 * kept.LOOKED),
-    "no durable task of a short queue": (kept._LIST_OF_QUEUE, {**TASKS_OF_NONE, "queue": "q"}, 4 * waiting.SHORT),
-    "durable tasks that run": (kept._LIST_RUNNING, TASKS_OF_NONE, 20),
+    "how far to look for durable tasks": (waiting._REACH, {"after": ""}, 3 * waiting.LOOKED),
+    "no durable task among some": (waiting._LIST_NEXT, {**TASKS_OF_NONE, "after": ""}, 4 * waiting.LOOKED),
+    "no durable task of a short queue": (waiting._LIST_OF_QUEUE, {**TASKS_OF_NONE, "queue": "q"}, 4 * waiting.SHORT),
+    "durable tasks that run": (waiting._LIST_RUNNING, TASKS_OF_NONE, 20),
     "packets of a port, up to a bound": (
         packets._COUNT_FEW,
         {"owner_id": 1, "direction": "in", "name": "a"},
@@ -716,7 +711,7 @@ BOUNDED: dict[str, tuple[Statement, dict[str, Any], int]] = {
         2000,
     ),
     "whether many jobs are old": (job_lists._ARE_MANY_OLD, {"older_s": 0.0}, 3 * job_lists.FEW),
-    "tracked jobs": (labels._TRACKED, {"limit": 100}, 2000),
+    "tracked jobs": (jobs._TRACKED, {"limit": 100}, 2000),
     "a run that goes on after all": (
         burials._TAKE_BACK,
         {"task_id": "m7", "generation": 1, "task": "task7", "digest": "d", "entry_too": True},

@@ -3,7 +3,7 @@
 The root R is terminating, and has the children a and b; a page has at most two jobs. Somebody makes g below b, somebody
 holds a for a while, and somebody forces R to run, which then makes the child n. Transactions are taken apart into their
 statements: each sees what is committed when it begins, and a process may die in between. Rules are those of
-`store/tree_terminations.py` and `operations/changes/follow_up.py`; each of `MISTAKES` is what one is tempted to
+`store/trees.py` and `operations/changes/follow_up.py`; each of `MISTAKES` is what one is tempted to
 do instead.
 """
 

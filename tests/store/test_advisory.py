@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from celery_sidejob import SideJobError
-from celery_sidejob.store import advisory, askings, audience, batches, dependencies, parked, room
+from celery_sidejob.store import advisory, asks, audience, batches, dependencies, parked, room
 from celery_sidejob.store.connection import own_executor
 from celery_sidejob.store.errors import RowsLocked
 from celery_sidejob.store.schema import migrate
@@ -23,7 +23,7 @@ from tests.tools.roles import a_role
 
 ONE = f'"{SCHEMA}".meta'
 CALLS: dict[str, tuple[int, str, Callable[[Stage], Any]]] = {
-    "enqueue(unique=)": (askings.KEYS_LOCK_CLASS, "key", lambda s: s.job(unique="key")),
+    "enqueue(unique=)": (asks.KEYS_LOCK_CLASS, "key", lambda s: s.job(unique="key")),
     "batch()": (batches.LOCK_CLASS, "orders", lambda s: s.sidejob.batch("orders")),
     "depend_on()": (dependencies.LOCK_CLASS, ONE, lambda s: s.job().depend_on(s.job())),
     "parking": (parked.LOCK_CLASS, ONE, lambda s: s.runtime.connections.transact("park", parked.take_turn)),
@@ -67,7 +67,7 @@ def test_a_call_names_who_holds_its_lock(stage: Stage, name: str) -> None:
 def test_a_callers_transaction_is_as_before(stage: Stage, name: str) -> None:
     with LENDERS[name](stage.database_url) as lender:
         lender.sql("SET LOCAL work_mem = '1234kB'")
-        with held(stage.database_url, askings.KEYS_LOCK_CLASS, "key") as holder:
+        with held(stage.database_url, asks.KEYS_LOCK_CLASS, "key") as holder:
             with pytest.raises(RowsLocked, match=holder):
                 stage.job(unique="key", transaction=lender.transaction)
         stage.job(unique="key", transaction=lender.transaction)
@@ -81,7 +81,7 @@ def test_a_callers_own_lock_timeout_holds(stage: Stage, monkeypatch: pytest.Monk
     began = time.monotonic()
     with stage.connect(autocommit=False) as client:
         client.execute("SET LOCAL lock_timeout = '100ms'")
-        with held(stage.database_url, askings.KEYS_LOCK_CLASS, "key"), pytest.raises(RowsLocked):
+        with held(stage.database_url, asks.KEYS_LOCK_CLASS, "key"), pytest.raises(RowsLocked):
             stage.job(unique="key", transaction=client)
         stage.job(unique="key", transaction=client)
         assert client.execute("SHOW lock_timeout").fetchone() == ("100ms",)

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from celery_sidejob.store import dead, job_lists, kept, packets
+from celery_sidejob.store import dead, job_lists, packets, waiting
 from celery_sidejob.web.site import Site
 from celery_sidejob.web.users import Users
 from tests.tools.browsers import ENTRIES, Browser, browser_of
 from tests.tools.in_process import Stage
 
 MANY = job_lists.LOOKED + 500
-assert max(dead.LOOKED, kept.LOOKED, packets.COUNTED) < MANY
+assert max(dead.LOOKED, waiting.LOOKED, packets.COUNTED) < MANY
 OTHERS = f"INSERT INTO jobs (task, queue, status) SELECT 'other', 'q', 'completed' FROM generate_series(1, {MANY})"
 
 

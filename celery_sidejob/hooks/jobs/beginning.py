@@ -23,8 +23,8 @@ from ...model.errors import InvalidValueError, SchemaError, StoreUnavailableErro
 from ...model.logger import logger
 from ...model.messages import is_readable
 from ...operations.runs import run_pages, runs
+from ...operations.runs.run_pages import RunKey
 from ...operations.runtime import Runtime
-from ...services.heartbeat.deliveries import RunKey
 from ...store import claims
 from ..broker.connection import PAUSE_S
 from ..messages.doorbell import HEADER

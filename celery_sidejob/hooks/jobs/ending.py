@@ -24,7 +24,7 @@ from ...operations.runs import endings, recovery, run_pages
 from ...operations.runs.endings import Ending, error_json
 from ...operations.runs.runs import NO_END, Unit
 from ...operations.runtime import Runtime
-from ...store import askings
+from ...store import asks
 from ...unit.open_unit import OpenUnit, Suspend, within
 from ..bodies import group_of, traceback_of, unstorable
 from ..events import Suspended
@@ -162,6 +162,6 @@ def show(task: Task, runtime: Runtime, row: Any, state: str, told: str | None = 
     with within(None):
         if row.task_id is None or not runtime.results.show(asking):
             return
-        now = askings.outcome(runtime.connections, row.task_id)
+        now = asks.outcome(runtime.connections, row.task_id)
         if now is not None and now.outcome is not None:
             runtime.results.show(replace(asking, outcome=now.outcome, result=now.result))

@@ -16,8 +16,8 @@ from celery.worker.state import active_requests, requests, task_ready
 from ...model.durable import HELD, WORKER
 from ...model.logger import logger
 from ...model.messages import is_readable, why_no_doorbell
-from ...operations.runs.run_pages import Claimed
-from ...services.heartbeat.deliveries import ENDED, RunKey
+from ...operations.runs.run_pages import Claimed, RunKey
+from ...services.heartbeat.deliveries import ENDED
 from ...services.heartbeat.run_ends import QuietEnd, Stop, end_from_outside
 from ...store.claims import Owed
 from ...store.results import Ended

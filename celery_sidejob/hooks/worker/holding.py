@@ -24,8 +24,7 @@ from ...model.durable import Held
 from ...model.logger import logger
 from ...model.native import Pipe
 from ...operations.ledger import durable_runs
-from ...operations.runs.run_pages import Claimed
-from ...services.heartbeat.deliveries import RunKey
+from ...operations.runs.run_pages import Claimed, RunKey
 from ...services.heartbeat.run_ends import Page
 from ...services.loop import Loop
 from ...store.claims import Owed

@@ -9,7 +9,7 @@ from ...model import changes
 from ...model.errors import HasParentError, IllegalMoveError, InvalidAliasError, NotAChildError
 from ...model.names import TRACKED_CHANNEL, alias_taken, child_name_taken, circle
 from ...model.status import Status
-from ...store import asks, jobs, labels, moving, ports, state, trees
+from ...store import asks, jobs, ports, trees
 from ...store.errors import Moved
 from ..gates import capacity
 from ..lock_set import LockSet
@@ -53,10 +53,10 @@ class Family:
             self._add_aliases(named)
         initial = {(job.id, key): value for job in new for key, value in job.state.items()}
         if initial:
-            state.put(executor, initial)
+            jobs.put_state(executor, initial)
         tagged = [(job.id, job.tags) for job in new if job.tags]
         if tagged:
-            labels.add_tags(executor, tagged)
+            jobs.add_tags(executor, tagged)
 
     def _admitted(self, new: Sequence[changes.NewJob]) -> Sequence[changes.NewJob]:
         """Take the slots of new jobs in their capacity pools, after all other locks."""
@@ -76,8 +76,8 @@ class Family:
         in_run = job_id not in lock_set.new and before.unit_no is not None
         check_may_move(job_id, status, in_run=in_run, has_time=change.has_time)
         if change.has_time:
-            moving.forget_times(self._executor, job_id, later=change.is_later)
-        moved = moving.move(
+            jobs.forget_times(self._executor, job_id, later=change.is_later)
+        moved = jobs.move(
             self._executor, job_id, change.stage, now=change.has_time, check_interval_s=self._check_interval_s
         )
         assert moved is not None  # it is locked
@@ -98,18 +98,18 @@ class Family:
             case changes.AddAlias():
                 self._add_aliases([(change.name, change.job_id)])
             case changes.RemoveAlias():
-                if not labels.remove_alias(self._executor, change.name, change.job_id):
+                if not jobs.remove_alias(self._executor, change.name, change.job_id):
                     raise InvalidAliasError(f"Job {change.job_id} has no alias {change.name!r}; see job.aliases.")
             case changes.Adopt():
                 self._adopt(change)
             case changes.Disown():
                 self._disown(change)
             case changes.Tag():
-                labels.add_tags(self._executor, [(change.job_id, change.names)])
+                jobs.add_tags(self._executor, [(change.job_id, change.names)])
             case changes.Untag():
-                labels.remove_tags(self._executor, change.job_id, change.names)
+                jobs.remove_tags(self._executor, change.job_id, change.names)
             case changes.Track():
-                labels.track(self._executor, change.job_id, on=change.on)
+                jobs.track(self._executor, change.job_id, on=change.on)
                 self._after_commit.tracking_changed = True
                 told = json.dumps({"job": change.job_id, "tracked": change.on})
                 self._after_commit.announcements.append((TRACKED_CHANNEL, told))
@@ -167,7 +167,7 @@ class Family:
         wanted: dict[str, int] = {}
         for name, job_id in named:
             wanted.setdefault(name, job_id)
-        owners = labels.add_aliases(self._executor, wanted.items())
+        owners = jobs.add_aliases(self._executor, wanted.items())
         for name, job_id in named:
             if owners[name] != job_id:
                 raise alias_taken(name, owners[name])

@@ -20,7 +20,7 @@ from ...model.errors import StoreUnavailableError
 from ...model.events import JobMoved
 from ...model.logger import logger
 from ...model.messages import Doorbell
-from ...store import asks, jobs, publications, room, tree_terminations
+from ...store import asks, jobs, publications, room, trees
 from ...store.borrowed.borrowed import Borrowed
 from ...store.errors import FAILURES
 from ...store.outbox import doorbells
@@ -240,7 +240,7 @@ def terminate_pages(runtime: Runtime, roots: Iterable[int], *, to_the_end: bool 
 
 def _others_work(runtime: Runtime, roots: Iterable[int]) -> bool:
     """Wait for a page that another process has begun, such as the sweeper; False if no page remains."""
-    return runtime.connections.transact("wait", lambda executor: tree_terminations.wait(executor, roots))
+    return runtime.connections.transact("wait", lambda executor: trees.wait_for_places(executor, roots))
 
 
 def terminate_page(runtime: Runtime, roots: Iterable[int] | None = None, *, waits: bool = False) -> bool:
@@ -259,10 +259,10 @@ def terminate_page(runtime: Runtime, roots: Iterable[int] | None = None, *, wait
 def _terminate(
     runtime: LocalRuntime, executor: Transaction, roots: Iterable[int] | None, *, waits: bool
 ) -> AfterCommit | None:
-    places = tree_terminations.take(executor, roots)
+    places = trees.take_places(executor, roots)
     if not places:
         return None
-    found = tree_terminations.find(executor, places, most=TREE_PAGE)
+    found = trees.find_page(executor, places, most=TREE_PAGE)
     locked = _joined(places, found, jobs.lock(executor, {row.id for row in found}, waits=waits))
     lock_set = LockSet.of_rows(runtime, executor, locked)
     Wakes(lock_set).terminate(list(locked), tree=True)
@@ -298,6 +298,6 @@ def _leave(executor: Transaction, places: Sequence[Any], found: Sequence[Any], l
     last = dict(first)
     last.update({row.parent_id: row.name for row in found if row.parent_id is not None})
     places_done = [place.job_id for place in done]
-    finished = set(places_done) - tree_terminations.go_on(executor, seen, first=first, last=last, places=places_done)
-    tree_terminations.remove(executor, finished)
+    finished = set(places_done) - trees.go_on(executor, seen, first=first, last=last, places=places_done)
+    trees.remove_places(executor, finished)
     return finished

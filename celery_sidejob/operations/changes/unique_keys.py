@@ -8,7 +8,7 @@ from typing import Any
 from ...model.changes import NewJob
 from ...model.errors import DuplicateError
 from ...model.unique import Unique
-from ...store import askings
+from ...store import asks
 from ...store.statement import Transaction
 from ..hold import BeginsAgainError
 from ..lock_set import LockSet
@@ -30,7 +30,7 @@ def take_turn(executor: Transaction, new: Iterable[NewJob]) -> None:
     """
     keys = [job.unique.key for job in new if job.unique is not None]
     if keys:
-        askings.take_turn_for_keys(executor, keys)
+        asks.take_turn_for_keys(executor, keys)
 
 
 def check_replaced(lock_set: LockSet) -> None:
@@ -50,10 +50,10 @@ def take(executor: Transaction, new: Sequence[NewJob]) -> None:
         return
     taken = {}
     to_replace = {job.replaces for job in keyed.values()} - {None}
-    for holder in askings.key_holders(executor, keyed):
+    for holder in asks.key_holders(executor, keyed):
         job = keyed[holder.key]
         if holder.job_id == job.replaces and holder.waits:
-            askings.free_key(executor, holder.job_id)
+            asks.free_key(executor, holder.job_id)
             to_replace.remove(holder.job_id)
         else:
             taken[holder.key] = holder

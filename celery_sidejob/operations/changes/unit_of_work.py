@@ -13,7 +13,7 @@ from typing import Any
 
 from ...model import changes
 from ...model.errors import JobNotFoundError
-from ...store import history, jobs, state, steps
+from ...store import history, jobs, steps
 from ...store.batches import close as close_batch
 from ...store.borrowed.borrowed import Borrowed
 from ...store.statement import Transaction
@@ -168,9 +168,9 @@ class Applied:
             elif isinstance(change, changes.UnsetState):
                 for key in change.keys:
                     values.pop((change.job_id, key), None)
-                state.remove(self._executor, change.job_id, change.keys)
+                jobs.remove_state(self._executor, change.job_id, change.keys)
         if values:
-            state.put(self._executor, values)
+            jobs.put_state(self._executor, values)
 
     def _write_history(self) -> None:
         """Write new entries of jobs into their histories: of each job the last ones, as many as are kept."""

@@ -14,7 +14,7 @@ from ...model.changes import Ask, CancelTimer, Log, Terminate
 from ...model.durable import Death
 from ...model.events import JobBuried
 from ...model.status import ASKABLE, Status
-from ...store import asks, dead, history, ports, tree_terminations, trees
+from ...store import asks, dead, history, ports, trees
 from ..lock_set import LockSet
 from .deletion import is_being_deleted
 from .dependencies import mark_ended
@@ -194,7 +194,7 @@ class Wakes:
         if status == Status.TERMINATED and is_being_deleted(self._executor, job_id):
             return False
         if status in ENDING or self._lock_set.job(job_id).parent_id is not None:
-            tree_terminations.split(self._executor, [job_id])
+            trees.split_places(self._executor, [job_id])
         return True
 
     def _terminate_trees(self, ids: Sequence[int]) -> None:
@@ -208,11 +208,11 @@ class Wakes:
             below = [row.id for row in trees.subtree(self._executor, small)]
             unlocked = {job_id for job_id in below if not self._lock_set.knows(job_id)}
             if unlocked:  # adopted in this very transaction, or since the tree was read
-                self._after_commit.trees |= tree_terminations.begin(self._executor, unlocked, itself=True)
+                self._after_commit.trees |= trees.begin_termination(self._executor, unlocked, itself=True)
             self.terminate([job_id for job_id in below if job_id not in unlocked], tree=True)
 
     def _terminate_below(self, ids: Sequence[int]) -> None:
-        self._after_commit.trees |= tree_terminations.begin(self._executor, ids, itself=False)
+        self._after_commit.trees |= trees.begin_termination(self._executor, ids, itself=False)
 
     def _set_timer(self, change: Ask) -> None:
         job_id, force = change.job_id, change.force

@@ -25,7 +25,7 @@ from ...model.messages import FORMAT, Outcome
 from ...model.names import storable
 from ...model.protocols import Rider
 from ...model.status import ASKABLE, RunEnd, Status
-from ...store import askings, asks, claims, dead, jobs, moving, packets, ports, run_ends, tree_terminations
+from ...store import asks, claims, dead, jobs, packets, ports, run_ends, trees
 from ...store.errors import FAILURES, Moved
 from ...store.outbox import arming, doorbells
 from ...store.results import Ended, Kept
@@ -253,7 +253,7 @@ def _hand_down(executor: Transaction, hold: Hold, changes: list[Change], begun: 
         return False
     new = [change.id for change in changes if isinstance(change, NewJob) and change.parent_id == hold.job_id]
     changes += [Terminate(child, tree=True) for child in new]
-    begun |= tree_terminations.hand_down(executor, hold.job_id)
+    begun |= trees.hand_down(executor, hold.job_id)
     return True
 
 
@@ -441,9 +441,9 @@ def _follow_closing(
     if closing.wanted and (has_errbacks or not in_store):
         after_commit.outcomes.append(replace(ended, is_told=in_store))
     elif row.options:
-        askings.mark_stored(executor, [row.task_id])
+        asks.mark_stored(executor, [row.task_id])
     if row.status == Status.QUEUED and not row.goes_on:
-        askings.keep_key(executor, row.id)
+        asks.keep_key(executor, row.id)
 
 
 def _arm_next_run(
@@ -454,9 +454,9 @@ def _arm_next_run(
     stage = _begin_stage(executor, hold, ending, after_commit) if is_queued and ending.then is not None else None
     task_id = None
     if is_queued and (row.task_id or ending.outcome == Status.TERMINATED):
-        task_id = askings.open_next(executor, hold.job_id)
+        task_id = asks.open_next(executor, hold.job_id)
     elif row.task_id:
-        task_id = askings.keep_key(executor, hold.job_id) or str(uuid.uuid4())  # for the shutdown
+        task_id = asks.keep_key(executor, hold.job_id) or str(uuid.uuid4())  # for the shutdown
     wait_s = ending.retry_in_s if is_queued else 0.0
     armed = arming.rearm(
         executor,
@@ -474,7 +474,7 @@ def _begin_stage(executor: Transaction, hold: Hold, ending: Ending, after_commit
     """Give the job the stage that its run asked for; returns the changes of its row."""
     assert ending.then is not None
     add_ports(executor, hold.job_id, ending.then.ports, after_commit)
-    return moving.change(executor, hold.job_id, ending.then)
+    return jobs.set_stage(executor, hold.job_id, ending.then)
 
 
 def _bury(executor: Transaction, hold: Hold, row: Any, ending: Ending, after_commit: AfterCommit) -> None:

@@ -18,7 +18,7 @@ from ...model.errors import StoreUnavailableError
 from ...model.events import Measure, Measured, StepEnded, TaskFinished
 from ...model.logger import logger
 from ...model.status import RunEnd
-from ...store import state
+from ...store import jobs
 from ..hold import Hold
 from ..ledger.durable_runs import Run
 from ..runtime import Runtime
@@ -114,7 +114,7 @@ class Told:
         if told is None:
             return
         self._written_at = time.monotonic()
-        work = partial(state.set_progress, job_id=hold.job_id, run_no=hold.run_no, worker_id=hold.worker_id, **told)
+        work = partial(jobs.set_progress, job_id=hold.job_id, run_no=hold.run_no, worker_id=hold.worker_id, **told)
         try:
             self.runtime.connections.transact("progress", work, single=True)
         except StoreUnavailableError as error:

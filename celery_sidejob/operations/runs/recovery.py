@@ -13,7 +13,7 @@ from ...model.events import RunLost, RunRescued, RunReturned
 from ...model.logger import logger
 from ...model.loss import Loss
 from ...model.status import RunEnd, Status
-from ...store import advisory, claims, jobs, tree_terminations
+from ...store import advisory, claims, jobs, trees
 from ...store.errors import LacksRights
 from ...store.statement import Transaction
 from ..after_commit import AfterCommit
@@ -182,7 +182,7 @@ def _free_locked(
         return None
     if ending.gives_up:
         if ending.gives_up == Status.TERMINATED and job.terminate_tree:  # the children too, as in its shutdown
-            after_commit.trees |= tree_terminations.hand_down(executor, job.id)
+            after_commit.trees |= trees.hand_down(executor, job.id)
         announce(hold, job.status, row, ending, after_commit)
         return after_commit
     after_commit.moved(job, job.status, row.status, row.changes, hold.run_no)

@@ -10,8 +10,6 @@ from typing import Any, Generic, TypeVar
 
 from ...model import native
 
-RunKey = tuple[int, int]
-"""(job id, run number)"""
 K = TypeVar("K", bound=tuple[Any, int])
 """The key of a run: (job id, run number), or for an ordinary task (task id, generation)."""
 

@@ -15,13 +15,14 @@ from ...model.errors import StoreUnavailableError
 from ...model.logger import logger
 from ...model.loss import Loss
 from ...model.native import new_process_name
+from ...operations.runs.run_pages import RunKey
 from ...operations.runtime import Runtime
 from ...store import queues, workers
 from ...store.errors import unavailable_during
-from ...store.outbox import checks
+from ...store.outbox import publishing
 from ...store.outbox.kinds import JOBS, TASKS, Kind
 from ..duty import Duties, Duty, Report
-from .deliveries import Deliveries, RunKey
+from .deliveries import Deliveries
 from .held_runs import HeldJobs, HeldTasks, Overdue
 from .liveness import HeartbeatFile, LivenessLock
 from .pool_processes import MemoryKills, PoolProcesses
@@ -202,16 +203,15 @@ class Heartbeat(Worker):
         self.register()
         for key in received:
             # Runs not begun yet will be refused too, because they carry the old identity: they are published again.
-            checks.hasten(self.runtime.connections, JOBS, [key])
+            publishing.hasten(self.runtime.connections, JOBS, [key])
         if tasks:
-            checks.hasten(self.runtime.connections, TASKS, tasks)
+            publishing.hasten(self.runtime.connections, TASKS, tasks)
 
 
 class Beat(Duty):
     """Beats every `sidejob_heartbeat_interval`; a failed beat is tried again at once."""
 
     def __init__(self, heartbeat: Heartbeat) -> None:
-        super().__init__()
         self._heartbeat = heartbeat
 
     def is_due(self) -> bool:
@@ -252,4 +252,4 @@ class Prefetched(WorkerDuty):
             return
         keys = self._runs.waiting(for_s=self._soon_s, every_s=self._lease_s / 4)
         if keys:
-            report["vouched"] += checks.vouch(self._connections, self._kind, keys, wait_s=self._lease_s)
+            report["vouched"] += publishing.vouch(self._connections, self._kind, keys, wait_s=self._lease_s)

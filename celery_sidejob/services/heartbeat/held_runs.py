@@ -21,15 +21,15 @@ from ...model.loss import Loss, LossKind
 from ...model.protocols import Rider
 from ...operations.ledger import burials, durable_ends, durable_runs
 from ...operations.runs import recovery, run_pages
-from ...operations.runs.run_pages import Claimed
+from ...operations.runs.run_pages import Claimed, RunKey
 from ...store.broker import holds as broker_holds
 from ...store.claims import Owed
 from ...store.errors import OutcomeUnknown, RowsLocked, first_line, will_be_refused_again
-from ...store.outbox import checks, holds
+from ...store.outbox import holds, publishing
 from ...store.outbox.kinds import JOBS, TASKS, Kind
 from ...store.results import BRIEFLY_S
 from ..duty import Report
-from .deliveries import ENDED, GRACE_S, RELEASED, Deliveries, RunKey
+from .deliveries import ENDED, GRACE_S, RELEASED, Deliveries
 from .run_ends import Page, QuietEnd, QuietEnds, Stop, end_from_outside
 from .worker import Worker, WorkerDuty
 
@@ -106,7 +106,7 @@ class HeldRuns(WorkerDuty):
             return  # another transaction has one of the rows locked: tried again at the next look
         gone = [key for pid in self.died for key in self.runs.of_process(pid)]
         if gone:  # if one died before it had begun, its message may be acknowledged, and is published again
-            checks.hasten(self._connections, self.kind, gone)
+            publishing.hasten(self._connections, self.kind, gone)
         self.died.clear()
         self._strays_at = float("-inf")
 
@@ -137,7 +137,7 @@ class HeldRuns(WorkerDuty):
         """Take back runs; yields how many were taken, as often as it commits."""
 
     @abstractmethod
-    def _write_ends(self, page: Page) -> None:
+    def _write_ends(self, page: Page) -> object:
         """Write a page of ends that go with no hold."""
 
     def _end(self, end: QuietEnd) -> None:
@@ -187,7 +187,7 @@ class HeldJobs(HeldRuns):
 
     def claim(self, owed: Collection[Owed]) -> dict[RunKey, Claimed]:
         """Claim the runs of a page, and write the ends that wait; returns the runs that are claimed now."""
-        return self.ends.go_with(partial(self._claim, owed=owed))
+        return self.ends.go_with(partial(self._write_ends, owed=owed))
 
     def unhold(self, *held: Claimed) -> None:
         """Adds that each is given back in a transaction of its own."""
@@ -210,14 +210,12 @@ class HeldJobs(HeldRuns):
                 if may:
                     yield free(self._runtime, row.id, run_no=row.number, worker_id=self._worker.worker_id)
 
-    def _write_ends(self, page: Page) -> None:
-        self._claim(page)
-
-    def _claim(self, ends: Page, owed: Collection[Owed] = ()) -> dict[RunKey, Claimed]:
-        found, ended = run_pages.claim_page(self._runtime, owed, worker_id=self._worker.worker_id, over=ends.runs)
+    def _write_ends(self, page: Page, owed: Collection[Owed] = ()) -> dict[RunKey, Claimed]:
+        """Write a page of ends, and claim runs in the same statement."""
+        found, ended = run_pages.claim_page(self._runtime, owed, worker_id=self._worker.worker_id, over=page.runs)
         rows = {row.id: row for row in ended}
-        ends.over = rows.keys()
-        for end in ends.written:
+        page.over = rows.keys()
+        for end in page.written:
             run_pages.follow_end(self._runtime, end.content(), rows[end.key[0]])
         return found
 
@@ -304,7 +302,7 @@ class HeldTasks(HeldRuns):
         self._missed.update(self.runs.missed())
         if self._missed:
             page = list(islice(self._missed, PAGE))
-            checks.hasten(self._connections, TASKS, page)
+            publishing.hasten(self._connections, TASKS, page)
             self._missed.difference_update(page)
 
     def _take(self, lost: Sequence[Lost]) -> Iterator[int]:

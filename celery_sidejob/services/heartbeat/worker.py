@@ -13,11 +13,12 @@ from ...model.errors import StoreUnavailableError
 from ...model.logger import logger
 from ...model.loss import Loss
 from ...operations.runs import recovery
+from ...operations.runs.run_pages import RunKey
 from ...operations.runtime import Runtime
 from ...store.connection.own_executor import OwnExecutor
 from ...store.errors import RowsLocked
 from ..duty import Duty, Report, SetAside
-from .deliveries import Deliveries, RunKey
+from .deliveries import Deliveries
 
 
 class Worker:
@@ -60,7 +61,6 @@ class WorkerDuty(Duty):
     """A duty of the heartbeat, done over the worker's own connection."""
 
     def __init__(self, worker: Worker) -> None:
-        super().__init__()
         self._worker = worker
         self._runtime = worker.own
         self._connections = worker.runtime.connections

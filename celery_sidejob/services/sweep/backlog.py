@@ -22,7 +22,7 @@ from typing import Any
 
 from ...model.messages import GONE
 from ...operations.runtime import Runtime
-from ...store.outbox import checks, references
+from ...store.outbox import publishing, references
 from ...store.outbox.kinds import Kind
 
 COPIES, COPIES_S = 10, 10.0
@@ -53,13 +53,13 @@ class Backlog:
         """
         whole: dict[str, bool] = {}
         after, seen_at = kind.lowest, None
-        while page := checks.in_broker(self._connections, kind, after=after):
+        while page := publishing.in_broker(self._connections, kind, after=after):
             after, seen_at = page[-1].key, seen_at or page[0].read_at
             whole.update((queue, self._is_whole(queue)) for queue in {row.queue for row in page} - whole.keys())
             gone = [row.task_id for row in page if not whole[row.queue]]
             if not self._runtime.broker.ready or not self._may_go_on():
                 return False
-            republish = partial(checks.republish, kind=kind, task_ids=gone, seen_at=seen_at)
+            republish = partial(publishing.republish, kind=kind, task_ids=gone, seen_at=seen_at)
             self._connections.transact("check-now", republish, single=True)
         return True
 
@@ -72,7 +72,7 @@ class Backlog:
         if not self._runtime.broker.ready:
             return None
         if waiting:
-            self._connections.transact("pass-over", partial(checks.postpone, task_ids=waiting), single=True)
+            self._connections.transact("pass-over", partial(publishing.postpone, task_ids=waiting), single=True)
         return [row.task_id for row in rows if row.task_id not in waiting]
 
     def _waiting(self, rows: Sequence[Any]) -> Iterator[str]:
@@ -87,7 +87,7 @@ class Backlog:
         """Tell whether a queue was not emptied. A tenth may be missing: workers may be fetching just now."""
         ready = self._ready(queue)
         limit = 1 + (ready or 0) * 10 // 9
-        return ready is not None and checks.in_queue(self._connections, queue, limit=limit) < limit
+        return ready is not None and publishing.in_queue(self._connections, queue, limit=limit) < limit
 
     def _count(self, queue: str) -> bool:
         """Count a queue, once in a turn; False if the broker does not tell."""
@@ -95,7 +95,7 @@ class Backlog:
             ready = self._ready(queue)
             if ready is None:
                 return False
-            silent = checks.overdue(self._connections, queue, limit=min(ready, MANY) + MANY)
+            silent = publishing.overdue(self._connections, queue, limit=min(ready, MANY) + MANY)
             self._queues.setdefault(queue, Queue()).count(silent, ready)
             self._counted.add(queue)
         return True

@@ -9,11 +9,11 @@ from ...model.errors import StoreUnavailableError
 from ...model.logger import log_row_error
 from ...model.messages import GONE, Buried, Cursor
 from ...operations.ledger import burials
-from ...store.outbox import checks
-from ...store.outbox.checks import CHECK_PAGE
+from ...store.outbox import publishing
 from ...store.outbox.kinds import KINDS, Kind
+from ...store.outbox.publishing import CHECK_PAGE
 from ..duty import Count, Report
-from .sweep import Sweep, SweepDuty
+from .sweep import SweepDuty
 
 
 class EmptiedBroker(SweepDuty):
@@ -25,10 +25,8 @@ class EmptiedBroker(SweepDuty):
     interval_s = 3.0
     counts = (Count("broker_emptied", "The broker was found emptied, or new.", total="broker_emptied", kind=bool),)
 
-    def __init__(self, sweep: Sweep) -> None:
-        super().__init__(sweep)
-        self._sought: Sequence[Kind] = ()
-        """The kinds whose messages must still be searched: the broker reports only once that it was emptied."""
+    _sought: Sequence[Kind] = ()
+    """The kinds whose messages must still be searched: the broker reports only once that it was emptied."""
 
     def is_due(self) -> bool:
         """Tell whether it is time to check the marker, or the last search for all messages is unfinished."""
@@ -56,9 +54,9 @@ class VanishedQueues(SweepDuty):
 
     def _do(self, report: Report) -> None:
         broker = self._runtime.broker
-        for queue in checks.queues_in_broker(self._connections):
+        for queue in publishing.queues_in_broker(self._connections):
             if broker.ready_messages(queue) == GONE:
-                republish = partial(checks.republish_in, queue=queue)
+                republish = partial(publishing.republish_in, queue=queue)
                 while self._connections.transact("check-now", republish) == CHECK_PAGE:
                     pass
 
@@ -70,9 +68,7 @@ class DeadList(SweepDuty):
     the dead set.
     """
 
-    def __init__(self, sweep: Sweep) -> None:
-        super().__init__(sweep)
-        self._cursor = Cursor()
+    _cursor = Cursor()
 
     def _do(self, report: Report) -> None:
         broker = self._runtime.broker

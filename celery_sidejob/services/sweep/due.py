@@ -22,13 +22,13 @@ from ...operations.after_commit import dispatch, publish_and_mark
 from ...operations.ledger import burials
 from ...operations.runtime import Runtime
 from ...store import workers
-from ...store.outbox import checks, publishing
+from ...store.outbox import publishing
 from ...store.outbox.kinds import JOBS, TASKS, Kind
 from ...store.parked import PATIENCE
 from ..duty import SET_ASIDE_S, Count, Report
 from ..heartbeat.heartbeat import Heartbeat
 from ..heartbeat.run_ends import Stop, end_from_outside
-from .sweep import Sweep, SweepDuty
+from .sweep import SweepDuty
 
 BURIED = Count("tasks_buried", "Ordinary durable tasks that were lost, revoked or expired, and go to the dead set.")
 
@@ -120,10 +120,7 @@ class Due(SweepDuty):
         Count("unpublished", "Messages the broker did not take; they are tried again."),
     )
     kind: Kind
-
-    def __init__(self, sweep: Sweep) -> None:
-        super().__init__(sweep)
-        self._reserved: list[str] = []
+    _reserved: Sequence[str] = ()
 
     def is_due(self) -> bool:
         """Tell whether it is time, and some messages can be published."""
@@ -150,7 +147,7 @@ class Due(SweepDuty):
 
     def judge(self, task_ids: Sequence[str], report: Report) -> bool:
         """Strike, publish or bury the rows, in this order; False if nothing can be published just now."""
-        self._reserved = list(task_ids)
+        self._reserved = task_ids
         strike_s = self._runtime.settings.lost_after
         reserve = partial(publishing.reserve, kind=self.kind, task_ids=task_ids, strike_s=strike_s)
         number_of = {task_id: number for number, task_id in enumerate(task_ids)}
@@ -165,7 +162,7 @@ class Due(SweepDuty):
         report["missing"] += sum(row.missing for row in rows)
         refused: Refused = []
         sent = self._send(rows, refused)
-        self._reserved = []
+        self._reserved = ()
         report["published"] += sent
         report["unpublished"] += len(rows) - sent
         if refused:  # if the backend is busy, the rows come again and are refused again
@@ -180,7 +177,7 @@ class Due(SweepDuty):
         """Publish rows and mark those that the broker took; return how many."""
 
     def _candidates(self) -> Sequence[Any]:
-        return checks.candidates(self._connections, self.kind, per_queue=PER_QUEUE, limit=PAGE)
+        return publishing.candidates(self._connections, self.kind, per_queue=PER_QUEUE, limit=PAGE)
 
     def _give_up(self, rows: Sequence[Any]) -> None:
         publishing.give_up(self._connections, [row.task_id for row in rows], wait_s=SET_ASIDE_S)

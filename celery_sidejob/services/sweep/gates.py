@@ -1,4 +1,4 @@
-"""Lets runs into managed queues whose gates are open, and into capacity pools with free slots."""
+"""Lets runs into managed queues whose gates are open, and into capacity pools with free slots; samples these."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 from ...operations.gates import queues
 from ...operations.gates.capacity import fill
 from ...operations.gates.queues import rank
+from ...store import capacity
 from ...store import queues as rows
 from ...store.queues import MOST_LET_IN
 from ..duty import Count, Report
@@ -47,3 +48,12 @@ class CapacityPools(SweepDuty):
 
     def _do(self, report: Report) -> None:
         report["pools_filled"] += fill(self._runtime)
+
+
+class CapacitySamples(SweepDuty):
+    """Samples every pool that has changed since its last sample; in a store without pools it only reads."""
+
+    interval_s = 10.0
+
+    def _do(self, report: Report) -> None:
+        report["pools_sampled"] += capacity.sample(self._connections)

@@ -8,9 +8,9 @@ from typing import Any
 from ...model.logger import log_row_error
 from ...operations.after_commit import settle
 from ...operations.runs.endings import outcome_of
-from ...store import askings, chords, results
+from ...store import asks, chords, results
 from ..duty import Count, Report
-from .sweep import PAGE, SLICE_S, Sweep, SweepDuty
+from .sweep import PAGE, SLICE_S, SweepDuty
 
 RESULT_GRACE_S = 5.0
 """Seconds within which the process that ends an asking should store its result itself."""
@@ -21,16 +21,13 @@ class UnsentResults(SweepDuty):
 
     interval_s = RESULT_GRACE_S / 2
     counts = (Count("results", "Results brought to the result backend."),)
-
-    def __init__(self, sweep: Sweep) -> None:
-        super().__init__(sweep)
-        self._since: Any = None
+    _since: Any = None
 
     def _do(self, report: Report) -> None:
         backend = self._sweep.backend
         if backend.is_busy:
             return
-        rows = askings.unsent(self._connections, older_than_s=RESULT_GRACE_S, limit=PAGE, since=self._since)
+        rows = asks.unsent(self._connections, older_than_s=RESULT_GRACE_S, limit=PAGE, since=self._since)
         # The next page comes next time: a result that the backend never accepts must not delay the others.
         last = rows[-1].closed_at if len(rows) == PAGE else None
         self._since = last if last != self._since else None

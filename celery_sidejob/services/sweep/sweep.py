@@ -12,7 +12,7 @@ from ...operations.runtime import Runtime
 from ...store.connection.turns import take_turns
 from ..duty import Duty, SetAside
 from ..heartbeat.heartbeat import Heartbeat
-from ..loop import Turn
+from ..loop import turn
 from .backlog import Backlog
 
 
@@ -59,7 +59,6 @@ class SweepDuty(Duty):
     """Whether a worker does the duty at each tick."""
 
     def __init__(self, sweep: Sweep) -> None:
-        super().__init__()
         if sweep.worker is not None and not self.is_urgent:
             self.interval_s = max(self.interval_s, TURN_S)
         self._sweep = sweep
@@ -89,7 +88,7 @@ class BackendThread:
     def __init__(self, *, apart: bool) -> None:
         self._apart = apart
         self._speaking: threading.Thread | None = None
-        self._turn = Turn()
+        self._turn = turn()
 
     @property
     def is_busy(self) -> bool:

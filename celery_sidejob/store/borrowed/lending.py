@@ -11,8 +11,7 @@ import psycopg
 
 from ...model.errors import SchemaError
 from ..meta import Database, cluster, look
-from .borrowed import Borrowed, is_trouble
-from .of_psycopg import Awaited, AwaitedTransaction, PsycopgTransaction, greenlets
+from .borrowed import Awaited, AwaitedTransaction, Borrowed, PsycopgTransaction, greenlets, is_trouble
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..statement import Reader, Statement, Transaction, first
+from ..statement import Reader, Statement, Transaction, first_value
 
 PAGE = 100
 _COLUMNS = "queue, priority, headers, properties, body"
@@ -55,8 +55,7 @@ INSERT INTO {{broker_messages}} ({_COLUMNS}) SELECT {_COLUMNS} FROM gone RETURNI
 
 def send_again(executor: Transaction, id: int) -> str | None:
     """Put a message at the end of its queue, as if it had never been delivered; None if it is not there any more."""
-    row = first(executor.run(_SEND_AGAIN, id=id))
-    return None if row is None else row.queue
+    return first_value(executor.run(_SEND_AGAIN, id=id), str)
 
 
 _BOUND = Statement("""

@@ -105,8 +105,7 @@ def ended(runs: Sequence[Ended]) -> dict[str, Any]:
 
 def those(runs: Sequence[Held]) -> dict[str, Any]:
     """Return the parameters of `RUNS` for the holds alone."""
-    names = ("ended", "generations", "workers", "held_at")
-    return dict(zip(names, columns([run[:4] for run in runs], 4), strict=True))
+    return columns(runs, "ended", "generations", "workers", "held_at")
 
 
 _REMOVE = Frequent(f"WITH {OVER} SELECT over.task_id, {TOLD} FROM over")

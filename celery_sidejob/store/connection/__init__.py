@@ -7,5 +7,5 @@ its heartbeat has its own (`Connections.talking`).
 Any connection may lead through a proxy that gives each transaction another session (PgBouncer in transaction mode). No
 state is therefore kept in a session: only SET LOCAL, no temporary tables, no LISTEN. Only if the server that answered
 the connect also answers the statements, statements are prepared, each with one plan for all parameters, and the session
-gets the settings that our statements need (`session.py`).
+gets the settings that our statements need (`own_executor.py`).
 """

@@ -1,11 +1,17 @@
-"""Connections that do not wait for ever for an answer: a frozen server accepts a statement and never answers."""
+"""Connections that do not wait for ever for an answer: a frozen server accepts a statement and never answers.
+
+A forked child never sends anything on them.
+"""
 
 from __future__ import annotations
 
+import os
 import select
 import time
+import weakref
 from collections.abc import Callable
-from typing import Any
+from contextlib import suppress
+from typing import Any, Protocol
 
 import psycopg
 
@@ -14,6 +20,11 @@ from ..errors import Overdue
 
 SILENT_S = 5.0
 """Seconds to wait for an answer before another connection asks whether the store answers at all."""
+
+
+_all: weakref.WeakSet[psycopg.Connection[Any]] = weakref.WeakSet()
+"""The connections of this process, which every child must leave alone; those that are closed too, until they are gone.
+"""
 
 
 class BoundedConnection(psycopg.Connection[Any]):
@@ -28,6 +39,10 @@ class BoundedConnection(psycopg.Connection[Any]):
     answers_elsewhere: Callable[[], bool] | None = None
     """Tells within a bounded time whether the store answers over another connection; None if that is not asked."""
     _waits_since = 0.0
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        _all.add(self)
 
     def wait(self, gen: Any, *args: Any, **options: Any) -> Any:
         """Wait as psycopg does, but only until the deadline, or while the store answers."""
@@ -74,3 +89,39 @@ class BoundedConnection(psycopg.Connection[Any]):
                 wanted = gen.send(ready)
         except StopIteration as end:
             return end.value
+
+
+class Forgets(Protocol):
+    """An object that has connections."""
+
+    def forget(self) -> None:
+        """After a fork, forget the parent's connections. Their sockets were detached before."""
+
+
+def forget_in_children(one: Forgets) -> None:
+    """Have `one` forget its connections in every child."""
+    _forgetting.add(one)
+
+
+_forgetting: weakref.WeakSet[Forgets] = weakref.WeakSet()
+_inherited: list[Any] = []
+
+
+def _after_fork() -> None:
+    """In a forked child: detach the parent's sockets without sending anything to the server.
+
+    A child that kept a copy would keep the parent's advisory lock alive after the parent's death. A child that closed
+    it through libpq would end the session in the parent's name. The descriptor is therefore pointed at /dev/null.
+    """
+    null = os.open(os.devnull, os.O_RDWR)
+    for connection in list(_all):
+        with suppress(psycopg.Error, OSError):  # it may already be closed
+            os.dup2(null, connection.fileno())
+        _inherited.append(connection)  # kept for ever: its destructor would write to the descriptor
+    os.close(null)
+    _all.clear()
+    for one in list(_forgetting):
+        one.forget()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -37,11 +37,11 @@ from ..errors import (
 from ..meta import Database, cluster, look
 from ..statement import Autocommit, Statement
 from ..write_behind import WriteBehind
-from . import fork, on_loop
-from .on_loop import running_loop
+from . import turns
+from .bounded import forget_in_children
 from .opening import Opener
 from .own_executor import Idle, OwnExecutor
-from .turns import LONGEST_TURN_S, Turns, takes_turns
+from .turns import LONGEST_TURN_S, Turns, running_loop, takes_turns
 
 T = TypeVar("T")
 D = TypeVar("D", Database, Database | None)
@@ -86,24 +86,13 @@ class _Thread(threading.local):
 class Connections(Autocommit):
     """Lends and closes this process's connections to one store."""
 
-    def __init__(
-        self,
-        url: str | None,
-        schema: str,
-        *,
-        prepare: bool = True,
-        longest_pause_s: float | None = None,
-        setting: str = "sidejob_database_url",
-        is_broker: bool = False,
-    ) -> None:
+    def __init__(self, url: str | None, schema: str, **options: Any) -> None:
         """The parameters are those of `Opener`."""
-        opener = Opener(
-            url, schema, prepare=prepare, longest_pause_s=longest_pause_s, setting=setting, is_broker=is_broker
-        )
+        opener = Opener(url, schema, **options)
         self.connect = opener.connect
         self.schema = schema
-        self.setting = setting
-        self.is_broker = is_broker
+        self.setting = opener.setting
+        self.is_broker = opener.is_broker
         """Whether the store is Celery's broker as well: then its transactions also send the messages that they store.
         """
         self._idle = Idle()
@@ -113,7 +102,7 @@ class Connections(Autocommit):
         self._seen: set[Address] = set()
         self._pid = os.getpid()
         self._deferred: dict[str, WriteBehind[Any]] = {}
-        fork.register(self)
+        forget_in_children(self)
 
     def transact(
         self, name: str, work: Callable[[OwnExecutor], T], *, single: bool = False, within_s: float | None = None
@@ -127,7 +116,7 @@ class Connections(Autocommit):
         (`NoAnswer` if the store has not answered `within_s`), `StoreUnavailableError` if nothing was committed:
         `RowsLocked` if a lock was held elsewhere for too long.
         """
-        if running_loop() is not None and (elsewhere := on_loop.elsewhere()) is not None:
+        if running_loop() is not None and (elsewhere := turns.elsewhere()) is not None:
             done: T = elsewhere(partial(self.transact, name, work, single=single, within_s=within_s))
             return done
         if within_s is None:
@@ -142,11 +131,8 @@ class Connections(Autocommit):
                 return self._transact(name, work, deadline, single=single and name in BRIEF, in_turn=True)
             return self._transact(name, work, deadline, single=single, in_turn=False)
 
-    def timed(
-        self, name: str, work: Callable[[OwnExecutor], T], *, single: bool = False, within_s: float | None = None
-    ) -> T:
-        """Run `work` like `transact`; for transactions of runs, whose times a worker's connections record (`TIMED`)."""
-        return self.transact(name, work, single=single, within_s=within_s)
+    timed = transact
+    """The same for transactions of runs, whose times a worker's connections record (`TIMED`)."""
 
     def _transact(  # noqa: PLR0912, PLR0915 - an arm for each way to fail
         self, name: str, work: Callable[[OwnExecutor], T], deadline: float | None, *, single: bool, in_turn: bool

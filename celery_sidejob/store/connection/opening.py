@@ -15,7 +15,6 @@ from psycopg.pq import Conninfo
 from ...model.errors import SettingsError, StoreUnavailableError
 from ...model.settings import NO_STORE
 from ..errors import LacksRights, StoreDown, first_line
-from . import fork
 from .bounded import BoundedConnection
 from .own_executor import OwnExecutor
 
@@ -54,7 +53,6 @@ class Opener:
             parameters["connect_timeout"] = str(min(left_s, int(parameters["connect_timeout"])))
         try:
             connection = BoundedConnection.connect(**parameters, autocommit=True, prepare_threshold=None)
-            fork.note_open(connection)
             connection.deadline = deadline if deadline is not None else time.monotonic() + ANSWERS_S
             executor = OwnExecutor(connection, self.schema, longest_pause_s=self.longest_pause_s)
             executor.is_broker = self.is_broker
@@ -77,15 +75,10 @@ class Opener:
 
     def _answers(self) -> bool:
         """Tell within `ANSWERS_S` whether the store answers over a new connection."""
-        executor = None
         try:
-            executor = self.connect(time.monotonic() + ANSWERS_S)
+            self.connect(time.monotonic() + ANSWERS_S).close()
         except (StoreUnavailableError, psycopg.Error) as error:
-            if "FATAL" not in str(error):  # a server that refuses us, perhaps because it is full, answers
-                return False
-        finally:
-            if executor is not None:
-                executor.close()
+            return "FATAL" in str(error)  # a server that refuses us, perhaps because it is full, answers
         return True
 
 

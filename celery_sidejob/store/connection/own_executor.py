@@ -1,6 +1,11 @@
 """An executor over one of our own connections: for single statements, for transactions, or beside other work.
 
 Lent to calls that Celery makes while it is open (`OwnTransaction`), or not in use (`Idle`).
+
+Our statements need some settings in a session, whatever defaults its server, its database or its role has. Without a
+proxy in between, our session is set up once. Behind a proxy that pools transactions nothing may be set for a session,
+because other clients get it next. There each transaction has its own settings, and a single statement becomes a
+transaction, but only if the defaults would change the meaning of a statement.
 """
 
 from __future__ import annotations
@@ -21,13 +26,53 @@ from psycopg.pq import ConnStatus, TransactionStatus
 
 from ...model import crash_points, native
 from ...model.crash_points import AnswerLost
-from ..borrowed.of_psycopg import PsycopgTransaction
+from ..borrowed.borrowed import PsycopgTransaction
 from ..errors import StoreDown, first_line, unknown
-from ..statement import Statement, Transaction, rows
-from . import fork, session
+from ..statement import Reader, Statement, Transaction, rows
 from .bounded import BoundedConnection
 from .fast_path import Exchange
 from .turns import LONGEST_TURN_S
+
+MEANING = {
+    "default_transaction_isolation": "read committed",
+    "datestyle": "ISO",
+    "intervalstyle": "postgres",
+    "bytea_output": "hex",
+    "extra_float_digits": "1",
+    "standard_conforming_strings": "on",
+    "array_nulls": "on",
+    "transform_null_equals": "off",
+    "quote_all_identifiers": "off",
+    "row_security": "on",
+    "session_replication_role": "origin",
+    "exit_on_error": "off",
+}
+"""The settings that change the result of a statement. A value fits if it begins with the value here."""
+
+COMFORT = {
+    "timezone": "UTC",
+    "search_path": "pg_catalog, pg_temp",
+    "statement_timeout": "0",
+    "lock_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+    "idle_session_timeout": "0",
+    "transaction_timeout": "0",
+}
+"""The settings that change no result, because statements name every schema and times have their offset."""
+
+NEEDED = MEANING | COMFORT
+
+_LOOK = Statement("""
+SELECT pg_backend_pid() AS pid, ARRAY(
+  SELECT n.name FROM unnest(%(names)s::text[], %(values)s::text[]) AS n(name, value)
+  WHERE NOT starts_with(current_setting(n.name, true), n.value)) AS others""")
+
+
+def read_settings(executor: Reader) -> tuple[int, Sequence[str]]:
+    """Return the process that serves this session, and the names of the settings with another value."""
+    (found,) = executor.run(_LOOK, names=list(NEEDED), values=list(NEEDED.values()))
+    return found.pid, found.others
+
 
 T = TypeVar("T")
 
@@ -51,6 +96,10 @@ _PAUSES = "; SET LOCAL idle_in_transaction_session_timeout = {}"
 # protocol reads again after each lock. Under another isolation level a transaction would still see the store as it was
 # at its first statement.
 _BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL plan_cache_mode = force_generic_plan"
+
+
+def _quoted(value: str) -> str:
+    return ", ".join(f"'{part}'" for part in value.split(", "))
 
 
 class OwnExecutor(Transaction):
@@ -95,13 +144,13 @@ class OwnExecutor(Transaction):
         takes 0.5 ms, and planning it 1.5 ms. Such a plan expects to read a tenth of the table, which looks worth
         compiling; our statements read a page, and compiling would take longer.
         """
-        pid, others = session.look(self)
+        pid, others = read_settings(self)
         self.pooled = pid != self.connection.info.backend_pid
-        commands = session.setting(others, local=self.pooled)
+        commands = [f"SET {'LOCAL ' if self.pooled else ''}{name} = {_quoted(NEEDED[name])}" for name in others]
         if self.pooled:
             self._begin = "; ".join([_BEGIN, *commands]) + self._pauses
             self.needs_begin = bool(self._pauses)
-            self._alone = session.MEANING.keys().isdisjoint(others)
+            self._alone = MEANING.keys().isdisjoint(others)
             return
         if prepare:
             commands += ["SET plan_cache_mode = force_generic_plan", "SET jit = off"]
@@ -252,7 +301,6 @@ class OwnExecutor(Transaction):
 
     def close(self) -> None:
         """Close the connection; never raises."""
-        fork.note_closed(self.connection)
         # Without the cancellation the server finishes the statement for no client. Before version 17 libpq cancels with
         # a call that has no time limit and stops every thread: for minutes, if the server is silent.
         posted = self._exchange is not None and self._exchange.owes

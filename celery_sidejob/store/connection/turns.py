@@ -1,15 +1,24 @@
-"""The sharing of connections within a process: all threads may share one, and greenlets share a few."""
+"""Who in a process waits for a connection to the store: all threads may share one, and greenlets share a few.
+
+An event loop goes on while its thread asks the store, or the call is named that its code should await instead.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import os
+import sys
+import sysconfig
 import threading
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from ...model import native
+from ...model.logger import logger
 
 GREENLETS_SHARE = 10
 """The most connections that the greenlets of one process use at once, however many bodies they run."""
@@ -80,49 +89,95 @@ PATIENCE_S = 5.0
 
 
 class Places:
-    """Permissions to use a connection. They need no lock: the greenlets of one thread switch only where they wait.
+    """Permissions to use a connection, given to greenlets in the order of asking.
 
     A greenlet that has waited long continues without a permission: the greenlets that have one may wait for a row that
     a user's transaction has locked, and the body of that transaction may wait here.
     """
 
     def __init__(self, number: int) -> None:
-        self._free = number
-        self._waiting: deque[threading.Event] = deque()
+        from gevent.lock import Semaphore
+
+        self._free = Semaphore(number)
 
     @contextmanager
     def one(self) -> Iterator[None]:
         """Have a permission within the block, if one becomes free in time."""
-        placed = self._take()
+        placed = self._free.acquire(timeout=PATIENCE_S)
         try:
             yield
         finally:
             if placed:
-                self._give()
+                self._free.release()
 
-    def _take(self) -> bool:
-        if self._free:
-            self._free -= 1
-            return True
-        turn = threading.Event()
-        self._waiting.append(turn)
-        try:
-            turn.wait(PATIENCE_S)
-        except BaseException:  # the greenlet is killed
-            if not self._leave(turn):
-                self._give()
-            raise
-        return not self._leave(turn)
 
-    def _leave(self, turn: threading.Event) -> bool:
-        """Stop waiting; False if a permission was granted just now."""
-        if turn.is_set():
-            return False
-        self._waiting.remove(turn)
-        return True
+Elsewhere = Callable[[], Callable[[Callable[[], Any]], Any] | None]
+"""Returns what does work in another thread while the loop goes on, or None if the code in progress is not to wait so.
+"""
 
-    def _give(self) -> None:
-        if self._waiting:
-            self._waiting.popleft().set()
-        else:
-            self._free += 1
+_OWN = str(Path(__file__).parents[2])
+_LIBRARIES = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), "<")
+_told_of: set[str] = set()
+running_loop = asyncio._get_running_loop
+"""Returns the event loop that is in progress in this thread; the public one raises without a loop, which costs more."""
+_elsewhere: Elsewhere = lambda: None  # noqa: E731 - until a pool has an event loop
+
+
+def wait_elsewhere_by(elsewhere: Elsewhere) -> None:
+    """Set how work is done elsewhere."""
+    global _elsewhere
+    _elsewhere = elsewhere
+
+
+def elsewhere() -> Callable[[Callable[[], Any]], Any] | None:
+    """Return what does work in another thread; without it the loop is blocked, and the user's call is named."""
+    found = _elsewhere()
+    if found is None:
+        _warn_once()
+    return found
+
+
+def wait_for(lock: threading.RLock) -> None:
+    """Wait until a lock is free, while the loop goes on; where it cannot, who takes the lock waits."""
+    waits_elsewhere = _elsewhere() if running_loop() is not None else None
+    while waits_elsewhere is not None and not lock.acquire(blocking=False):
+        waits_elsewhere(partial(_take, lock))
+    if waits_elsewhere is not None:
+        lock.release()
+
+
+def _take(lock: threading.RLock) -> None:
+    with lock:
+        pass
+
+
+def _warn_once() -> None:
+    """Warn of the verb through which user code has come here, once for each verb."""
+    verb: FrameType | None = sys._getframe(1)
+    caller = verb
+    while caller is not None and caller.f_code.co_filename.startswith((_OWN, *_LIBRARIES)):
+        verb, caller = caller, caller.f_back
+    if caller is None or verb is None:  # Celery's tracer, or SQLAlchemy, in its own time
+        return
+    name = verb.f_code.co_name
+    if name in _told_of:
+        return
+    _told_of.add(name)
+    logger.warning(
+        "%s() in line %d of %s asks the store, and the event loop of this thread stands still meanwhile. Await it "
+        "instead: %s. The log tells this once for each call.",
+        name,
+        caller.f_lineno,
+        caller.f_code.co_filename,
+        _awaited(name, verb.f_locals.get("self")),
+    )
+
+
+def _awaited(name: str, handle: Any) -> str:
+    if hasattr(type(getattr(handle, "aio", None)), name):  # of the instance, a property would ask the store
+        return f"await ….aio.{name}(…)"
+    if name == "each":
+        return "async for … in job.aio.for_inputs(…)"
+    if name in ("delay", "apply_async", "enqueue", "get"):
+        return f"await ….a{name}(…)"
+    return f"await asyncio.to_thread(….{name}, …)"

@@ -11,7 +11,7 @@ from typing import Any
 from ...model.messages import CONTINUATION, Continuation
 from ...model.names import storable
 from ...model.status import Gate
-from ..statement import Reader, Statement, Transaction, first
+from ..statement import Reader, Statement, Transaction, first, first_value
 from .arming import DUE, OWED
 
 _WAITING = Statement(f"""
@@ -123,8 +123,7 @@ FROM gone RETURNING id""")
 def bury_continuation(executor: Transaction, continuation: Continuation, *, reason: str, error: str) -> int | None:
     """Move a continuation to the dead set; returns the entry's id, None if it is gone."""
     row = {"key": continuation.key, "task_id": continuation.task_id, "task": storable(continuation.task)}
-    found = executor.run(_BURY_CONTINUATION, **row, reason=reason, error=error)
-    return found[0].id if found else None
+    return first_value(executor.run(_BURY_CONTINUATION, **row, reason=reason, error=error), int)
 
 
 _REVIVE_CONTINUATIONS = Statement(f"""

@@ -15,7 +15,7 @@ from ...model.loss import Loss
 from ...model.status import Gate
 from ..broker.holds import HOLDS, IS_FRESH, IS_HELD, OVER, WAITED, ended, those
 from ..results import GIVEN, IS_GIVEN, LISTENED, TOLD, Ended, Kept, given, kept
-from ..statement import Autocommit, Frequent, Reader, Statement, Transaction, first
+from ..statement import Autocommit, Frequent, Reader, Statement, Transaction, first, first_value, picked
 from ..workers import LOSS_KIND, SILENT_S
 from .arming import MANAGED, OWED, UNCHECKED, UNLOCKED, TaskEnd
 from .kinds import BY_TASK_ID, KINDS, Kind, free
@@ -68,22 +68,15 @@ def adopt(
 
     It does not begin if its queue is managed, or if it waits for a slot. Returns whether it does.
     """
-    row = first(
-        executor.run(
-            _ADOPT,
-            task_id=message.task_id,
-            task=message.task,
-            queue=message.queue,
-            publication=message.publication,
-            body=message.body,
-            expires_at=message.expires_at,
-            worker_id=worker_id,
-            check_interval_s=check_interval_s,
-            **terms._asdict(),
-            **pool_of(message),
-        )
+    found = executor.run(
+        _ADOPT,
+        **picked(message, "task_id", "task", "queue", "publication", "body", "expires_at"),
+        **pool_of(message),
+        **terms._asdict(),
+        worker_id=worker_id,
+        check_interval_s=check_interval_s,
     )
-    return None if row is None else bool(row.begun)
+    return first_value(found, bool)
 
 
 _REMOVE = Frequent(f"""
@@ -293,7 +286,7 @@ def give_back(task_ids: Iterable[str], *, worker_id: int, loss: Loss, begun: boo
 
 
 TAKEN = 200
-"""Runs taken from dead workers in one statement; part of its text, like `checks.CHECK_PAGE`."""
+"""Runs taken from dead workers in one statement; part of its text, like `publishing.CHECK_PAGE`."""
 
 _TAKE_FROM_THE_DEAD = Statement(f"""
 WITH free AS MATERIALIZED (

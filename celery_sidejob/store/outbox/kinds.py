@@ -52,7 +52,7 @@ SOON = "set_config('synchronous_commit', 'off', true)"
 
 def parameters(keys: Iterable[tuple[str | int, int]]) -> dict[str, Any]:
     """Return keys as parameters of a statement with `Kind.given`."""
-    return dict(zip(("keys", "generations"), columns(list(keys), 2), strict=True))
+    return columns(list(keys), "keys", "generations")
 
 
 def free(given: str, condition: str, *, columns: str = "found.task_id", of_row: str = "m.task_id") -> str:

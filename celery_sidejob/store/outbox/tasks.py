@@ -15,7 +15,7 @@ from ...model.checks import is_number
 from ...model.durable import Content, Key, Message
 from ...model.settings import Settings
 from ...model.status import Gate
-from ..statement import Frequent, Reader, Statement, Transaction, arrays, first
+from ..statement import Frequent, Reader, Statement, Transaction, arrays, first, picked
 from .arming import FIRST_CHECK_S, OWED, UNCHECKED, UNLOCKED, TaskEnd
 from .references import KEPT, referred
 
@@ -216,7 +216,7 @@ WHERE task_id = %(task_id)s""")
 
 def is_kept(executor: Reader, message: Message) -> bool:
     """Tell whether the row of this task id is this very message: then its insert was repeated."""
-    found = executor.run(_IS_KEPT, task_id=message.task_id, body=message.body, publication=message.publication)
+    found = executor.run(_IS_KEPT, **picked(message, "task_id", "body", "publication"))
     return bool(found and found[0].same)
 
 

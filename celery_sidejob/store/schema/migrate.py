@@ -30,8 +30,8 @@ from ...model.errors import SchemaError
 from .. import advisory, meta, workers
 from ..connection.connections import Connections
 from ..connection.opening import Opener
-from ..connection.session import NEEDED
-from ..outbox import checks
+from ..connection.own_executor import NEEDED
+from ..outbox import publishing
 from ..statement import Transaction
 from .schema_check import BESIDE, FORMAT, REMEDY, check_ours, connected, explained, known_revision, quoted, revision_of
 
@@ -122,9 +122,9 @@ def reassign(
     with explained(schema, setting), connected(url, schema, setting) as connections, _alone(connections):
         before = connections.transact("reassign", change)
         # If we die here, the sweeper finds the missing messages one by one; the next call of this begins anew.
-        for queue in checks.queues_in_broker(connections):
-            republish = partial(checks.republish_in, queue=queue)
-            while connections.transact("check-now", republish) == checks.CHECK_PAGE:
+        for queue in publishing.queues_in_broker(connections):
+            republish = partial(publishing.republish_in, queue=queue)
+            while connections.transact("check-now", republish) == publishing.CHECK_PAGE:
                 pass
         return before
 

@@ -7,7 +7,7 @@ imports.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from functools import partial
 
 import psycopg
@@ -57,11 +57,8 @@ class TooNew(SchemaError):
 
 def current(store: Connections | str, schema: str = "sidejob", *, setting: str = "sidejob_database_url") -> str | None:
     """Return the schema's revision, None if it was never migrated; `store` and `setting` as for `check`."""
-    if isinstance(store, str):
-        with connected(store, schema, setting) as connections:
-            return current(connections, schema)
-    with explained(schema, store.setting):
-        return store.transact("current", partial(revision_of, schema=schema))
+    with connected(store, schema, setting) as connections, explained(schema, connections.setting):
+        return connections.transact("current", partial(revision_of, schema=schema))
 
 
 def check(
@@ -75,12 +72,8 @@ def check(
 
     `store` is its URL, which comes from `setting`, or connections to it. The message says what is wrong and what to do.
     """
-    if isinstance(store, str):
-        with connected(store, schema, setting) as connections:
-            check(connections, schema, owner=owner)
-        return
-    with explained(schema, store.setting):
-        store.transact("check", partial(_check_usable, schema=schema, owner=owner, setting=store.setting))
+    with connected(store, schema, setting) as connections, explained(schema, connections.setting):
+        connections.transact("check", partial(_check_usable, schema=schema, owner=owner, setting=connections.setting))
 
 
 def _check_usable(executor: Transaction, *, schema: str, owner: Mapping[str, str] | None, setting: str) -> None:
@@ -197,9 +190,11 @@ def _distance(revision: str) -> int:
     return int(revision) - int(meta.REVISION)
 
 
-def connected(url: str, schema: str, setting: str) -> closing[Connections]:
-    """Return new connections, with or without a proxy: no statements are prepared on them."""
-    return closing(Connections(url, schema, prepare=False, setting=setting))
+def connected(store: Connections | str, schema: str, setting: str) -> AbstractContextManager[Connections]:
+    """Return connections to a store; new ones to a URL, with or without a proxy: they prepare no statements."""
+    if isinstance(store, Connections):
+        return nullcontext(store)
+    return closing(Connections(store, schema, prepare=False, setting=setting))
 
 
 @contextmanager

@@ -134,9 +134,8 @@ ORDER BY 1, 2""")
 
 def lacking_rights(executor: Reader, schema: str) -> list[str]:
     """Return the rights on the existing tables that the connection's role lacks, as "UPDATE on jobs"."""
-    relations, privileges = columns(_NEEDED, 2)
     quoted = sql.Identifier(schema).as_string(None)
-    found = executor.run(_LACKING_RIGHTS, relations=relations, privileges=privileges, schema=quoted)
+    found = executor.run(_LACKING_RIGHTS, **columns(_NEEDED, "relations", "privileges"), schema=quoted)
     return [f"{row.privilege} on {row.relation}" for row in found]
 
 

@@ -18,7 +18,7 @@ from psycopg import errors as pg
 
 from ...model.errors import SettingsError, StoreUnavailableError
 from ...store.broker import consumers
-from ...store.connection import fork
+from ...store.connection.bounded import forget_in_children
 from ...store.connection.opening import Opener
 from ...store.connection.own_executor import OwnExecutor
 from ...store.errors import ATTEMPTS, REFUSED, in_the_way, refusal
@@ -89,7 +89,7 @@ class Link:
         self._commits_late = commits_late
         self._executor: OwnExecutor | None = None
         self._lock = threading.RLock()
-        fork.register(self)
+        forget_in_children(self)
 
     def open_session(self) -> OwnExecutor:
         """Open another connection, the caller's own, with a session of its own where one is to be had."""

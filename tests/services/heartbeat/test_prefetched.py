@@ -8,7 +8,7 @@ from celery_sidejob import Job
 from celery_sidejob.services.heartbeat import heartbeat as module
 from celery_sidejob.services.heartbeat.heartbeat import Heartbeat, Prefetched
 from celery_sidejob.services.heartbeat.worker import Worker
-from celery_sidejob.store.outbox import checks
+from celery_sidejob.store.outbox import publishing
 from celery_sidejob.store.outbox.kinds import JOBS
 from tests.tools.in_process import Stage
 
@@ -52,7 +52,7 @@ def test_a_worker_vouches_for_what_it_cannot_begin_for_one_lease(stage: Stage, m
     assert look_in(stage, late) > 900
     assert look_in(stage, stale) < 2
     assert look_in(stage, elsewhere) < 2
-    assert [row.task_id for row in checks.candidates(stage.runtime.connections, JOBS, per_queue=10)] == [
+    assert [row.task_id for row in publishing.candidates(stage.runtime.connections, JOBS, per_queue=10)] == [
         row[0] for row in stage.sql("SELECT task_id FROM messages WHERE job_id = %s", unpublished.id)
     ]
 
@@ -83,12 +83,12 @@ def test_a_queue_that_vanished_has_its_messages_published_again_and_no_other(sta
     running, other = stage.job(queue="gone"), stage.job(queue="other")
     publish(stage, *gone, running, other, look_in_s=1000)
     assert stage.claim(running) is not None
-    assert checks.queues_in_broker(stage.runtime.connections) == ["gone", "other"]
+    assert publishing.queues_in_broker(stage.runtime.connections) == ["gone", "other"]
 
-    assert checks.republish_in(stage.runtime.connections, "gone") == 3
-    assert checks.republish_in(stage.runtime.connections, "gone") == 0
+    assert publishing.republish_in(stage.runtime.connections, "gone") == 3
+    assert publishing.republish_in(stage.runtime.connections, "gone") == 0
 
-    assert checks.queues_in_broker(stage.runtime.connections) == ["other"]
+    assert publishing.queues_in_broker(stage.runtime.connections) == ["other"]
     due = stage.sql("SELECT job_id FROM messages WHERE published_at IS NULL AND next_check_at <= now() ORDER BY job_id")
     assert [row[0] for row in due] == [job.id for job in gone]
     assert look_in(stage, other) > 900

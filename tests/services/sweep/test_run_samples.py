@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from celery_sidejob.inspection.statistics import StatisticsViews
-from celery_sidejob.services.sweep.samples import RunSamples
+from celery_sidejob.services.sweep.prune import RunSamples
 from celery_sidejob.services.sweep.sweep import Sweep
 from tests.tools.in_process import Stage
 

@@ -18,7 +18,7 @@ from celery_sidejob.services.sweep import sweeper as sweeping
 from celery_sidejob.services.sweep.due import PER_QUEUE as PAGE
 from celery_sidejob.services.sweep.sweeper import Sweeper
 from celery_sidejob.store import workers
-from celery_sidejob.store.outbox import checks, publishing
+from celery_sidejob.store.outbox import publishing
 from celery_sidejob.store.outbox.kinds import JOBS
 from celery_sidejob.store.write_behind import WriteBehind
 from tests.tools.crash_points import Arm, lost
@@ -477,7 +477,7 @@ def test_a_full_queue_keeps_back_no_other(stage: Stage) -> None:
     other = stage.job(queue="other")
     stage.sql("UPDATE messages SET next_check_at = now() WHERE queue = 'other'")
 
-    found = [row.task_id for row in checks.candidates(stage.runtime.connections, JOBS, per_queue=PAGE)]
+    found = [row.task_id for row in publishing.candidates(stage.runtime.connections, JOBS, per_queue=PAGE)]
 
     assert len(found) == PAGE + 1
     assert other.task_id in found

@@ -26,7 +26,7 @@ from celery_sidejob.services.sweep import due
 from celery_sidejob.services.sweep.due import PER_QUEUE
 from celery_sidejob.services.sweep.sweeper import PollReport
 from celery_sidejob.store import workers
-from celery_sidejob.store.outbox import checks, holds
+from celery_sidejob.store.outbox import holds, publishing
 from celery_sidejob.store.outbox.arming import end_task_runs
 from celery_sidejob.store.outbox.burials import poison
 from celery_sidejob.store.outbox.kinds import TASKS
@@ -348,7 +348,7 @@ def test_a_revoked_task_that_also_kills_its_workers_stays_revoked(post: Post) ->
 def test_nobody_vouches_for_a_doomed_task(post: Post) -> None:
     """Otherwise a worker that has fetched it would put its burial off for as long as it waits there."""
     post.send("one")
-    vouch = partial(checks.vouch, post.runtime.connections, TASKS, [("one", 1)], wait_s=3600.0)
+    vouch = partial(publishing.vouch, post.runtime.connections, TASKS, [("one", 1)], wait_s=3600.0)
     assert vouch() == 1
     post.sql("UPDATE messages SET doom = 'revoked', next_check_at = now()")
     assert vouch() == 0

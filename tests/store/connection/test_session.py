@@ -15,7 +15,7 @@ from kombu import Connection
 
 from celery_sidejob import CapacityPool, RunningJob, SchemaError
 from celery_sidejob.store.connection.opening import Opener
-from celery_sidejob.store.connection.session import NEEDED, look
+from celery_sidejob.store.connection.own_executor import NEEDED, read_settings
 from tests.tools.brokers import in_postgres
 from tests.tools.databases import SCHEMA, defaults
 from tests.tools.in_process import EMPTY, Stage
@@ -92,7 +92,9 @@ def test_no_default_changes_what_a_store_and_a_broker_do(
     try:
         work(stage)
         assert stage.broken_rules() == []
-        assert direct(default) != default or stage.runtime.connections.read(look)[1] == ["lock_timeout"], "ours"
+        assert direct(default) != default or stage.runtime.connections.read(read_settings)[1] == ["lock_timeout"], (
+            "ours"
+        )
     finally:
         stage.close()
 

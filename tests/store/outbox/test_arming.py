@@ -21,7 +21,7 @@ def test_every_statement_that_arms_a_job_contains_the_one_text() -> None:
         "dependencies._FREE",
         "jobs._INSERT",
         "jobs._INSERT_ONE",
-        "moving._MOVE",
+        "jobs._MOVE",
         "outbox.arming._REARM",
     }
     assert arming.keys() == names | {f"{name}, in the broker" for name in names}

@@ -11,7 +11,7 @@ import pytest
 from kombu import Connection, Exchange, Queue
 
 from celery_sidejob import SettingsError
-from celery_sidejob.store.connection import session
+from celery_sidejob.store.connection import own_executor
 from celery_sidejob.store.statement import Statement
 from celery_sidejob.transport.postgres.link import Link
 from tests.tools.freezing import frozen
@@ -196,7 +196,9 @@ def use(connect: Connect, **options: str) -> None:
 
 
 def test_sessions_of_a_proxy_are_not_changed(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "look", lambda executor: (0, []))  # another process than the connect has reported
+    monkeypatch.setattr(
+        own_executor, "read_settings", lambda executor: (0, [])
+    )  # another process than the connect has reported
     with pytest.raises(SettingsError, match="Set it for the broker's role"):
         connect(synchronous_commit="off").connect()
     connect(synchronous_commit="on").connect()

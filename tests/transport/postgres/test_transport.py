@@ -17,7 +17,7 @@ from celery_sidejob import SchemaError, SettingsError
 from celery_sidejob.model.native import Pipe
 from celery_sidejob.store.broker import messages
 from celery_sidejob.store.broker.messages import HIGHEST_PRIORITY
-from celery_sidejob.store.connection import session
+from celery_sidejob.store.connection import own_executor
 from celery_sidejob.store.connection.own_executor import OwnExecutor
 from celery_sidejob.transport import message_refused
 from celery_sidejob.transport.postgres.fetching import WHOLE_S
@@ -320,7 +320,9 @@ def test_ends_are_carried_out_though_the_loop_was_left(connect: Connect, tables:
 def test_without_a_session_of_its_own_a_consumer_looks_and_beats(
     connect: Connect, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "look", lambda executor: (0, []))  # another process than the connect has reported
+    monkeypatch.setattr(
+        own_executor, "read_settings", lambda executor: (0, [])
+    )  # another process than the connect has reported
     consuming = Consuming(connect(), "queue", prefetch=2)
     consuming.drain(0.3)
     assert not consuming.channel.connection._heart.listens

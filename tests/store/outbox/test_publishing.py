@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from celery_sidejob.store.outbox import checks
+from celery_sidejob.store.outbox import publishing
 from tests.tools.in_process import Stage
 
 
@@ -13,7 +13,7 @@ def test_what_somebody_is_claiming_is_passed_over_by_a_look_at_its_queue(stage: 
         claimer.execute("UPDATE messages SET locked_by = %s, locked_at = now() WHERE job_id = %s",
                         (stage.worker_id, jobs[0].id))  # fmt: skip
         looked = stage.runtime.connections.transact(
-            "look", lambda executor: checks.republish_in(executor, jobs[0].queue), within_s=10.0
+            "look", lambda executor: publishing.republish_in(executor, jobs[0].queue), within_s=10.0
         )
         assert looked == 2
         claimer.rollback()
@@ -27,7 +27,7 @@ def test_a_queue_should_have_what_is_due_though_its_mark_is_late(stage: Stage) -
     stage.sql("UPDATE messages SET published_at = now() WHERE job_id = %s", marked.id)
     stage.sql("UPDATE messages SET due_at = now() + interval '1 hour' WHERE job_id = %s", backing_off.id)
 
-    assert checks.in_queue(stage.runtime.connections, late.queue, limit=10) == 2
+    assert publishing.in_queue(stage.runtime.connections, late.queue, limit=10) == 2
 
 
 def test_a_job_is_not_published_before_its_backoff_is_over(stage: Stage) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from celery_sidejob.inspection.jobs import JobViews
 from celery_sidejob.inspection.queues import QueueViews
-from celery_sidejob.store import estimates, packets, trees, waiting
+from celery_sidejob.store import packets, stats, trees, waiting
 from tests.tools.commands import ask
 from tests.tools.in_process import Stage
 
@@ -29,9 +29,9 @@ INSERT INTO dead (task_id, task, queue, reason, payload, body)
 @pytest.fixture
 def sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     """A table of more than eighty pages is judged by about eighty of them."""
-    monkeypatch.setattr(estimates, "EXACT_PAGES", 80)
-    monkeypatch.setattr(estimates, "SAMPLED_PAGES", 80)
-    monkeypatch.setattr(estimates, "COUNTING_PAGES", 80)
+    monkeypatch.setattr(stats, "EXACT_PAGES", 80)
+    monkeypatch.setattr(stats, "SAMPLED_PAGES", 80)
+    monkeypatch.setattr(stats, "COUNTING_PAGES", 80)
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_what_is_very_much_is_estimated_and_the_rest_is_exact(full: Stage) -> No
     assert found["timers"]["waiting"] == about(MANY)
     assert found["dead"]["entries"] == about(MANY)
     assert found["results"]["unsent"] == 0
-    assert all(len(str(number).rstrip("0")) <= estimates.DIGITS for number in found["jobs"].values())
+    assert all(len(str(number).rstrip("0")) <= stats.DIGITS for number in found["jobs"].values())
 
 
 def test_an_estimate_changes_with_what_is_there_alone(full: Stage) -> None:
