@@ -16,7 +16,7 @@ from ..model.errors import SettingsError
 from ..model.logger import logger
 from ..services.loop import Turn
 from ..store.connection import fork
-from .way import Ear, Nowhere, Way
+from .ways import Ear, Nowhere, Way
 
 MOST = 10_000
 MOST_BYTES = 16_000_000

@@ -16,15 +16,13 @@ from celery import Celery, signals
 from kombu import Connection
 
 from ..announcements.announcer import always, flush_all
-from ..announcements.over_postgres import PostgresWay
-from ..announcements.over_redis import ANSWER_S, Client, RedisWay
-from ..announcements.way import Way
+from ..announcements.ways import ANSWER_S, Client, PostgresWay, RedisWay, Way
 from ..model.errors import SettingsError, StoreUnavailableError
 from ..model.events import Event, JobBuried, JobDeleted, JobMoved, Measured, RunFailed, RunLost, StepEnded
 from ..model.finding import Finding, warning, well
 from ..model.logger import logger
+from ..model.measures import Measures
 from ..model.names import TRACKED_CHANNEL, channel_of_job
-from ..model.protocols import Observer
 from ..operations import log
 from ..operations.audience import Audience
 from ..operations.runtime import Runtime
@@ -33,30 +31,25 @@ from ..store.connection.opening import Opener
 from ..unit.open_unit import within
 from . import configuration
 from .broker.connection import connection_to, establish
-from .configuration import settings_of
+from .signals import SignalObserver
 
 
-class AnnouncingObserver:
-    """Passes each event to another observer first; announcements can be missed, and must not delay anything."""
+class AnnouncingObserver(SignalObserver):
+    """Announces each event too, after its signal; announcements can be missed, and must not delay anything."""
 
-    def __init__(self, before: Observer, runtime: Callable[[], Runtime]) -> None:
-        self._before = before
+    def __init__(self, measures: Measures, runtime: Callable[[], Runtime], *, keeps_statistics: bool) -> None:
+        super().__init__(measures, keeps_statistics=keeps_statistics)
         self._runtime = runtime
 
     def tell(self, event: Event) -> None:
         """Report an event."""
-        self._before.tell(event)
+        super().tell(event)
         if isinstance(event, Measured):  # the most frequent, and nobody hears of it
             return
         try:
             self._announce(event)
         except StoreUnavailableError as error:
             logger.warning("%s is not announced: %s", event, error)
-
-    @property
-    def is_heard(self) -> bool:
-        """Whether a receiver in this process is sent the signal of jobs that move."""
-        return self._before.is_heard
 
     def _announce(self, event: Event) -> None:
         runtime = self._runtime()
@@ -127,7 +120,7 @@ def _flush(**_: Any) -> None:
 
 def findings(app: Celery) -> Iterator[Finding]:
     """Yield what `doctor` finds of the Redis of `sidejob_redis_url`, with one bounded attempt; nothing without one."""
-    url = settings_of(app).redis_url
+    url = configuration.settings_of(app).redis_url
     if url is None:
         return
     shown = Connection(url).as_uri()

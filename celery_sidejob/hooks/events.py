@@ -17,8 +17,6 @@ from celery.app.task import Context
 from celery.exceptions import Ignore
 
 from ..model.durable import Message
-from ..model.logger import logger
-from ..model.messages import Doorbell
 
 
 class Rested(Ignore):
@@ -37,40 +35,6 @@ class Terminated(Rested):
     """The job's shutdown is over: it is terminated."""
 
     event = "task-terminated"
-
-
-def shown_args(job_id: int) -> str:
-    """Return the text that replaces a job's arguments where Celery shows the arguments of a message."""
-    return f"(job {job_id})"
-
-
-def announce_sent(app: Celery, bell: Doorbell, producer: Any) -> None:
-    """Send `task-sent` for a doorbell that the broker has, if `task_send_sent_event` asks for it."""
-    if not app.conf.task_send_sent_event:
-        return
-    options = bell.options or {}
-    try:
-        app.amqp._event_dispatcher.publish(
-            "task-sent",
-            {
-                "uuid": bell.task_id,
-                "root_id": options.get("root_id") or bell.task_id,
-                "parent_id": options.get("parent_id"),
-                "name": bell.task,
-                "args": shown_args(bell.job_id),
-                "kwargs": "{}",
-                "retries": 0,
-                "eta": None,
-                "expires": None,
-                "queue": bell.queue,
-                "exchange": "",
-                "routing_key": bell.queue,
-            },
-            producer,
-            retry=False,
-        )
-    except Exception as error:  # it is only an event, and the broker has the message
-        logger.debug("task-sent of %s was not sent: %s", bell.task_id, error)
 
 
 class Listening(NamedTuple):

@@ -140,7 +140,12 @@ class BrokerConnection:
 
     def broke_with(self, error: BaseException) -> bool:
         """Tell whether it was an error of the connection, or it could not even be opened."""
-        return self._producer is None or self._is_connection_error(error)
+        if self._producer is None:
+            return True
+        if isinstance(error, OperationalError):  # what Celery makes of an error of the transport
+            error = error.__cause__ or error
+        # kombu counts KeyError among errors of its connections: that of a queue which is not declared.
+        return isinstance(error, self._connection_errors) and not isinstance(error, KeyError)
 
     def is_stale(self, error: BaseException, reused: bool) -> bool:
         """Tell whether a connection that was there before turns out to be closed, as after a restart of RabbitMQ.
@@ -178,13 +183,6 @@ class BrokerConnection:
     def passes_over(self, queue: str) -> bool:
         """Tell whether a queue is left alone just now."""
         return self._refusing.get(queue, 0.0) > time.monotonic()
-
-    def _is_connection_error(self, error: BaseException) -> bool:
-        if isinstance(error, OperationalError):  # what Celery makes of an error of the transport
-            error = error.__cause__ or error
-        if isinstance(error, KeyError):  # a queue that is not declared; kombu counts it among errors of its connections
-            return False
-        return isinstance(error, self._connection_errors)
 
     @cached_property
     def _connection_errors(self) -> tuple[type[BaseException], ...]:

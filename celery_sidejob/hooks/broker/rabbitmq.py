@@ -185,7 +185,7 @@ class RabbitMQWatchdog:
             waiting, consumers = self._count(queue)
             if not waiting:
                 continue
-            if queue in before and consumers < self._servers(queue):
+            if queue in before and consumers < registry.workers_of_queues(self._connections, ()).get(queue, 0):
                 self._connect_again(queue)
                 return
             self._suspected.add(queue)
@@ -196,9 +196,6 @@ class RabbitMQWatchdog:
 
     def close(self) -> None:
         """Nothing is open."""
-
-    def _servers(self, queue: str) -> int:
-        return registry.workers_of_queues(self._connections, ()).get(queue, 0)
 
     def _connect_again(self, queue: str) -> None:
         logger.warning(

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from amqp.exceptions import ConsumerCancelled
 
-from .wrapping import wrap
+from . import wrap
 
 T = TypeVar("T")
 
