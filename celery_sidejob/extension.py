@@ -613,7 +613,7 @@ def install(sidejob: SideJob, app: Celery) -> None:
     app.steps["worker"].add(SideJobStep)
     app.steps["consumer"].add(DisconnectionStep)
     pool_process.install()
-    app.on_after_finalize.connect(partial(_add_beat_entry, app), weak=False)
+    app.on_after_finalize.connect(partial(beat.add_entry, app), weak=False)
     app_methods.resolve_urls(app, configuration.broker_in_store)
     app_methods.mask_report(app)
     app_methods.mask_settings(app)
@@ -661,15 +661,7 @@ def runtime_of(sidejob: SideJob) -> Runtime:
             connections.measures, lambda: sidejob.runtime, keeps_statistics=settings.stats_history > 0
         ),
         tasks=CeleryTasks(app, connections),
-        announcer=Announcer(partial(announcing.way_of, app, connections, audience)),
+        announcer=Announcer(partial(announcing.way_of, app, stores[0], audience)),
         audience=audience,
         tracking=Tracking(connections),
     )
-
-
-def _add_beat_entry(app: Celery, **_: Any) -> None:
-    """Put the poll into the beat schedule, unless the user has an entry of that name."""
-    settings = configuration.settings_of(app)
-    schedule = app.conf.beat_schedule
-    if settings.database_url is not None and beat.ENTRY not in schedule:
-        schedule[beat.ENTRY] = beat.entry(app, settings.poll_interval, settings.poll_queue)

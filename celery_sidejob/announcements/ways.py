@@ -230,7 +230,7 @@ class RedisWay(Way):
     channel of a job, because there are as many as jobs.
     """
 
-    def __init__(self, connect: Callable[[float], Client]) -> None:
+    def __init__(self, connect: Callable[[], Client]) -> None:
         self._connect = connect
         self._client: Client | None = None
         self._somebody = False
@@ -248,7 +248,7 @@ class RedisWay(Way):
     def open(self) -> None:
         """Connect."""
         if self._client is None:
-            self._client = self._connect(ANSWER_S)
+            self._client = self._connect()
 
     def learn(self, channels: Iterable[str]) -> None:
         """Ask whether there is any listener, and which of these channels have one, unless that is known."""
@@ -291,17 +291,19 @@ class RedisWay(Way):
 
     def listen(self, channels: Sequence[str]) -> RedisEar:
         """Subscribe over a separate connection."""
+        client: Client | None = None
         try:
-            client = self._connect(ANSWER_S)
-        except Exception as error:
-            raise _no_answer(error) from error
-        try:
+            client = self._connect()
             return RedisEar(client, channels)
         except BaseException as error:
-            with suppress(Exception):
-                client.close()
+            if client is not None:
+                with suppress(Exception):
+                    client.close()
             if isinstance(error, Exception) and not isinstance(error, StoreUnavailableError):
-                raise _no_answer(error) from error
+                raise StoreUnavailableError(
+                    f"The Redis for announcements does not answer ({type(error).__name__}: {error}). Is it up, and is "
+                    "sidejob_redis_url (or broker_url) right?"
+                ) from error
             raise
 
 
@@ -352,10 +354,3 @@ def _message(found: Any) -> list[Message]:
 
 def _text(found: Any) -> str:
     return found.decode("utf-8", "replace") if isinstance(found, bytes) else str(found)
-
-
-def _no_answer(error: BaseException) -> StoreUnavailableError:
-    return StoreUnavailableError(
-        f"The Redis for announcements does not answer ({type(error).__name__}: {error}). Is it up, and is "
-        "sidejob_redis_url (or broker_url) right?"
-    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from typing import Any
 
@@ -26,12 +26,12 @@ from ..model.names import TRACKED_CHANNEL, channel_of_job
 from ..operations import log
 from ..operations.audience import Audience
 from ..operations.runtime import Runtime
-from ..store.connection.connections import Connections
+from ..operations.stores import Store
 from ..store.connection.opening import Opener
 from ..unit.open_unit import within
 from . import configuration
 from .broker.connection import connection_to, establish
-from .signals import SignalObserver
+from .events import SignalObserver
 
 
 class AnnouncingObserver(SignalObserver):
@@ -55,7 +55,9 @@ class AnnouncingObserver(SignalObserver):
         runtime = self._runtime()
         announcer = runtime.announcer
         if (told := _of_tracked(event)) is not None and announcer.may_be_heard(TRACKED_CHANNEL):
-            self._announce_tracked(runtime, *told)
+            job_id, fields, is_tracked = told
+            wanted = always if is_tracked else partial(runtime.tracking.follows, job_id)
+            announcer.announce(TRACKED_CHANNEL, json.dumps({"job": job_id, **fields}), wanted)
         match event:
             case JobMoved():
                 name = channel_of_job(event.job_id)
@@ -73,11 +75,6 @@ class AnnouncingObserver(SignalObserver):
                 with within(None):
                     context = {"job": event.job_id, "run": event.run_no}
                     log.log_error(runtime, context, event.error, event.traceback)
-
-    @staticmethod
-    def _announce_tracked(runtime: Runtime, job_id: int, told: dict[str, Any], is_tracked: bool) -> None:
-        wanted = always if is_tracked else partial(runtime.tracking.follows, job_id)
-        runtime.announcer.announce(TRACKED_CHANNEL, json.dumps({"job": job_id, **told}), wanted)
 
 
 def _of_tracked(event: Event) -> tuple[int, dict[str, Any], bool] | None:
@@ -97,15 +94,14 @@ def _of_tracked(event: Event) -> tuple[int, dict[str, Any], bool] | None:
     return None
 
 
-def way_of(app: Celery, connections: Connections, audience: Audience) -> Way:
+def way_of(app: Celery, store: Store, audience: Audience) -> Way:
     """Return the way of an app's announcements: the Redis of its setting, the broker if it is Redis, else the store."""
-    settings = configuration.settings_of(app)
-    if settings.redis_url is not None or configuration.broker_family(app) == "redis":
-        return RedisWay(lambda seconds: client_of(app, settings.redis_url, seconds))
-    setting = "sidejob_database_url" if settings.direct_url is None else "sidejob_direct_url"
-    url = settings.direct_url or settings.require_database_url()
-    opener = Opener(url, settings.schema, setting=setting, application="celery_sidejob_listener")
-    return PostgresWay(connections, audience, opener.connect)
+    redis_url = store.settings.redis_url
+    if redis_url is not None or configuration.broker_family(app) == "redis":
+        return RedisWay(partial(client_of, app, redis_url))
+    url, setting = store.direct_url()
+    opener = Opener(url, store.settings.schema, setting=setting, application="celery_sidejob_listener")
+    return PostgresWay(store.connections, audience, opener.connect)
 
 
 def install() -> None:
@@ -125,11 +121,8 @@ def findings(app: Celery) -> Iterator[Finding]:
         return
     shown = Connection(url).as_uri()
     try:
-        client = client_of(app, url, ANSWER_S)
-        try:
+        with closing(client_of(app, url)) as client:
             client.redis.ping()
-        finally:
-            client.close()
     except Exception as failure:  # whatever a transport or redis-py raises
         yield warning(
             "announcements",
@@ -154,12 +147,12 @@ def check_redis_url(url: str | None) -> None:
         raise SettingsError("sidejob_redis_url is not the URL of a Redis: it begins with redis:// or rediss://.")
 
 
-def client_of(app: Celery, url: str | None, seconds: float) -> Client:
-    """Return a client of the app's broker, or of the Redis with this URL; no answer is waited for longer than this."""
+def client_of(app: Celery, url: str | None) -> Client:
+    """Return a client of the app's broker, or of the Redis with this URL; it waits at most `ANSWER_S` for an answer."""
     from redis import Redis  # here: on other brokers nothing imports it
 
-    connection = connection_to(app, seconds) if url is None else _connection(url, seconds)
-    established = establish(connection, seconds)
+    connection = connection_to(app, ANSWER_S) if url is None else _connection(url)
+    established = establish(connection, ANSWER_S)
     pool = connection.transport.create_channel(established).client.connection_pool
 
     def close() -> None:
@@ -170,7 +163,7 @@ def client_of(app: Celery, url: str | None, seconds: float) -> Client:
     return Client(Redis(connection_pool=pool), close)
 
 
-def _connection(url: str, seconds: float) -> Connection:
+def _connection(url: str) -> Connection:
     check_redis_url(url)
-    options = {"socket_timeout": seconds, "socket_connect_timeout": seconds, "retry_on_timeout": False}
-    return Connection(url, transport_options=options, connect_timeout=seconds)
+    options = {"socket_timeout": ANSWER_S, "socket_connect_timeout": ANSWER_S, "retry_on_timeout": False}
+    return Connection(url, transport_options=options, connect_timeout=ANSWER_S)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from math import inf
 from time import monotonic
@@ -73,20 +72,15 @@ class Place:
         """Read what is kept under some keys; raises StoreUnavailableError, also if there is no answer `until` then."""
         found: dict[str, bytes] = {}
         for page in results.pages(keys):
-            with self._reading(until) as within_s:
-                found.update(self.connections.read(partial(results.read, keys=page), within_s=within_s))
+            readers, left_s = self._readers, None if until == inf else max(0.0, until - monotonic())
+            if not readers.acquire(timeout=left_s and min(left_s, threading.TIMEOUT_MAX)):
+                raise StoreUnavailableError("Others wait for Postgres, and had no answer in time.")
+            try:
+                left_s = left_s if left_s is None else max(0.0, until - monotonic())
+                found.update(self.connections.read(partial(results.read, keys=page), within_s=left_s))
+            finally:
+                readers.release()
         return found
-
-    @contextmanager
-    def _reading(self, until: float) -> Iterator[float | None]:
-        """Wait for those that read before, and return how many seconds are left then; None if there is no limit."""
-        readers, left_s = self._readers, None if until == inf else max(0.0, until - monotonic())
-        if not readers.acquire(timeout=left_s and min(left_s, threading.TIMEOUT_MAX)):
-            raise StoreUnavailableError("Others wait for Postgres, and had no answer in time.")
-        try:
-            yield left_s if left_s is None else max(0.0, until - monotonic())
-        finally:
-            readers.release()
 
     # -- chords ----------------------------------------------------------------------------------------------------
 

@@ -49,16 +49,9 @@ class ResultConsumer(BaseResultConsumer):  # type: ignore[misc]
         super().__init__(*args)
         self.drainer = Drainer(self)  # whatever the environment: nothing is to be drained in between
 
-    def _wait_for_pending(
-        self,
-        result: Any,
-        timeout: float | None = None,
-        on_interval: Callable[[], Any] | None = None,
-        on_message: Callable[[Any], Any] | None = None,
-        **_: Any,
-    ) -> Iterator[None]:
+    def _wait_for_pending(self, result: Any, **options: Any) -> Iterator[None]:
         """Yield each time that results may have been resolved, until this one is; TimeoutError after `timeout`."""
-        yield from each(self.waiting(result, timeout, on_interval, on_message))
+        yield from each(self.waiting(result, **options))
 
     def waiting(
         self,
@@ -66,6 +59,7 @@ class ResultConsumer(BaseResultConsumer):  # type: ignore[misc]
         timeout: float | None = None,
         on_interval: Callable[[], Any] | None = None,
         on_message: Callable[[Any], Any] | None = None,
+        **_: Any,
     ) -> Items:
         """Do this in parts."""
         deadline = inf if timeout is None else monotonic() + timeout
@@ -302,7 +296,8 @@ class Ear:
             self._ready.wait(max(0.0, min(READY_S, deadline - monotonic())))
             if self._look_at > monotonic() + BACK_OFF_S[0]:
                 self._look_soon()
-                self._wake()
+                if (wakes := self._wakes) is not None:
+                    wakes.write()
             yield
         finally:
             self._waits.discard(wait)
@@ -310,11 +305,6 @@ class Ear:
     def _look_soon(self) -> None:
         self._step = 0
         self._look_at = min(self._look_at, monotonic() + BACK_OFF_S[0])
-
-    def _wake(self) -> None:
-        wakes = self._wakes
-        if wakes is not None:
-            wakes.write()
 
     # -- the thread ------------------------------------------------------------------------------------------------
 

@@ -57,9 +57,7 @@ class CeleryResults:
 
     @property
     def _backend(self) -> Any:
-        backend = self._app.backend
-        results.install(backend)
-        return backend
+        return results.install(self._app.backend)
 
     def wanted(self, task: str, options: Mapping[str, Any] | None) -> bool:
         """Whether the backend, a chord or an errback needs the outcome."""
@@ -195,7 +193,7 @@ class CeleryResults:
         if state == states.SUCCESS:
             # Its process died after that, before its row was removed. Its follow-ups were not published.
             value = backend.get_result(message.task_id) if request.chord else None
-            if not results.count_again(runtime, self._app, backend, request, value):
+            if not results.count_again(runtime, backend, request, value):
                 return "wait", ()
             return ("bury" if request.callbacks or request.chain else "remove"), ()
         with backend.riding() if in_store and not request.errbacks else nullcontext(()) as riders:
@@ -215,7 +213,7 @@ class CeleryResults:
         store_result = not isinstance(backend, DisabledBackend) and self._stores(outcome.task, options)
         state, value, trace = self._read(outcome)
         if request.chord:
-            results.install_counting(self._app, backend)
+            results.install_counting(backend)
         if outcome.outcome == Status.COMPLETED:
             backend.mark_as_done(outcome.task_id, value, request, store_result)
         elif outcome.outcome == Status.TERMINATED:

@@ -99,15 +99,10 @@ class SideJobTask(OnCommit):
         }
         if self.capacity is not None:
             columns |= Admission.of(self.capacity.spec).columns
-        rate = parse_rate(self.run_rate)
-        if rate is None:
-            return columns
-        return {
-            **columns,
-            "rate_interval_s": rate.interval_s,
-            "rate_burst": rate.burst,
-            "rate_terminates": self.on_run_rate == "terminate",
-        }
+        if (rate := parse_rate(self.run_rate)) is not None:
+            terminates = self.on_run_rate == "terminate"
+            columns |= {"rate_interval_s": rate.interval_s, "rate_burst": rate.burst, "rate_terminates": terminates}
+        return columns
 
     # -- asking --------------------------------------------------------------------------------------------------
 

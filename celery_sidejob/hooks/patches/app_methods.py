@@ -129,12 +129,6 @@ def send_by(app: Celery, send: Callable[..., Any]) -> None:
     wrap(app, "send_task", partial(send, app))
 
 
-NOTHING = {"argsrepr": "()", "kwargsrepr": "{}"}
-"""The texts by which Celery shows empty arguments."""
-REPR_POSITION = 21
-"""The number of arguments of `as_task_v2` between a call's own and those with the text of these."""
-
-
 def send_messages_by(app: Celery, amqp: type[DurableAMQP]) -> None:
     """Publish messages of durable tasks by `amqp`, whatever code calls them; reads no configuration."""
     found = app.__dict__.get("amqp")
@@ -155,22 +149,16 @@ class DurableAMQP(AMQP):
     The class itself is an official extension point (`app.amqp_cls`), but its private method is not. It returns the
     function ``send_task_message(producer, name, message, queue=..., **options)``, in which all ways to call a task end,
     after the receivers of `before_task_publish`. Ours gives that function a producer which keeps the message of a
-    durable task instead of sending it. `as_task_v2` makes the message of a call; ours adds the text for empty
-    arguments. If a later Celery sends by another function, messages of durable tasks are sent without being kept.
+    durable task instead of sending it. `as_task_v2` makes the message of a call and its event; ours redacts the event.
+    If a later Celery sends by another function, messages of durable tasks are sent without being kept.
     """
 
     producer_of_durable: Callable[..., Any]
     """Makes that producer from Celery's producer, the app, the task's name and its queue."""
 
-    def as_task_v2(
-        self, task_id: Any, name: str, args: Any = None, kwargs: Any = None, *more: Any, **options: Any
-    ) -> Any:
-        """Make a message, with the text of empty arguments: to make it costs Celery a tenth of the whole call."""
-        if len(more) <= REPR_POSITION:
-            for key, given in (("argsrepr", args), ("kwargsrepr", kwargs)):
-                if not given and options.get(key) is None:
-                    options[key] = NOTHING[key]
-        made = super().as_task_v2(task_id, name, args, kwargs, *more, **options)
+    def as_task_v2(self, task_id: Any, name: str, *args: Any, **options: Any) -> Any:
+        """Make a message; the event of a durable task's call shows its arguments redacted."""
+        made = super().as_task_v2(task_id, name, *args, **options)
         if made.sent_event and is_durable(self.app, name):  # a job's event says nothing of its arguments
             hide = self.app.sidejob.settings.redacted
             made.sent_event.update({key: hide(made.sent_event[key]) for key in ("args", "kwargs")})

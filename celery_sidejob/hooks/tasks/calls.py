@@ -356,19 +356,15 @@ def _checked(app: Celery, index: int, item: Any) -> Signature:
         )
     if item._app is not None and item._app is not app:
         raise InvalidValueError(f"{what} belongs to another app: {item!r}.")
-    _check_durable(app, what, first.task)
+    if getattr(known_tasks(app).get(first.task), "sidejob", False):
+        raise InvalidValueError(f"{what} is of {first.task}, whose calls are jobs: use enqueue_many().")
+    if not is_durable(app, first.task):
+        raise InvalidValueError(
+            f"{what} is of {first.task}, which is not durable: make it so with durable=True or sidejob_durable_tasks."
+        )
     if "transaction" in item.options:
         raise InvalidValueError(f"{what} has a transaction of its own: give transaction= to send_many().")
     if item._app is None:
         item = item.clone()
         item._app = app
     return item
-
-
-def _check_durable(app: Celery, what: str, task: str) -> None:
-    if getattr(known_tasks(app).get(task), "sidejob", False):
-        raise InvalidValueError(f"{what} is of {task}, whose calls are jobs: use enqueue_many().")
-    if not is_durable(app, task):
-        raise InvalidValueError(
-            f"{what} is of {task}, which is not durable: make it so with durable=True or sidejob_durable_tasks."
-        )

@@ -181,7 +181,7 @@ def _note_begun(delivery: Delivery, run: Run) -> None:
     for ours in (durable.HEADER, *OF_THE_PARENT):  # a body may pass its headers on to the tasks that it calls
         (request.headers or {}).pop(ours, None)
     if request.chord:
-        run.is_counted = results.install_counting(task.app, task.backend)
+        run.is_counted = results.install_counting(task.backend)
     measuring.task_begun(run)
     request.sidejob_run = run  # on the request: another delivery of this id may come and go in a thread
     RUNS[request.id] = run

@@ -52,10 +52,7 @@ class DurableTask(OnCommit):
     @property
     def backend(self) -> Any:
         """The task's result backend, to which `results` reports the outcome."""
-        backend = super().backend
-        if not hasattr(backend, "tells_of_durable_tasks"):
-            results.install(backend)
-        return backend
+        return results.install(super().backend)
 
     @backend.setter
     def backend(self, value: Any) -> None:

@@ -53,11 +53,9 @@ class Counting:
     request: Context
     kept_later: list[Message]
     """Messages to keep after the count; the body is added to them meanwhile."""
+    first: int
+    """How many there were before."""
     claim: Claim | None = None
-    first: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.first = len(self.kept_later)
 
     @property
     def body(self) -> list[Message]:

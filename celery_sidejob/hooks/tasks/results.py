@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from celery import Celery, states
+from celery import states
 from celery.app.task import Context
 from celery.exceptions import ChordError, Reject, SoftTimeLimitExceeded
 from celery.result import GroupResult, result_from_tuple
@@ -55,18 +55,20 @@ UNREADABLE = (DecodeError, ContentDisallowed)
 """Errors of a result backend that cannot read its own data; Celery's backends read before they store."""
 
 
-def install(backend: Any) -> None:
-    """Report durable tasks to a backend in this way; a second call has no effect."""
-    result_backend.tell_by(
-        backend,
-        store_result=partial(_store, backend),
-        mark_as_done=partial(_done, backend),
-        mark_as_failure=partial(_failed, backend),
-        mark_as_retry=_retried,
-        chord_error_from_stack=partial(fail_unlocked, backend),
-        _call_task_errbacks=partial(_call_errbacks, backend),
-    )
-    backend.tells_of_durable_tasks = True
+def install(backend: Any) -> Any:
+    """Report durable tasks to a backend in this way, and return the backend; a second call has no effect."""
+    if not hasattr(backend, "tells_of_durable_tasks"):
+        result_backend.tell_by(
+            backend,
+            store_result=partial(_store, backend),
+            mark_as_done=partial(_done, backend),
+            mark_as_failure=partial(_failed, backend),
+            mark_as_retry=_retried,
+            chord_error_from_stack=partial(fail_unlocked, backend),
+            _call_task_errbacks=partial(_call_errbacks, backend),
+        )
+        backend.tells_of_durable_tasks = True
+    return backend
 
 
 def ends_with_result(backend: Any, runtime: Runtime) -> bool:
@@ -311,16 +313,16 @@ class CutOffError(Exception):
     """The backend was unreachable while it counted a part: the part is counted again."""
 
 
-def install_counting(app: Celery, backend: Any) -> bool:
+def install_counting(backend: Any) -> bool:
     """Let the backend forget a chord only when its body is kept, and count parts completely; False if it is no Redis.
 
     A second call has no effect.
     """
-    result_backend.count_by(backend, count=partial(_count, app, backend))
+    result_backend.count_by(backend, count=partial(_count, backend))
     return result_backend.is_redis(backend)
 
 
-def count_again(runtime: Runtime, app: Celery, backend: Any, request: Context, value: Any) -> bool:
+def count_again(runtime: Runtime, backend: Any, request: Context, value: Any) -> bool:
     """Count a part that ended well; False while another process must publish the body, and may have died.
 
     `runtime` belongs to the store with the part; any store may have the body. In a run the body becomes a follow-up of
@@ -330,13 +332,13 @@ def count_again(runtime: Runtime, app: Celery, backend: Any, request: Context, v
         return True
     if _body_is_known(runtime, backend, request):
         return True
-    install_counting(app, backend)
-    run = present_run(app)
+    install_counting(backend)
+    run = present_run(backend.app)
     if run is not None:
         backend.on_chord_part_return(request, states.SUCCESS, value)
         return run.claim is not None or _is_settled(runtime, backend, request)
     together = Together()
-    counting = Counting(runtime, request, together.messages)
+    counting = Counting(runtime, request, together.messages, first=0)
     with calling(together=together, counting=counting):
         backend.on_chord_part_return(request, states.SUCCESS, value)
     if together.messages:
@@ -354,16 +356,16 @@ def is_settled(run: Run, backend: Any, request: Context, value: Any) -> bool:
     """
     if not request.chord or not request.group or not result_backend.is_redis(backend) or run.claim is not None:
         return True
-    return not _is_complete(backend, request.group) or count_again(run.runtime, backend.app, backend, request, value)
+    return not _is_complete(backend, request.group) or count_again(run.runtime, backend, request, value)
 
 
-def _count(app: Celery, backend: RedisBackend, request: Context, *args: Any, **options: Any) -> Any:
+def _count(backend: RedisBackend, request: Context, *args: Any, **options: Any) -> Any:
     """Count a part; if it was the last part, its run gets the body as a follow-up, and the claim to it."""
-    run = present_run(app)
+    run = present_run(backend.app)
     ours = {"tell": partial(_fail, backend, request), "forget": partial(_forget, backend)}
     if run is None:
         return result_backend.count_part(backend, request, *args, **ours, **options)
-    counting = Counting(run.runtime, request, run.follows)
+    counting = Counting(run.runtime, request, run.follows, first=len(run.follows))
     try:
         with calling(counting=counting):
             counted = result_backend.count_part(backend, request, *args, **ours, **options)

@@ -486,11 +486,8 @@ def _breaking_if_gone() -> Iterator[None]:
 
 def fetcher_of(c: Any, appetite: Appetite) -> Fetcher:
     """Return how a worker fetches over its connection; where kombu's transport has no means for that, Celery's way."""
-    match c.connection.transport.driver_type:
-        case "redis":
-            return FromRedis(c, appetite)
-        case "postgres":
-            return FromPostgres(c, appetite)
-        case "amqp":
-            return FromRabbitMQ(c, appetite)
-    return Fetcher()
+    kinds: dict[str, Callable[[Any, Appetite], Fetcher]] = {
+        "redis": FromRedis, "postgres": FromPostgres, "amqp": FromRabbitMQ
+    }  # fmt: skip
+    kind = kinds.get(c.connection.transport.driver_type)
+    return Fetcher() if kind is None else kind(c, appetite)

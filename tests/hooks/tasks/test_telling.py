@@ -346,7 +346,7 @@ def test_a_chord_is_not_forgotten_for_an_end_that_was_never_applied(shop: Shop, 
 
     def count_and_lose(*args: Any, **options: Any) -> None:
         shop.meanwhile = lambda: None
-        results.install_counting(shop.app, shop.app.backend)
+        results.install_counting(shop.app.backend)
         shop.app.backend.on_chord_part_return(*args, **options)
         RUNS[part.id].end_is_unknown = True
         shop.lose()
