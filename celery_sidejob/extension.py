@@ -649,7 +649,6 @@ def runtime_of(sidejob: SideJob) -> Runtime:
         task_history=settings.task_history,
     )
     to_broker = BrokerConnection(app)
-    audience = Audience(connections)
     stores = stores_of(settings, connections, longest_pause_s=pause_s)
     return Runtime(
         store=stores[0],
@@ -661,7 +660,7 @@ def runtime_of(sidejob: SideJob) -> Runtime:
             connections.measures, lambda: sidejob.runtime, keeps_statistics=settings.stats_history > 0
         ),
         tasks=CeleryTasks(app, connections),
-        announcer=Announcer(partial(announcing.way_of, app, stores[0], audience)),
-        audience=audience,
+        announcer=Announcer(lambda: announcing.way_of(app, sidejob.runtime)),
+        audience=Audience(connections),
         tracking=Tracking(connections),
     )

@@ -24,9 +24,7 @@ from ..model.logger import logger
 from ..model.measures import Measures
 from ..model.names import TRACKED_CHANNEL, channel_of_job
 from ..operations import log
-from ..operations.audience import Audience
 from ..operations.runtime import Runtime
-from ..operations.stores import Store
 from ..store.connection.opening import Opener
 from ..unit.open_unit import within
 from . import configuration
@@ -94,14 +92,14 @@ def _of_tracked(event: Event) -> tuple[int, dict[str, Any], bool] | None:
     return None
 
 
-def way_of(app: Celery, store: Store, audience: Audience) -> Way:
+def way_of(app: Celery, runtime: Runtime) -> Way:
     """Return the way of an app's announcements: the Redis of its setting, the broker if it is Redis, else the store."""
-    redis_url = store.settings.redis_url
+    redis_url = runtime.settings.redis_url
     if redis_url is not None or configuration.broker_family(app) == "redis":
         return RedisWay(partial(client_of, app, redis_url))
-    url, setting = store.direct_url()
-    opener = Opener(url, store.settings.schema, setting=setting, application="celery_sidejob_listener")
-    return PostgresWay(store.connections, audience, opener.connect)
+    url, setting = runtime.store.direct_url()
+    opener = Opener(url, runtime.settings.schema, setting=setting, application="celery_sidejob_listener")
+    return PostgresWay(runtime.connections, runtime.audience, opener.connect)
 
 
 def install() -> None:
