@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from .deadset import DeadEntry, DeadSet
     from .extension import SideJob
     from .hooks.errors import Overloaded, TaskRevokedError
+    from .hooks.events import job_status_changed, step_ended, task_buried, task_lost, task_recovered
     from .hooks.jobs.sidejob_task import SideJobTask, sidejob_task
     from .hooks.logs import JSONFormatter, RunFilter
-    from .hooks.signals import job_status_changed, step_ended, task_buried, task_lost, task_recovered
     from .hooks.tasks.durable_task import DurableTask
     from .jobs.batch import Batch, BatchCounts
     from .jobs.capacity import CapacityPool, SlotHolder
@@ -78,7 +78,7 @@ _MODULES = {
     ".hooks.tasks.durable_task": ("DurableTask",),
     ".hooks.logs": ("JSONFormatter", "RunFilter"),
     ".hooks.errors": ("Overloaded", "TaskRevokedError"),
-    ".hooks.signals": ("job_status_changed", "step_ended", "task_buried", "task_lost", "task_recovered"),
+    ".hooks.events": ("job_status_changed", "step_ended", "task_buried", "task_lost", "task_recovered"),
     ".hooks.jobs.sidejob_task": ("SideJobTask", "sidejob_task"),
     ".jobs.batch": ("Batch", "BatchCounts"),
     ".jobs.capacity": ("CapacityPool", "SlotHolder"),

@@ -1,4 +1,7 @@
-"""`SideJob`: the one object that connects an app with this package."""
+"""`SideJob`: the one object that connects an app with this package.
+
+What it installs into the app, and the runtime that it makes for the app, are put together here alone.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,31 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack, overload
 
 from celery import Celery, signals
 from celery.canvas import Signature
 
-from . import installation
+from .announcements.announcer import Announcer
 from .announcements.subscription import Subscription
 from .awaiting import AioOf
 from .deadset import DeadSet
-from .hooks import configuration
-from .hooks.admission import pools_of
+from .hooks import announcing, apps, beat, configuration, control, logs
+from .hooks.broker.connection import BrokerConnection
+from .hooks.broker.publishing import CeleryPublisher
+from .hooks.broker.view import CeleryBroker
+from .hooks.call_options import pools_of
+from .hooks.jobs.calls import CeleryTasks
+from .hooks.jobs.eager import run_here
+from .hooks.jobs.results import CeleryResults
 from .hooks.jobs.sidejob_task import P, R, SharedSideJobTask, task_of
-from .hooks.tasks import sending
-from .hooks.worker import recording
+from .hooks.patches import app_methods
+from .hooks.steps import DisconnectionStep, SideJobStep
+from .hooks.tasks import calls, durable_request, durable_run, durable_task, messages
+from .hooks.tasks.calls import send_many
+from .hooks.tasks.present import calling
+from .hooks.worker import pool_process, recording
 from .inspection.jobs import JobViews
 from .inspection.statistics import StatisticsViews
 from .jobs import batch as batch_of
@@ -48,19 +62,25 @@ from .model.settings import Settings
 from .model.statistics import Statistics, day_of
 from .model.status import MAY_WAIT
 from .model.steps import check_name
+from .operations.audience import Audience, Tracking
 from .operations.runtime import Runtime
-from .operations.stores import Store
+from .operations.stores import Store, stores_of
 from .operations.waiting import check_reason
+from .pools import coroutines
+from .results.waiting import add_awaited_calls
 from .services.heartbeat.heartbeat import Heartbeat
 from .services.sweep.sweeper import PollReport, Sweeper
 from .store import batches as batch_rows
 from .store import job_lists, jobs, publications, queues
 from .store import schedules as schedule_rows
+from .store.connection import turns
+from .store.measured import MeasuredConnections
 from .store.schema import schema_check
 from .unit.open_unit import submit
 
 if TYPE_CHECKING:
     from .aio import AioSideJob
+
 
 PAGE = 500
 """How many jobs are asked together why they wait."""
@@ -111,7 +131,7 @@ class SideJob:
         self._app = app
         app.sidejob = self
         app.fixups = {*app.fixups, f"{__name__}:{extend_copy.__name__}"}
-        installation.install(self, app)
+        install(self, app)
 
     @property
     def heartbeat(self) -> Heartbeat | None:
@@ -143,7 +163,7 @@ class SideJob:
         if self._runtime is None:
             with self._lock:
                 if self._runtime is None:
-                    self._runtime = installation.runtime_of(self)
+                    self._runtime = runtime_of(self)
         return self._runtime
 
     # -- tasks ---------------------------------------------------------------------------------------------------
@@ -239,7 +259,7 @@ class SideJob:
         written, for a value that is no signature, for a group or a chord, for a task that is not durable, and for a
         taken task id.
         """
-        return sending.send_many(self.app, signatures, transaction)
+        return send_many(self.app, signatures, transaction)
 
     def cancel(self, *jobs: Job | int | str, with_dependents: bool = False) -> list[Job]:
         """Terminate jobs together: all of them in one transaction, or none; returns the terminated jobs.
@@ -414,20 +434,9 @@ class SideJob:
         `apply_async`. It takes effect at once, also in a run. Raises InvalidValueError, UnknownTaskError, and TypeError
         for arguments that the task does not take, before anything is changed.
         """
-        given = {
-            "task": task,
-            "args": args,
-            "kwargs": kwargs,
-            "every": every,
-            "cron": cron,
-            "timezone": timezone,
-            "start": start,
-            "end": end,
-            "catch_up": catch_up,
-            "overlap": overlap,
-            "jitter": jitter,
-            **options,
-        }
+        given = {"task": task, "args": args, "kwargs": kwargs, "every": every, "cron": cron, "timezone": timezone,
+                 "start": start, "end": end, "catch_up": catch_up, "overlap": overlap, "jitter": jitter,
+                 **options}  # fmt: skip
         schedule_of.declare(self.runtime, name, given)
         return Schedule(name, runtime=self.runtime)
 
@@ -591,3 +600,65 @@ def extend_copy(app: Celery) -> None:
 
 def _extend(sender: Celery, **_: Any) -> None:
     SideJob(sender)
+
+
+SHORTEST_PAUSE_S = 5.0
+"""The shortest limit for a pause in a transaction, however short the lease: encoding a large unit takes time."""
+
+
+def install(sidejob: SideJob, app: Celery) -> None:
+    """Install our hooks into the app; reads no configuration, and connects to nothing."""
+    app.steps["worker"].add(SideJobStep)
+    app.steps["consumer"].add(DisconnectionStep)
+    pool_process.install()
+    app.on_after_finalize.connect(partial(beat.add_entry, app), weak=False)
+    app_methods.resolve_urls(app, configuration.broker_in_store)
+    app_methods.mask_report(app)
+    app_methods.mask_settings(app)
+    app_methods.send_messages_by(app, messages.KeepingAMQP)
+    app_methods.send_by(app, calls.send_task)
+    control.install(app)
+    durable_run.install()
+    durable_task.end_rows_of_others()
+    durable_task.watch_tasks(app)
+    durable_request.install()
+    add_awaited_calls()
+    turns.wait_elsewhere_by(coroutines.elsewhere)
+    app_methods.lend_transactions(calling)
+    app.on_after_finalize.connect(lambda **_: durable_task.mark(app), weak=False)
+    recording.install()
+    announcing.install()
+    logs.install(sidejob)
+    jobs_of.use_apps(apps.runtime_of, apps.origin_of)
+
+
+def runtime_of(sidejob: SideJob) -> Runtime:
+    """Make the stores, the broker and the result backend of an app, from its settings."""
+    app = sidejob.app
+    settings = configuration.settings_of(app)
+    announcing.check_redis_url(settings.redis_url)
+    pause_s = max(settings.lease / 2, SHORTEST_PAUSE_S)
+    connections = MeasuredConnections(
+        settings.database_url,
+        settings.schema,
+        prepare=settings.direct_url is None,
+        longest_pause_s=pause_s,
+        is_broker=configuration.broker_is_store(app),
+        task_history=settings.task_history,
+    )
+    to_broker = BrokerConnection(app)
+    stores = stores_of(settings, connections, longest_pause_s=pause_s)
+    return Runtime(
+        store=stores[0],
+        stores=stores,
+        publisher=CeleryPublisher(app, to_broker, partial(run_here, sidejob)),
+        broker=CeleryBroker(app, to_broker, connections),
+        results=CeleryResults(app),
+        observer=announcing.AnnouncingObserver(
+            connections.measures, lambda: sidejob.runtime, keeps_statistics=settings.stats_history > 0
+        ),
+        tasks=CeleryTasks(app, connections),
+        announcer=Announcer(lambda: announcing.way_of(app, sidejob.runtime)),
+        audience=Audience(connections),
+        tracking=Tracking(connections),
+    )

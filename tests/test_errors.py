@@ -36,9 +36,9 @@ from celery_sidejob import (
 )
 from celery_sidejob.hooks import apps
 from celery_sidejob.hooks.beat import declaration_of
-from celery_sidejob.hooks.messages import carried, encoding
+from celery_sidejob.hooks.messages import carried
 from celery_sidejob.hooks.tasks import durable_task
-from celery_sidejob.hooks.worker import pool_kind
+from celery_sidejob.hooks.worker import pool_process
 from celery_sidejob.jobs import schedule as scheduling
 from celery_sidejob.model import errors, native
 from celery_sidejob.model.durable import Message
@@ -281,9 +281,7 @@ UNWRITTEN: dict[str, Case] = {
     "one call has more than 10,000 tags, aliases, channels, ports or keys of the state": lambda s: s.job.tag(
         *(f"tag{number}" for number in range(10_001))
     ),
-    "the arguments of a durable task are too large": lambda s: durable(s, typing=False).delay(
-        "x" * encoding.MOST_BYTES
-    ),
+    "the arguments of a durable task are too large": lambda s: durable(s, typing=False).delay("x" * carried.MOST_BYTES),
     "a value is too large": lambda s: s.job.input("a").write("x" * 1_100_000),
     "an invalid key of the state": lambda s: s.job.set({"k" * 300: 1}),
     "an invalid name of a child": lambda s: s.job.enqueue(s.stage.idle, child_name=""),
@@ -893,7 +891,7 @@ def lost_on_the_way(scene: Scene) -> None:
 ELSEWHERE: dict[str, Case] = {
     "a child that a step has called has failed": failed_child,
     "psycopg finds no libpq when this package is imported": lambda s: without_psycopg(),
-    "a worker with the pool `asyncio` without greenlet": lambda s: without("greenlet", "celery_sidejob.pools.delivery"),
+    "a worker with the pool `asyncio` without greenlet": lambda s: without("greenlet", "celery_sidejob.pools.asyncio"),
     "metrics for Prometheus without its library": lambda s: without("prometheus_client", "celery_sidejob.prometheus"),
     "a call in a process that has not imported the module with the app": lambda s: without_sidejob(
         "default", default=True, alone=True
@@ -987,8 +985,8 @@ ELSEWHERE: dict[str, Case] = {
     "a misspelt variable of the environment": lambda s: read_settings({}, {"SIDEJOB_LESE": "30"}),
     "`SideJob` with something that is not an app": lambda s: SideJob("shop"),  # type: ignore[arg-type]
     "a worker cannot write its heartbeat file": lambda s: HeartbeatFile("/no/such", every_s=2).clear(),
-    "a worker starts with the pool eventlet": lambda s: pool_kind.check(get_implementation("eventlet")),
-    "a worker starts with gevent, and gevent was chosen too late": lambda s: pool_kind.check(
+    "a worker starts with the pool eventlet": lambda s: pool_process.check(get_implementation("eventlet")),
+    "a worker starts with gevent, and gevent was chosen too late": lambda s: pool_process.check(
         get_implementation("gevent")
     ),
     '`unique=` of a durable task that is not done, with `on_duplicate="refuse"`': keyed_twice,

@@ -21,7 +21,7 @@ from celery.app.trace import build_tracer
 
 import celery_sidejob
 from celery_sidejob import NO_DATA, RunningJob
-from celery_sidejob.hooks.worker.outbox import WorkerOutbox
+from celery_sidejob.hooks.worker.holding import WorkerOutbox
 from celery_sidejob.model.durable import WORKER
 from celery_sidejob.operations import audience
 from celery_sidejob.services.heartbeat.heartbeat import Heartbeat

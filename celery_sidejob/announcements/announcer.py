@@ -16,7 +16,7 @@ from ..model.errors import SettingsError
 from ..model.logger import logger
 from ..services.loop import turn
 from ..store.connection.bounded import forget_in_children
-from .way import Ear, Nowhere, Way
+from .ways import Ear, Nowhere, Way
 
 MOST = 10_000
 MOST_BYTES = 16_000_000

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self
 from ..model import values
 from ..model.logger import logger
 from ..operations.audience import KNOWN_S
-from .way import Ear, Message
+from .ways import Ear, Message
 
 SETTLED_S = KNOWN_S + 0.25
 """Seconds until every announcing process has asked for listeners and has the answer."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from typing import Any
 
@@ -16,36 +16,32 @@ from celery import Celery, signals
 from kombu import Connection
 
 from ..announcements.announcer import always, flush_all
-from ..announcements.over_postgres import PostgresWay
-from ..announcements.over_redis import ANSWER_S, Client, RedisWay
-from ..announcements.way import Way
+from ..announcements.ways import ANSWER_S, Client, PostgresWay, RedisWay, Way
 from ..jobs import log_entries
 from ..model.errors import SettingsError, StoreUnavailableError
 from ..model.events import Event, JobBuried, JobDeleted, JobMoved, Measured, RunFailed, RunLost, StepEnded
 from ..model.finding import Finding, check, warning, well
 from ..model.logger import logger
 from ..model.names import TRACKED_CHANNEL, channel_of_job
-from ..model.protocols import Observer
-from ..operations.audience import Audience
+from ..model.statistics import Measures
 from ..operations.runtime import Runtime
-from ..store.connection.connections import Connections
 from ..store.connection.opening import Opener
 from ..unit.open_unit import within
 from . import configuration
 from .broker.connection import connection_to, establish
-from .configuration import settings_of
+from .events import SignalObserver
 
 
-class AnnouncingObserver:
-    """Passes each event to another observer first; announcements can be missed, and must not delay anything."""
+class AnnouncingObserver(SignalObserver):
+    """Announces each event too, after its signal; announcements can be missed, and must not delay anything."""
 
-    def __init__(self, before: Observer, runtime: Callable[[], Runtime]) -> None:
-        self._before = before
+    def __init__(self, measures: Measures, runtime: Callable[[], Runtime], *, keeps_statistics: bool) -> None:
+        super().__init__(measures, keeps_statistics=keeps_statistics)
         self._runtime = runtime
 
     def tell(self, event: Event) -> None:
         """Report an event."""
-        self._before.tell(event)
+        super().tell(event)
         if isinstance(event, Measured):  # the most frequent, and nobody hears of it
             return
         try:
@@ -53,16 +49,13 @@ class AnnouncingObserver:
         except StoreUnavailableError as error:
             logger.warning("%s is not announced: %s", event, error)
 
-    @property
-    def is_heard(self) -> bool:
-        """Whether a receiver in this process is sent the signal of jobs that move."""
-        return self._before.is_heard
-
     def _announce(self, event: Event) -> None:
         runtime = self._runtime()
         announcer = runtime.announcer
         if (told := _of_tracked(event)) is not None and announcer.may_be_heard(TRACKED_CHANNEL):
-            self._announce_tracked(runtime, *told)
+            job_id, fields, is_tracked = told
+            wanted = always if is_tracked else partial(runtime.tracking.follows, job_id)
+            announcer.announce(TRACKED_CHANNEL, json.dumps({"job": job_id, **fields}), wanted)
         match event:
             case JobMoved():
                 name = channel_of_job(event.job_id)
@@ -80,11 +73,6 @@ class AnnouncingObserver:
                 with within(None):
                     context = {"job": event.job_id, "run": event.run_no}
                     log_entries.log_error(runtime, context, event.error, event.traceback)
-
-    @staticmethod
-    def _announce_tracked(runtime: Runtime, job_id: int, told: dict[str, Any], is_tracked: bool) -> None:
-        wanted = always if is_tracked else partial(runtime.tracking.follows, job_id)
-        runtime.announcer.announce(TRACKED_CHANNEL, json.dumps({"job": job_id, **told}), wanted)
 
 
 def _of_tracked(event: Event) -> tuple[int, dict[str, Any], bool] | None:
@@ -104,15 +92,14 @@ def _of_tracked(event: Event) -> tuple[int, dict[str, Any], bool] | None:
     return None
 
 
-def way_of(app: Celery, connections: Connections, audience: Audience) -> Way:
+def way_of(app: Celery, runtime: Runtime) -> Way:
     """Return the way of an app's announcements: the Redis of its setting, the broker if it is Redis, else the store."""
-    settings = configuration.settings_of(app)
-    if settings.redis_url is not None or configuration.broker_family(app) == "redis":
-        return RedisWay(lambda seconds: client_of(app, settings.redis_url, seconds))
-    setting = "sidejob_database_url" if settings.direct_url is None else "sidejob_direct_url"
-    url = settings.direct_url or settings.require_database_url()
-    opener = Opener(url, settings.schema, setting=setting, application="celery_sidejob_listener")
-    return PostgresWay(connections, audience, opener.connect)
+    redis_url = runtime.settings.redis_url
+    if redis_url is not None or configuration.broker_family(app) == "redis":
+        return RedisWay(partial(client_of, app, redis_url))
+    url, setting = runtime.store.direct_url()
+    opener = Opener(url, runtime.settings.schema, setting=setting, application="celery_sidejob_listener")
+    return PostgresWay(runtime.connections, runtime.audience, opener.connect)
 
 
 def install() -> None:
@@ -128,16 +115,13 @@ def _flush(**_: Any) -> None:
 @check("announcements")
 def findings(app: Celery) -> Iterator[Finding]:
     """Yield what `doctor` finds of the Redis of `sidejob_redis_url`, with one bounded attempt; nothing without one."""
-    url = settings_of(app).redis_url
+    url = configuration.settings_of(app).redis_url
     if url is None:
         return
     shown = Connection(url).as_uri()
     try:
-        client = client_of(app, url, ANSWER_S)
-        try:
+        with closing(client_of(app, url)) as client:
             client.redis.ping()
-        finally:
-            client.close()
     except Exception as failure:  # whatever a transport or redis-py raises
         yield warning(
             f"{shown}: {type(failure).__name__}: {failure}",
@@ -161,12 +145,12 @@ def check_redis_url(url: str | None) -> None:
         raise SettingsError("sidejob_redis_url is not the URL of a Redis: it begins with redis:// or rediss://.")
 
 
-def client_of(app: Celery, url: str | None, seconds: float) -> Client:
-    """Return a client of the app's broker, or of the Redis with this URL; no answer is waited for longer than this."""
+def client_of(app: Celery, url: str | None) -> Client:
+    """Return a client of the app's broker, or of the Redis with this URL; it waits at most `ANSWER_S` for an answer."""
     from redis import Redis  # here: on other brokers nothing imports it
 
-    connection = connection_to(app, seconds) if url is None else _connection(url, seconds)
-    established = establish(connection, seconds)
+    connection = connection_to(app, ANSWER_S) if url is None else _connection(url)
+    established = establish(connection, ANSWER_S)
     pool = connection.transport.create_channel(established).client.connection_pool
 
     def close() -> None:
@@ -177,7 +161,7 @@ def client_of(app: Celery, url: str | None, seconds: float) -> Client:
     return Client(Redis(connection_pool=pool), close)
 
 
-def _connection(url: str, seconds: float) -> Connection:
+def _connection(url: str) -> Connection:
     check_redis_url(url)
-    options = {"socket_timeout": seconds, "socket_connect_timeout": seconds, "retry_on_timeout": False}
-    return Connection(url, transport_options=options, connect_timeout=seconds)
+    options = {"socket_timeout": ANSWER_S, "socket_connect_timeout": ANSWER_S, "retry_on_timeout": False}
+    return Connection(url, transport_options=options, connect_timeout=ANSWER_S)

@@ -13,19 +13,23 @@ from celery.schedules import schedule as interval
 
 from ..model.checks import shown
 from ..model.errors import InvalidValueError
+from .configuration import settings_of
 from .patches import app_methods
 
 TASK = "celery_sidejob.poll"
 ENTRY = "celery-sidejob-poll"
 
 
-def entry(app: Celery, interval_s: float, queue: str | None) -> dict[str, Any]:
-    """Return the schedule's entry; a poll that waits longer than the interval is useless, and expires."""
-    return {
-        "task": TASK,
-        "schedule": interval_s,
-        "options": {"queue": queue or app.conf.task_default_queue, "expires": interval_s * 0.9, "ignore_result": True},
-    }
+def add_entry(app: Celery, **_: Any) -> None:
+    """Put the poll into the beat schedule, unless the user has an entry of that name.
+
+    A poll that waits longer than the interval is useless, and expires.
+    """
+    settings, schedule = settings_of(app), app.conf.beat_schedule
+    if settings.database_url is not None and ENTRY not in schedule:
+        queue, interval_s = settings.poll_queue or app.conf.task_default_queue, settings.poll_interval
+        options = {"queue": queue, "expires": interval_s * 0.9, "ignore_result": True}
+        schedule[ENTRY] = {"task": TASK, "schedule": interval_s, "options": options}
 
 
 def _register(app: Celery) -> None:
@@ -39,8 +43,7 @@ def _register(app: Celery) -> None:
 _state.connect_on_app_finalize(_register)
 
 
-DAYS = frozenset(range(1, 32))
-FULL = (frozenset(range(60)), frozenset(range(24)), DAYS, frozenset(range(1, 13)), frozenset(range(7)))
+FULL = tuple(frozenset(range(*bounds)) for bounds in ((60,), (24,), (1, 32), (1, 13), (7,)))
 """All values that the five fields of a cron expression can have."""
 
 

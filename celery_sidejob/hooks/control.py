@@ -23,7 +23,7 @@ from ..model.errors import InvalidValueError, StoreUnavailableError
 from ..model.logger import logger
 from ..operations.ledger import burials
 from .broker.connection import connection_to, established
-from .patches.wrapping import above
+from .patches import above
 
 KEPT = frozenset({"revoke", "terminate"})
 """The commands that revoke by task id."""

@@ -1,24 +1,150 @@
-"""Celery's monitoring events of jobs, for Flower and other monitors.
+"""How others learn of events: our signals, in Celery's style, and log lines; and Celery's monitoring events of jobs.
 
-A run's events are those of Celery itself, with the asking's task id as uuid; its arguments stay in the store, so that
-events and log lines name the job instead. Two are ours: `task-suspended` and `task-terminated`.
+A receiver of a signal that raises stops nothing.
 
-Celery announces that a task was revoked in the worker that has its message. The message of a durable task may be in no
-worker: then the process that ends the task announces it (`announce_revoked`).
+The monitoring events, for Flower and others, are those of Celery itself, with the asking's task id as uuid; its
+arguments stay in the store, so that events and log lines name the job instead. Two are ours: `task-suspended` and
+`task-terminated`. Celery announces that a task was revoked in the worker that has its message. The message of a durable
+task may be in no worker: then the process that ends the task announces it (`announce_revoked`).
 """
 
 from __future__ import annotations
 
+import logging
 import weakref
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from celery import Celery, signals
 from celery.app.task import Context
 from celery.exceptions import Ignore
+from celery.utils.dispatch import Signal
 
+from ..model import events
 from ..model.durable import Message
 from ..model.logger import logger
-from ..model.messages import Doorbell
+from ..model.statistics import Measures
+
+status_changes = logging.getLogger("celery_sidejob.events")
+"""One line for each status change, with the facts as attributes of the record."""
+
+job_status_changed = Signal(name="job_status_changed", providing_args={"job_id", "task", "before", "after", "change"})
+"""A job moved. Sent after the commit, by the process that made it; `before` is None for a new job.
+
+`change` is greater for each later change of the same job: signals of two processes may come in another order.
+"""
+
+task_lost = Signal(name="task_lost", providing_args={"job_id", "task", "run_no", "why", "loss"})
+"""A run was lost with its worker. For a durable task `task_id` is set, and `job_id` and `run_no` are None.
+
+`why` is a sentence; `loss` has its facts: `host`, `worker`, `process`, `exit_code`, `signal`, `out_of_memory`.
+"""
+
+task_recovered = Signal(name="task_recovered", providing_args={"job_id", "task", "run_no"})
+"""A lost run was rescued: its job is queued again, with its inputs as they were.
+
+For a durable task, with `task_id`: it runs again, or it was declared lost, and has ended well after all.
+"""
+
+task_buried = Signal(name="task_buried", providing_args={"entry_id", "job_id", "task", "reason"})
+"""A job was entered in the dead set, or a durable task (then `job_id` is None, and `task_id` is set)."""
+
+step_ended = Signal(
+    name="step_ended",
+    providing_args={"job_id", "task", "run_no", "name", "number", "kind", "seconds", "tries", "outcome"},
+)
+"""A run has done a step, or failed to; `outcome` is `completed`, `failed` or `retried`.
+
+Sent by the process of the run: after the commit of the step's record, or as the error is raised.
+"""
+
+SIGNALS: dict[type[events.Event], Signal] = {
+    events.JobMoved: job_status_changed,
+    events.JobBuried: task_buried,
+    events.RunLost: task_lost,
+    events.RunRescued: task_recovered,
+    events.TaskBuried: task_buried,
+    events.TaskLost: task_lost,
+    events.TaskRescued: task_recovered,
+    events.TaskEndedWell: task_recovered,
+    events.StepEnded: step_ended,
+}
+"""The signals of events."""
+
+TEXTS: dict[type[events.Event], str] = {
+    events.JobBuried: "Job %(job_id)d (%(task)s) was entered in the dead set: %(reason)s",
+    events.JobParked: "Job %(job_id)d is parked: no worker of queue %(queue)s knows its task %(task)s. Nothing is "
+    "lost: it waits in the store, and goes on when a worker starts that imports the task. Start one, or terminate the "
+    "job",
+    events.TaskParked: "Task %(task_id)s is parked: no worker of queue %(queue)s knows the task %(task)s. Nothing is "
+    "lost: it waits in the store, and goes on when a worker starts that imports the task. Start one; after a day it "
+    "goes to the dead set",
+    events.RunLost: "Run %(run_no)d of job %(job_id)d (%(task)s) was lost with its worker: %(why)s",
+    events.RunReturned: "Run %(run_no)d of job %(job_id)d (%(task)s) comes back from a worker that is gone",
+    events.TaskBuried: "Task %(task_id)s (%(task)s) was entered in the dead set: %(reason)s",
+    events.TaskLost: "Task %(task_id)s (%(task)s) was lost with its worker: %(why)s",
+    events.TaskReturned: "Task %(task_id)s (%(task)s) comes back from a worker that is gone, and runs again",
+    events.TaskEndedWell: "Task %(task_id)s (%(task)s) was called lost while its worker was silent; it has ended well",
+}
+"""The log lines of events; an event's fields are also attributes of the record."""
+
+
+class SignalObserver:
+    """Writes events to the log, counts them, and sends their signals."""
+
+    def __init__(self, measures: Measures, *, keeps_statistics: bool = True) -> None:
+        self._measures = measures
+        self._keeps_statistics = keeps_statistics
+
+    def tell(self, event: events.Event) -> None:
+        """Log an event, count it and send its signal."""
+        match event:  # the first three are only counted
+            case events.Swept():
+                for total, amount in event.totals.items():
+                    self._measures.count(total, amount=amount)
+            case events.TaskFinished():
+                self._measures.finish(event)
+            case events.Measured():
+                if self._keeps_statistics:
+                    self._measures.tally(event.queue, event.task, event.measure, event.seconds, event.step)
+            case _:
+                self._tell(event)
+
+    def _tell(self, event: events.JobEvent | events.TaskEvent) -> None:
+        _log(event)
+        if event.total is not None and self._measures.begun:
+            label = str(getattr(event, event.counted_by)) if event.counted_by is not None else ""
+            self._measures.count(event.total, label)
+        signal = SIGNALS.get(type(event))
+        if signal is not None and signal.receivers:
+            facts = {name: getattr(event, name, None) for name in signal.providing_args}
+            if isinstance(event, events.TaskEvent):
+                facts["task_id"] = event.task_id
+            signal.send(sender=event.task, **facts)
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether a receiver in this process is sent the signal of jobs that move."""
+        return bool(job_status_changed.receivers)
+
+
+def _log(event: events.JobEvent | events.TaskEvent) -> None:
+    """Write a line about an event. Celery has already logged a failure as an error: one error, one report."""
+    if isinstance(event, events.JobMoved) and status_changes.isEnabledFor(logging.INFO):
+        facts = {name: value for name, value in asdict(event).items() if value is not None or name == "before"}
+        status_changes.info(
+            "Job %d (%s): %s -> %s",
+            event.job_id,
+            event.task,
+            event.before or "new",
+            event.after,
+            extra={**facts, "after": str(event.after)},
+        )
+    text = TEXTS.get(type(event))
+    if text is not None:
+        facts = asdict(event)
+        level = logging.ERROR if facts.get("reason") in ("lost", "shutdown lost") else logging.WARNING
+        logger.log(level, text, facts, extra=facts)
 
 
 class Rested(Ignore):
@@ -37,40 +163,6 @@ class Terminated(Rested):
     """The job's shutdown is over: it is terminated."""
 
     event = "task-terminated"
-
-
-def shown_args(job_id: int) -> str:
-    """Return the text that replaces a job's arguments where Celery shows the arguments of a message."""
-    return f"(job {job_id})"
-
-
-def announce_sent(app: Celery, bell: Doorbell, producer: Any) -> None:
-    """Send `task-sent` for a doorbell that the broker has, if `task_send_sent_event` asks for it."""
-    if not app.conf.task_send_sent_event:
-        return
-    options = bell.options or {}
-    try:
-        app.amqp._event_dispatcher.publish(
-            "task-sent",
-            {
-                "uuid": bell.task_id,
-                "root_id": options.get("root_id") or bell.task_id,
-                "parent_id": options.get("parent_id"),
-                "name": bell.task,
-                "args": shown_args(bell.job_id),
-                "kwargs": "{}",
-                "retries": 0,
-                "eta": None,
-                "expires": None,
-                "queue": bell.queue,
-                "exchange": "",
-                "routing_key": bell.queue,
-            },
-            producer,
-            retry=False,
-        )
-    except Exception as error:  # it is only an event, and the broker has the message
-        logger.debug("task-sent of %s was not sent: %s", bell.task_id, error)
 
 
 class Listening(NamedTuple):

@@ -33,11 +33,9 @@ from .configuration import masked
 from .patches import celery_worker, connections, pools
 from .patches.connections import keep_client
 from .tasks import durable_task
-from .worker import declined, delivered, pool_kind, pool_process
-from .worker.appetite import Appetite
-from .worker.fetching import fetcher_of
-from .worker.holding import Bell
-from .worker.outbox import WorkerOutbox
+from .worker import delivered, pool_process, received
+from .worker.fetching import Appetite, fetcher_of
+from .worker.holding import Bell, WorkerOutbox
 
 START_S = 10.0
 """How long a worker that starts waits for a store."""
@@ -58,14 +56,14 @@ class SideJobStep(bootsteps.StartStopStep):
         self._heartbeats: list[Heartbeat] = []
         self._processes: list[PoolProcesses] = []
         self._bell = Bell()
-        pool_process.share_flag()  # before the pool forks
+        pool_process.share_memory()  # before the pool forks
         durable_task.mark(worker.app)  # tasks of modules that were imported after the app was finalized
 
     def include_if(self, worker: Any) -> bool:
         """Only if there is a store; an app that merely imports us may run workers for its other tasks."""
         if worker.app.sidejob.settings.database_url is None:
             return False
-        pool_kind.check(worker.pool_cls)
+        pool_process.check(worker.pool_cls)
         return True
 
     def start(self, worker: Any) -> None:
@@ -102,7 +100,7 @@ class SideJobStep(bootsteps.StartStopStep):
         celery_worker.announce_soft_shutdown(worker, pool_process.announce_stop)
         celery_worker.tell_of_cut_off(worker, self.terminate)
         pools.report_failures(worker.pool)
-        pool_kind.wait_in_greenlets(worker.pool)
+        pool_process.wait_in_greenlets(worker.pool)
         pools.end_quietly(worker.pool)
         pools.remember_runs(worker.pool)
         signals.worker_shutdown.connect(self._leave, weak=False)
@@ -118,10 +116,10 @@ class SideJobStep(bootsteps.StartStopStep):
     def terminate(self, worker: Any) -> None:
         """Leave after a cold stop, which `worker_shutdown` does not report; the pool has been terminated before."""
         self._leave()
-        pool_kind.leave_threads_behind(worker)
+        pool_process.leave_threads_behind(worker)
 
     def _heartbeat_of(self, worker: Any, runtime: Runtime, file: HeartbeatFile | None) -> Heartbeat:
-        processes = PoolProcesses(lambda: pool_kind.processes(worker.pool), self._bell.ring)
+        processes = PoolProcesses(lambda: pool_process.processes(worker.pool), self._bell.ring)
         self._processes.append(processes)
 
         def check() -> None:
@@ -133,7 +131,7 @@ class SideJobStep(bootsteps.StartStopStep):
 
         return Heartbeat(
             runtime,
-            processes if pool_kind.has_processes(worker.pool) else None,
+            processes if pool_process.has_processes(worker.pool) else None,
             file,
             check=check,
             is_busy=lambda: bool(active_requests),
@@ -216,7 +214,7 @@ class DisconnectionStep(bootsteps.StartStopStep):
         events.remember(c, task_events)
         celery_worker.survive_deleted_queues(c.blueprint)
         celery_worker.note_lost_connections(c, delivered.note_lost_connection)
-        declined.install(c)
+        celery_worker.refuse_by(c, partial(received.decline, c))
         celery_worker.give_up_malformed(c)
         self._looks: Loop | None = None
         self._appetite: Appetite | None = None

@@ -1,11 +1,14 @@
 """Our options of tasks: their checks, those of sidejob tasks before any app exists, and what `doctor` finds in them.
 
+They tell which tasks are durable, and whether their lost runs are repeated.
+
 Celery accepts any attribute on a task, so a misspelt option of ours would have no effect: it is found by its
 similarity.
 """
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
@@ -23,7 +26,6 @@ from ..model.logger import logger
 from ..model.port import parse_ports
 from ..model.printable import first_of
 from ..model.queue import ON_RUN_RATE, RATE_FORM, parse_rate
-from .durability import is_durable, matches
 
 _FLAG = ("True or False", lambda value: value in (True, False))
 FORMS: Mapping[str, Form] = {
@@ -72,23 +74,25 @@ def check_options(options: dict[str, Any]) -> dict[str, Any]:
     return dict(options)
 
 
-def check_durable(task: Any) -> None:
-    """Refuse wrong options of a durable task, even before it was made a `DurableTask`."""
-    wrong = misfit({name: getattr(task, name, None) for name in OF_ORDINARY_TASKS}, FORMS)
-    if wrong is not None:
-        raise SettingsError(f"{wrong} ({task.name}).")
+def check_task(app: Celery, task: Task) -> None:
+    """Refuse wrong options of an ordinary task, even before it was made a `DurableTask`.
 
-
-def check_capacity(task: Any) -> None:
-    """Refuse a capacity pool for a task that has no rows, because its works could not be counted."""
-    if isinstance(getattr(task, "capacity", None), CapacityPool):
+    A capacity pool is refused for a task that has no rows, because its works could not be counted.
+    """
+    _check_names(task, app.Task)
+    durable = is_durable(app, task.name)
+    if not durable and isinstance(getattr(task, "capacity", None), CapacityPool):
         raise SettingsError(
             f"capacity= of {task.name} needs rows, and its messages have none: make it durable with durable=True or "
             "sidejob_durable_tasks, or decorate it with @sidejob_task."
         )
+    if durable or getattr(task, "durable", None) is not None:
+        wrong = misfit({name: getattr(task, name, None) for name in OF_ORDINARY_TASKS}, FORMS)
+        if wrong is not None:
+            raise SettingsError(f"{wrong} ({task.name}).")
 
 
-def check_ordinary(task: Task, project: type[Task]) -> None:
+def _check_names(task: Task, project: type[Task]) -> None:
     """Refuse attributes of an ordinary task that are a misspelt option of ours, or an option of jobs."""
     for name in sorted(given(type(task), project)):
         meant = _meant(name, OF_ORDINARY_TASKS)
@@ -160,3 +164,48 @@ def _means_to_be(app: Celery, name: str) -> bool:
     return getattr(task, "durable", None) is None and bool(
         (OF_ORDINARY_TASKS - {"durable", "capacity"}) & given(type(task), app.Task).keys()
     )
+
+
+REQUEUE = "requeue"
+"""The policy of repeatable tasks."""
+UNLOCK = "celery.chord_unlock"
+"""The task by which Celery waits for the parts of a chord if the backend does not count them. It is repeatable."""
+
+
+def is_durable(app: Celery, name: str) -> bool:
+    """Tell whether the messages of a task are kept: its option `durable`, or `sidejob_durable_tasks`."""
+    if not app.finalized and app.autofinalize:
+        # Otherwise a task that is sent by its name may not be known yet, though its module is imported.
+        app.finalize(auto=True)
+    task = known_tasks(app).get(name)
+    if task is not None and getattr(task, "sidejob", False):
+        return False  # but its jobs are
+    own = getattr(task, "durable", None)
+    if own is not None:
+        return bool(own)
+    sidejob = getattr(app, "sidejob", None)
+    return sidejob is not None and any(matches(name, glob) for glob in sidejob.durable_globs)
+
+
+def known_tasks(app: Celery) -> Mapping[str, Any]:
+    """Return the tasks that the app has so far; `app.tasks` would complete the app, or refuse to."""
+    tasks: Mapping[str, Any] = app._tasks
+    return tasks
+
+
+def lost_policy(task: Any) -> str:
+    """Return the policy for a run whose worker died, from the task's options."""
+    chosen: str | None = getattr(task, "on_lost", None)
+    may_repeat = (task.acks_late and task.reject_on_worker_lost) or task.name == UNLOCK
+    return chosen or (REQUEUE if may_repeat else "dead")
+
+
+def matches(name: str, glob: str) -> bool:
+    """Tell whether a pattern of `sidejob_durable_tasks` matches this task.
+
+    Only a pattern with the same beginning matches Celery's own tasks and ours.
+    """
+    for own in ("celery.", "celery_sidejob."):
+        if name.startswith(own) and not glob.startswith(own):
+            return False
+    return fnmatch.fnmatchcase(name, glob)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from math import inf
 from time import monotonic
 from typing import Any, TypeVar
@@ -23,7 +22,7 @@ from ..store.connection.bounded import forget_in_children
 from ..store.connection.connections import Connections
 from ..store.connection.opening import Opener
 from ..store.connection.own_executor import OwnExecutor, OwnTransaction
-from .ear import Ear
+from .waiting import Ear
 
 T = TypeVar("T")
 
@@ -35,8 +34,8 @@ APPLICATION = "celery_sidejob_results"
 APART_S = 0.001
 """A process notifies at most once in this time; further results are named by its next notification.
 
-A listener that is notified looks again `ear.BACK_OFF_S[0]` later, for results of a process that had no more after them;
-one that is notified of others' results alone looks `ear.DEAF_S` later.
+A listener that is notified looks again `waiting.BACK_OFF_S[0]` later, for results of a process that had no more after
+them; one that is notified of others' results alone looks `waiting.DEAF_S` later.
 """
 READERS = 4
 """The most threads of a process that read at once: thousands may begin to wait together, and each would have a session.
@@ -73,20 +72,15 @@ class Place:
         """Read what is kept under some keys; raises StoreUnavailableError, also if there is no answer `until` then."""
         found: dict[str, bytes] = {}
         for page in results.pages(keys):
-            with self._reading(until) as within_s:
-                found.update(self.connections.read(partial(results.read, keys=page), within_s=within_s))
+            readers, left_s = self._readers, None if until == inf else max(0.0, until - monotonic())
+            if not readers.acquire(timeout=left_s and min(left_s, threading.TIMEOUT_MAX)):
+                raise StoreUnavailableError("Others wait for Postgres, and had no answer in time.")
+            try:
+                left_s = left_s if left_s is None else max(0.0, until - monotonic())
+                found.update(self.connections.read(partial(results.read, keys=page), within_s=left_s))
+            finally:
+                readers.release()
         return found
-
-    @contextmanager
-    def _reading(self, until: float) -> Iterator[float | None]:
-        """Wait for those that read before, and return how many seconds are left then; None if there is no limit."""
-        readers, left_s = self._readers, None if until == inf else max(0.0, until - monotonic())
-        if not readers.acquire(timeout=left_s and min(left_s, threading.TIMEOUT_MAX)):
-            raise StoreUnavailableError("Others wait for Postgres, and had no answer in time.")
-        try:
-            yield left_s if left_s is None else max(0.0, until - monotonic())
-        finally:
-            readers.release()
 
     # -- chords ----------------------------------------------------------------------------------------------------
 
@@ -137,13 +131,8 @@ class Place:
             self._told_at = monotonic()
 
 
-_Way = tuple[str | None, str | None, str]
-"""How a schema is reached: the URL of its database, another one past a proxy that pools transactions, its name."""
-
-_named: dict[_Way, Place] = {}
 _stores: weakref.WeakValueDictionary[int, Place] = weakref.WeakValueDictionary()
 """By the id of the connections to a store, which are an app's own: by them the end of a task knows its results."""
-_ears: dict[_Way, Ear] = {}
 _lock = threading.Lock()
 
 
@@ -156,32 +145,32 @@ def place_of(app: Celery, url: str, options: Mapping[str, Any]) -> Place:
     if not is_alone(url):
         if not urls.are_clear_for_broker(url):
             raise SettingsError(f"{SETTING} cannot be read: {urls.NOT_CLEAR}")
-        named = f"postgresql://{url.partition('://')[2]}"
-        way = named, direct_url, schema
-        return _place(_named, way, lambda: Connections(named, schema, prepare=direct_url is None, setting=SETTING), way)
+        with _lock:
+            return _named(f"postgresql://{url.partition('://')[2]}", direct_url, schema)
     sidejob = getattr(app, "sidejob", None)
     if sidejob is None:
         raise SettingsError(ALONE)
     settings, connections = sidejob.settings, sidejob.runtime.connections
-    way = settings.database_url, settings.direct_url, settings.schema
-    return _place(_stores, id(connections), lambda: connections, way)
-
-
-def _place(known: MutableMapping[Any, Place], key: Any, connections: Callable[[], Connections], way: _Way) -> Place:
     with _lock:
-        place = known.get(key)
+        place = _stores.get(id(connections))
         if place is None:
-            place = known[key] = Place(connections(), _ear(way))
+            ear = _ear(settings.database_url, settings.direct_url, settings.schema)
+            place = _stores[id(connections)] = Place(connections, ear)
         return place
 
 
-def _ear(way: _Way) -> Ear:
-    """Return the one that listens for all apps of this process."""
-    url, direct_url, schema = way
-    if way not in _ears:
-        setting = SETTING if direct_url is None else "sidejob_direct_url"
-        _ears[way] = Ear(Opener(direct_url or url, schema, setting=setting, application=APPLICATION), schema)
-    return _ears[way]
+@cache
+def _named(url: str, direct_url: str | None, schema: str) -> Place:
+    """Return the one place of this process in a database; `direct_url` leads past a proxy that pools transactions."""
+    connections = Connections(url, schema, prepare=direct_url is None, setting=SETTING)
+    return Place(connections, _ear(url, direct_url, schema))
+
+
+@cache
+def _ear(url: str | None, direct_url: str | None, schema: str) -> Ear:
+    """Return the one that listens there for all apps of this process."""
+    setting = SETTING if direct_url is None else "sidejob_direct_url"
+    return Ear(Opener(direct_url or url, schema, setting=setting, application=APPLICATION), schema)
 
 
 def _checked(options: Mapping[str, Any]) -> tuple[str, str | None]:

@@ -24,7 +24,7 @@ from celery_sidejob import (
     task_lost,
     task_recovered,
 )
-from celery_sidejob.hooks.tasks import chords
+from celery_sidejob.hooks.tasks import results
 from celery_sidejob.operations import stores
 from tests.tools.brokers import Broker
 from tests.tools.recorder import Record
@@ -53,8 +53,8 @@ if "CANCEL" in os.environ:
 if "STORE_PAUSE_S" in os.environ:  # however long a process leaves a store alone, what comes then is the same
     stores.PAUSE_S = (0.5, float(os.environ["STORE_PAUSE_S"]))
 if "CHORD_CLAIM_S" in os.environ:  # however long others wait for who has died with it
-    chords.CLAIM_S = int(os.environ["CHORD_CLAIM_S"])
-    chords.FRESH_S = chords.CLAIM_S / 3
+    results.CLAIM_S = int(os.environ["CHORD_CLAIM_S"])
+    results.FRESH_S = results.CLAIM_S / 3
 SideJob(app)
 REPEATABLE = {"durable": True, "acks_late": True, "reject_on_worker_lost": True}
 

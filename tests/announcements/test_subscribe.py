@@ -17,9 +17,8 @@ from sqlalchemy.orm import Session
 
 from celery_sidejob import InvalidChannelError, InvalidValueError, RunningJob
 from celery_sidejob.announcements.announcer import MOST, Announcer
-from celery_sidejob.announcements.over_postgres import PIECE, name_of, parts_of
-from celery_sidejob.announcements.over_redis import LISTENING
 from celery_sidejob.announcements.subscription import Subscription
+from celery_sidejob.announcements.ways import LISTENING, PIECE, name_of, parts_of
 from celery_sidejob.operations.audience import KNOWN_S
 from celery_sidejob.store import audience
 from celery_sidejob.store.borrowed.of_sqlalchemy import AFTER_COMMIT

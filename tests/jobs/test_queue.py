@@ -11,7 +11,7 @@ import pytest
 from celery.app.task import Context
 
 from celery_sidejob import CapacityPool, InvalidValueError, Job, RunningJob
-from celery_sidejob.hooks.jobs.beginning import like
+from celery_sidejob.hooks.jobs.run import like
 from celery_sidejob.model.crash_points import Died
 from celery_sidejob.model.status import Gate
 from celery_sidejob.operations.gates import queues

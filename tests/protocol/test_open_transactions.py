@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from celery.app.trace import build_tracer
 
-from celery_sidejob import CapacityPool, RunningJob, StoreUnavailableError, installation
+from celery_sidejob import CapacityPool, RunningJob, StoreUnavailableError, extension
 from celery_sidejob.model.durable import DIGEST, HEADER, WORKER, Digest, digest_of
 from celery_sidejob.operations import stores
 from celery_sidejob.store import jobs
@@ -25,7 +25,7 @@ LEASE_S = 0.6
 @pytest.fixture
 def hasty(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     """A stage on which nobody waits for long."""
-    monkeypatch.setattr(installation, "SHORTEST_PAUSE_S", 0.2)
+    monkeypatch.setattr(extension, "SHORTEST_PAUSE_S", 0.2)
     monkeypatch.setattr(stores, "LONGEST_WAIT_S", 2.0)
     made = Stage(stage.database_url, sidejob_lease=LEASE_S, sidejob_heartbeat_interval=0.2)
     yield made

@@ -12,7 +12,7 @@ from celery import chain, chord, group, states
 from celery.exceptions import ChordError
 
 from celery_sidejob import embedded
-from celery_sidejob.results import ear
+from celery_sidejob.results import waiting
 from celery_sidejob.store.schema.migrate import upgrade
 from tests.results.conftest import Rows, Site
 from tests.results.test_end_storms import TORN
@@ -180,7 +180,7 @@ def test_nobody_sees_a_result_before_its_task_has_ended(
 def test_a_caller_is_told_of_a_result_that_the_worker_keeps(
     site: Site, monkeypatch: pytest.MonkeyPatch, task: str
 ) -> None:
-    monkeypatch.setattr(ear, "BACK_OFF_S", (3600.0,))
+    monkeypatch.setattr(waiting, "BACK_OFF_S", (3600.0,))
     site.start()
     assert site.sig(task, 7).delay().get(timeout=TIMEOUT_S) == 7
 

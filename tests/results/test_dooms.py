@@ -11,7 +11,7 @@ import pytest
 from celery import chord, states
 from celery.exceptions import InvalidTaskError
 
-from celery_sidejob.hooks.worker import declined
+from celery_sidejob.hooks.worker import received
 from celery_sidejob.model.crash_points import Died
 from celery_sidejob.model.errors import StoreUnavailableError
 from celery_sidejob.operations.ledger import durable_ends
@@ -79,7 +79,7 @@ def _decline_after_a_day(shop: Shop, task_id: str) -> None:
     heartbeat.register()
     try:
         error = InvalidTaskError("it has an option of tomorrow")
-        declined.decline_in(shop.app, heartbeat, (TASKS, (task_id, 1)), message, "stale.once", error)
+        received.decline_in(shop.app, heartbeat, (TASKS, (task_id, 1)), message, "stale.once", error)
     finally:
         heartbeat.close()
 

@@ -18,7 +18,7 @@ from celery_sidejob.model.crash_points import Died
 from celery_sidejob.model.status import RunEnd
 from celery_sidejob.operations.runs import endings, recovery, run_pages, terminations
 from celery_sidejob.operations.runs.endings import Ending
-from celery_sidejob.results import ear
+from celery_sidejob.results import waiting
 from celery_sidejob.services.heartbeat.heartbeat import Heartbeat
 from celery_sidejob.services.heartbeat.run_ends import QuietEnd
 from celery_sidejob.services.sweep.sweeper import Sweeper
@@ -378,7 +378,7 @@ def test_the_process_that_ends_the_last_part_sends_the_body(stage: Stage) -> Non
 
 
 def test_a_caller_that_waits_is_told_of_the_end(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ear, "BACK_OFF_S", (3600.0,))
+    monkeypatch.setattr(waiting, "BACK_OFF_S", (3600.0,))
     job, got = _task(stage).enqueue((7,)), list[Any]()
     result, listening = stage.app.AsyncResult(job.task_id), stage.app.backend.place.ear
     threading.Thread(target=lambda: got.append(result.get(timeout=patient(10))), daemon=True).start()

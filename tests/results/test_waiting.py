@@ -19,8 +19,8 @@ from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.result import GroupResult, ResultSet, denied_join_result
 
 from celery_sidejob import StoreUnavailableError, embedded
-from celery_sidejob.results import ear as ear_of
 from celery_sidejob.results import place as place_of
+from celery_sidejob.results import waiting as ear_of
 from celery_sidejob.results import waiting as waiting_of
 from celery_sidejob.results.backend import PostgresBackend
 from celery_sidejob.results.place import READERS

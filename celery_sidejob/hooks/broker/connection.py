@@ -115,10 +115,13 @@ class BrokerConnection:
 
     def _connect(self) -> Any:
         """Open a channel in one attempt."""
-        connection = connection_to(self._app, ATTEMPT_S, confirm_publish=True)
+        connection = connection_to(self._app, ATTEMPT_S)
+        connection.transport_options.pop("confirm_publish", None)  # py-amqp would wait after each message of a batch
         made = establish(connection, ATTEMPT_S)
         try:
             channel = connection.transport.create_channel(made)
+            if self.family == "amqp":
+                channel.confirm_select()
         except BaseException:
             if self.family == "amqp":
                 made.collect()
@@ -140,7 +143,12 @@ class BrokerConnection:
 
     def broke_with(self, error: BaseException) -> bool:
         """Tell whether it was an error of the connection, or it could not even be opened."""
-        return self._producer is None or self._is_connection_error(error)
+        if self._producer is None:
+            return True
+        if isinstance(error, OperationalError):  # what Celery makes of an error of the transport
+            error = error.__cause__ or error
+        # kombu counts KeyError among errors of its connections: that of a queue which is not declared.
+        return isinstance(error, self._connection_errors) and not isinstance(error, KeyError)
 
     def is_stale(self, error: BaseException, reused: bool) -> bool:
         """Tell whether a connection that was there before turns out to be closed, as after a restart of RabbitMQ.
@@ -179,13 +187,6 @@ class BrokerConnection:
         """Tell whether a queue is left alone just now."""
         return self._refusing.get(queue, 0.0) > time.monotonic()
 
-    def _is_connection_error(self, error: BaseException) -> bool:
-        if isinstance(error, OperationalError):  # what Celery makes of an error of the transport
-            error = error.__cause__ or error
-        if isinstance(error, KeyError):  # a queue that is not declared; kombu counts it among errors of its connections
-            return False
-        return isinstance(error, self._connection_errors)
-
     @cached_property
     def _connection_errors(self) -> tuple[type[BaseException], ...]:
         return configuration.broker_errors(self._app)
@@ -204,16 +205,11 @@ class BrokerConnection:
 _inherited: list[Any] = []
 
 
-def connection_to(app: Celery, seconds: float, url: str | None = None, *, confirm_publish: bool = False) -> Connection:
-    """Return a connection for `establish` to the app's broker, or to that of its nodes which has this URL.
-
-    `confirm_publish`: RabbitMQ is to confirm each message.
-    """
-    family, options = configuration.broker_family(app), dict(app.conf.broker_transport_options)
-    if family == "redis":
+def connection_to(app: Celery, seconds: float, url: str | None = None) -> Connection:
+    """Return a connection for `establish` to the app's broker, or to that of its nodes which has this URL."""
+    options = dict(app.conf.broker_transport_options)
+    if configuration.broker_family(app) == "redis":
         options.update(socket_timeout=seconds, socket_connect_timeout=seconds, retry_on_timeout=False)
-    elif family == "amqp" and confirm_publish:
-        options.update(confirm_publish=True)
     return app.connection_for_write(url, transport_options=options, connect_timeout=seconds)
 
 
@@ -223,7 +219,8 @@ def establish(connection: Connection, seconds: float) -> Any:
         connection.transport.link.answer_s = seconds
     made = connection.transport.establish_connection()
     if connection.transport.driver_type == "amqp":
-        rabbitmq.bound(made, seconds)
+        # py-amqp's own `read_timeout` bounds nothing: it reads again after it. Python's timeout of the socket does.
+        made.transport.sock.settimeout(seconds)
     return made
 
 

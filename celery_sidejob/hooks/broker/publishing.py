@@ -25,10 +25,8 @@ from ...model.errors import InvalidValueError, SettingsError
 from ...model.logger import log_row_error, logger
 from ...model.messages import FORMAT, Continuation, Doorbell
 from ...model.protocols import Publication, Refused
-from .. import events
 from ..messages import doorbell, kept_message
-from ..messages.carried import NewerFormatError, check_sendable, is_of_the_message, is_unsendable
-from ..messages.encoding import readable
+from ..messages.carried import NewerFormatError, check_sendable, is_of_the_message, is_unsendable, readable
 from .connection import ATTEMPT_S, BrokerConnection
 
 TOGETHER = 500
@@ -89,7 +87,7 @@ class CeleryPublisher:
         if self._app.conf.task_send_sent_event:
             for message in left:
                 if isinstance(message, Doorbell):
-                    self.announce(partial(events.announce_sent, self._app, message))
+                    self.announce(partial(doorbell.announce_sent, self._app, message))
 
     def ring_queues(self, queues: Sequence[str]) -> None:
         """Wake the workers of queues; see the protocol."""
@@ -214,7 +212,7 @@ class CeleryPublisher:
                 self._send_call(message, producer)
         for message in messages:
             if isinstance(message, Doorbell):
-                events.announce_sent(self._app, message, producer)
+                doorbell.announce_sent(self._app, message, producer)
         return True
 
     def _send(self, message: Publication) -> None:
@@ -224,7 +222,7 @@ class CeleryPublisher:
             return
         self._send_call(message, producer)
         if isinstance(message, Doorbell):
-            events.announce_sent(self._app, message, producer)
+            doorbell.announce_sent(self._app, message, producer)
 
     def _send_call(self, message: Message | Doorbell, producer: Producer) -> None:
         connection = self._connection

@@ -16,7 +16,6 @@ from ...model.messages import GONE
 from ...store import registry
 from ...store.connection.connections import Connections
 from ..messages.carried import check_amqp, check_route
-from ..patches.connections import without_confirmations
 
 
 class UnroutableError(Exception):
@@ -24,7 +23,9 @@ class UnroutableError(Exception):
 
 
 class ConfirmedProducer(Producer):
-    """Returns from `publish` when a queue has the message; its channel's connection is one with `confirm_publish`.
+    """Returns from `publish` when a queue has the message, on a channel where confirms were selected.
+
+    Each confirmation has the number of its message.
 
     Without confirms a message is "sent" as soon as a socket has taken it, whatever has become of the broker. Without
     `mandatory` a message for a queue that was deleted is confirmed and dropped. What is for no queue in particular, a
@@ -36,6 +37,7 @@ class ConfirmedProducer(Producer):
         self._connection = channel.connection  # a channel that failed has none any more
         self._last_tag = 0
         self._outstanding: set[int] | None = None
+        """The numbers of the messages of a batch that are not confirmed yet."""
         self._nacked = False
         super().__init__(channel, on_return=self._note_return)
         channel.events["basic_ack"].add(self._note_ack)
@@ -49,38 +51,30 @@ class ConfirmedProducer(Producer):
         options["mandatory"] = any(isinstance(entity, Queue) for entity in options.get("declare") or ())
         if self._outstanding is not None:
             return super().publish(body, **options)
-        published = self._publish_once(body, options)
-        if self._came_back:
-            # kombu declares once for each connection. What it declared is gone.
-            self._connection.client.declared_entities.clear()
-            published = self._publish_once(body, options)
-        if self._came_back:
-            raise UnroutableError(f"no queue takes it: {self._came_back[0]}")
-        return published
+        try:
+            with self.batch():
+                return super().publish(body, **options)
+        except UnroutableError:  # kombu declares once for each connection, and what it declared is gone: once more
+            with self.batch():
+                return super().publish(body, **options)
 
     @contextmanager
     def batch(self, max_size: int = 0) -> Iterator[None]:
         """Have publishes in the block wait for no confirmation; at its end all must have come.
 
-        Raises MessageNacked or UnroutableError if any of the messages, never mind which, is in no queue.
+        Raises MessageNacked or UnroutableError if any of the messages, never mind which, is in no queue. Further
+        publishes declare their queues anew then.
         """
-        outstanding = set[int]()
-
-        def note() -> None:
-            self._last_tag += 1
-            outstanding.add(self._last_tag)
-
+        self._came_back.clear()
+        self._nacked, self._outstanding = False, set()
         try:
-            with without_confirmations(self.channel, note):
-                self._came_back.clear()
-                self._nacked, self._outstanding = False, outstanding
-                yield
-                while outstanding:
-                    self._connection.drain_events()  # within the bounds of the connection
+            yield
+            while self._outstanding:
+                self._connection.drain_events()  # within the bounds of the connection
         finally:
             self._outstanding = None
         if self._nacked:
-            raise MessageNacked("RabbitMQ did not take one of many messages")
+            raise MessageNacked("RabbitMQ did not take a message")
         if self._came_back:
             self._connection.client.declared_entities.clear()
             raise UnroutableError(f"no queue takes it: {self._came_back[0]}")
@@ -96,19 +90,15 @@ class ConfirmedProducer(Producer):
         around = {"priority": priority, "content_type": content_type, "content_encoding": content_encoding}
         check_amqp(headers or {}, {**around, **(properties or {})}, frame_bytes=self._connection.frame_max)
         check_route(exchange, routing_key)
-        return super()._publish(*message, **options)
-
-    def _publish_once(self, body: Any, options: dict[str, Any]) -> Any:
-        self._came_back.clear()
-        return super().publish(body, **options)
+        published = super()._publish(*message, **options)
+        self._last_tag += 1
+        if self._outstanding is not None:
+            self._outstanding.add(self._last_tag)
+        return published
 
     def _note_ack(self, tag: int, multiple: bool) -> None:
-        if self._outstanding is None:
-            self._last_tag = max(self._last_tag, tag)
-        elif multiple:
-            self._outstanding -= {one for one in self._outstanding if one <= tag}
-        else:
-            self._outstanding.discard(tag)
+        outstanding = self._outstanding or set()
+        outstanding -= {one for one in outstanding if one <= tag} if multiple else {tag}
 
     def _note_nack(self, tag: int, multiple: bool) -> None:
         self._nacked = True
@@ -139,14 +129,6 @@ def counts(connection: Any, queue: str) -> tuple[int, int]:
     except NotFound:
         return GONE, 0
     return int(found.message_count), int(found.consumer_count)
-
-
-def bound(connection: Any, seconds: float) -> None:
-    """Let nothing on this connection wait for longer than that.
-
-    py-amqp's own `read_timeout` does not: it reads again after it. Python's timeout of the socket does.
-    """
-    connection.transport.sock.settimeout(seconds)
 
 
 LOOK_S = 5.0
@@ -185,7 +167,7 @@ class RabbitMQWatchdog:
             waiting, consumers = self._count(queue)
             if not waiting:
                 continue
-            if queue in before and consumers < self._servers(queue):
+            if queue in before and consumers < registry.workers_of_queues(self._connections, ()).get(queue, 0):
                 self._connect_again(queue)
                 return
             self._suspected.add(queue)
@@ -196,9 +178,6 @@ class RabbitMQWatchdog:
 
     def close(self) -> None:
         """Nothing is open."""
-
-    def _servers(self, queue: str) -> int:
-        return registry.workers_of_queues(self._connections, ()).get(queue, 0)
 
     def _connect_again(self, queue: str) -> None:
         logger.warning(

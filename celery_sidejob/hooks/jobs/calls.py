@@ -30,14 +30,11 @@ from ...model.unique import COMPOSED, Unique
 from ...store import registry
 from ...store.connection.connections import Connections
 from ...unit.open_unit import active
-from .. import bodies
-from ..admission import admission_of, admission_to, following, is_follower, waiting_in
-from ..call_options import check_call
-from ..durability import is_durable
+from .. import bodies, call_options
 from ..errors import Overloaded
 from ..messages.carried import check_headers, check_names
-from ..tasks import composing, sending
-from .asking import ADDRESS, IN_HEADERS, check_arguments, kept_of, propagated
+from ..task_options import is_durable
+from ..tasks import calls, messages
 
 READ_BY_CALLS = (
     "queue", "exchange", "routing_key", "priority", "expires", "inports", "outports", "max_losses", "on_lost",
@@ -80,7 +77,10 @@ class CeleryTasks:
             task = task["task"]
         name, args, kwargs = _name_of(task), _sequence(args), dict(kwargs or {})
         known = self._app.tasks.get(name)
-        unique, admission = Unique.take(merged), admission_of(known, merged)  # the remaining options are Celery's
+        unique, admission = (
+            Unique.take(merged),
+            call_options.admission_of(known, merged),
+        )  # the remaining options are Celery's
         if known is None:
             default_queue, registered = self._registered(name)
             queue, (inports, outports) = default_queue if queue is None else queue, _parsed_ports(registered)
@@ -90,7 +90,7 @@ class CeleryTasks:
             raise UnknownTaskError(self._why_no_job(name))
         else:
             if known.typing:
-                check_arguments(known.run, name, args, kwargs)
+                call_options.check_arguments(known.run, name, args, kwargs)
             queue = self._queue(known, queue, args, kwargs, merged)
             inports, outports, columns = known.parsed_inports, known.parsed_outports, known.job_columns
             priority = known.priority if priority is None else priority
@@ -104,24 +104,25 @@ class CeleryTasks:
             priority=_priority(priority),
             columns=columns,
             unique=unique,
-            admission=admission or admission_to(self._app, queue, follows=is_follower(merged)),
-            **self._traced(name, queue, args, kwargs, kept_of(known, merged, localize=self.localize)),
+            admission=admission
+            or call_options.admission_to(self._app, queue, follows=call_options.is_follower(merged)),
+            **self._traced(name, queue, args, kwargs, call_options.kept_of(known, merged, localize=self.localize)),
         )
 
     def naming(self, task: str) -> Callable[[Any, Any], str | None] | None:
         """Return the function that checks the arguments of further calls and gives each a task id; see the protocol."""
         app, known, router = self._app, self._app.tasks.get(task), self._app.amqp.router
-        if known is None or composing.is_listened_to() or not composing.routes_by_name(app):
+        if known is None or messages.is_listened_to() or not messages.routes_by_name(app):
             return None
         said = _said(app, known)
 
         def name(args: Any, kwargs: Any) -> str | None:
-            if composing.is_listened_to() or app.tasks.get(task) is not known or app.amqp.router is not router:
+            if messages.is_listened_to() or app.tasks.get(task) is not known or app.amqp.router is not router:
                 return None
             if _said(app, known) != said:
                 return None
             if known.typing:
-                check_arguments(known.run, task, args, kwargs)
+                call_options.check_arguments(known.run, task, args, kwargs)
             return str(uuid())
 
         return name
@@ -145,8 +146,8 @@ class CeleryTasks:
         options = asking["options"]
         check_names(task, task_id=asking["task_id"], queue=queue)
         check_headers(task, options.get("headers"))
-        headers = propagated(task, asking["task_id"], args, kwargs, queue=queue, options=options)
-        sent = {**(headers or {}), **{name: options.get(name) for name in IN_HEADERS}}
+        headers = call_options.propagated(task, asking["task_id"], args, kwargs, queue=queue, options=options)
+        sent = {**(headers or {}), **{name: options.get(name) for name in call_options.IN_HEADERS}}
         self._app.sidejob.runtime.publisher.check_sendable(f"The call of {task}", sent, {})
         return {**asking, "options": {**options, "headers": headers} if headers else options}
 
@@ -156,7 +157,7 @@ class CeleryTasks:
         """Return the name of the queue by Celery's order: the call's, the task's, the routes', the default."""
         route: Mapping[str, Any] = options
         if queue is None and not _is_address(options):
-            queue, route = getattr(task, "queue", None), {key: getattr(task, key, None) for key in ADDRESS}
+            queue, route = getattr(task, "queue", None), {key: getattr(task, key, None) for key in call_options.ADDRESS}
         if queue is None and not _is_address(route):
             route = self._app.amqp.router.route({}, task.name, args, kwargs, task_type=task)
             queue = route.get("queue")
@@ -197,7 +198,7 @@ class CeleryTasks:
         """Return how a job of a task waits for slots in a queue, if its call names no pool; None without a pool."""
         row = None if task in self._app.tasks else registry.last_served(self._connections, task)
         own = None if row is None else _registered_admission(values.decode(row.options), {})
-        return waiting_in(self._app, task, queue) if own is None else replace(own, mode="wait")
+        return call_options.waiting_in(self._app, task, queue) if own is None else replace(own, mode="wait")
 
     def ports(self, task: str) -> Ports:
         """Return the input and output ports that a task declares, here or where a worker served it last."""
@@ -303,7 +304,7 @@ class CeleryTasks:
 
     def check_message(self, task: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: Any) -> None:
         """Refuse a call of a durable task that Celery, or this package, would refuse."""
-        check_call(task, options)
+        call_options.check_call(task, options)
         known = self._app.tasks.get(task)
         if known is not None and known.typing:
             known.__header__(*args, **kwargs)
@@ -313,7 +314,7 @@ class CeleryTasks:
     ) -> tuple[Sequence[Message], Callable[[], None]]:
         """Make messages of a durable task, one for each of these options, and a function that reports them."""
         signatures = [self._app.signature(task, tuple(args), dict(kwargs), options=dict(own)) for own in options]
-        return sending.made(self._app, signatures)
+        return calls.made(self._app, signatures)
 
     @property
     def timezone(self) -> str | None:
@@ -344,11 +345,11 @@ def _registered_admission(columns: Mapping[str, Any], options: Mapping[str, Any]
     if columns.get("pool") is None:
         return None
     pool = PoolSpec(columns["pool"], None, covers="running" if columns.get("pool_runs") else "queued")
-    return following(Admission.of(pool, columns["pool_weight"]), options)
+    return call_options.following(Admission.of(pool, columns["pool_weight"]), options)
 
 
 def _is_address(options: Mapping[str, Any]) -> bool:
-    return any(options.get(key) is not None for key in ADDRESS)
+    return any(options.get(key) is not None for key in call_options.ADDRESS)
 
 
 def _shown(task: Any) -> str:

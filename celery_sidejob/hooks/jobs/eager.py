@@ -11,7 +11,7 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery import Celery, states
 from celery.app.task import Context
@@ -34,14 +34,17 @@ from ...store.outbox import doorbells
 from ..bodies import Outcome
 from ..broker.publishing import INLINE
 from ..messages.kept_message import decoded, delivered
-from ..tasks.beginning import Copy
-from .run import TaskBody, run_claimed
+from ..tasks.durable_run import Copy
+from .run import run_claimed
+
+if TYPE_CHECKING:
+    from .sidejob_task import SideJobTask
 
 DIED: list[str] = []
 """The names of this process's workers that a test has let "die"; their rows say that they are alive."""
 
 
-def apply_eagerly(task: TaskBody, runtime: Runtime, args: Any, kwargs: Any, options: dict[str, Any]) -> EagerResult:
+def apply_eagerly(task: SideJobTask, runtime: Runtime, args: Any, kwargs: Any, options: dict[str, Any]) -> EagerResult:
     """Run one job to its rest, and return its result with the job as ``.job``.
 
     A job that is made in the caller's transaction is PENDING: it cannot run before the commit, which then runs it.
@@ -66,7 +69,7 @@ def apply_eagerly(task: TaskBody, runtime: Runtime, args: Any, kwargs: Any, opti
     return result
 
 
-def _result(task: TaskBody, task_id: str, job: Job, value: Any, state: str) -> EagerResult:
+def _result(task: SideJobTask, task_id: str, job: Job, value: Any, state: str) -> EagerResult:
     result = EagerResult(task_id, value, state, name=task.name)
     result.job = job
     return result
@@ -86,10 +89,13 @@ def _run_all(sidejob: Any, asked_for: set[int]) -> dict[int, Any]:
     runtime = sidejob.runtime
     outcomes: dict[int, Any] = {}
     with worker_here(runtime) as worker:
-        for row in _waiting(runtime, asked_for):
-            outcome = run_owed(sidejob.app, worker, row, eager=True)
-            if outcome is not None and not outcome.rests:
-                outcomes[row.job_id] = outcome.value if outcome.error is None else outcome.error
+        while asked_for:
+            batch = set(asked_for)
+            asked_for.clear()
+            for row in doorbells.waiting(runtime.connections, batch):
+                outcome = run_owed(sidejob.app, worker, row, eager=True)
+                if outcome is not None and not outcome.rests:
+                    outcomes[row.job_id] = outcome.value if outcome.error is None else outcome.error
     return outcomes
 
 
@@ -138,14 +144,6 @@ def run_owed(app: Celery, worker: Heartbeat, row: Any, *, eager: bool) -> Outcom
         return Outcome(error=error)
     finally:
         runs_here.over(delivery)
-
-
-def _waiting(runtime: Runtime, asked_for: set[int]) -> Iterator[Any]:
-    """Yield the owed runs, and take their jobs out of `asked_for`, until it stays empty."""
-    while asked_for:
-        batch = set(asked_for)
-        asked_for.clear()
-        yield from doorbells.waiting(runtime.connections, batch)
 
 
 def run_kept(app: Celery, worker: Heartbeat, message: Message) -> Outcome | None:

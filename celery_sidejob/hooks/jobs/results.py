@@ -31,8 +31,8 @@ from ...results.backend import PostgresBackend
 from .. import events
 from ..broker.publishing import INLINE, continuation_text
 from ..errors import TaskRevokedError
-from ..messages import encoding, kept_message
-from ..tasks import chords, ending, telling
+from ..messages import carried, kept_message
+from ..tasks import results
 
 FROM_OUTSIDE = (TimeLimitExceeded, WorkerLostError, TaskRevokedError)
 """The errors of runs whose process was stopped or died."""
@@ -57,9 +57,7 @@ class CeleryResults:
 
     @property
     def _backend(self) -> Any:
-        backend = self._app.backend
-        telling.install(backend)
-        return backend
+        return results.install(self._app.backend)
 
     def wanted(self, task: str, options: Mapping[str, Any] | None) -> bool:
         """Whether the backend, a chord or an errback needs the outcome."""
@@ -73,7 +71,7 @@ class CeleryResults:
 
     def connect(self) -> None:
         """Make the backend: `freeze` of a follow-up makes a result, which needs the backend."""
-        telling.install(self._app.backend)
+        results.install(self._app.backend)
 
     def continuations(self, outcome: Outcome) -> Sequence[Continuation]:
         """Return callbacks and the rest of the chain, each frozen under its own task id."""
@@ -147,7 +145,7 @@ class CeleryResults:
     def forget(self, executor: Any, task_ids: Sequence[str], *, place: int) -> None:
         """Remove results in a transaction of the store at this position, if they are in it."""
         runtime: Runtime = self._app.sidejob.runtime
-        if self.in_store and ending.ends_with_result(self._app.backend, runtime.at_place(place)):
+        if self.in_store and results.ends_with_result(self._app.backend, runtime.at_place(place)):
             self._app.backend.forget_with(executor, task_ids)
 
     def module_of(self, error: str) -> str:
@@ -186,16 +184,16 @@ class CeleryResults:
     ) -> tuple[Literal["bury", "remove", "wait"], Sequence[Rider]]:
         backend, request = self._backend, kept_message.request_of(self._app, message)
         stores = not isinstance(backend, DisabledBackend) and not request.ignore_result
-        in_store = ending.ends_with_result(backend, runtime)
+        in_store = results.ends_with_result(backend, runtime)
         state = None
         # Kept with the end, a success is of an earlier task with this id, unless another store has a copy of the row.
         if stores and not (in_store and runtime.is_alone):
-            with suppress(*telling.UNREADABLE):  # then it is replaced
+            with suppress(*results.UNREADABLE):  # then it is replaced
                 state = backend.get_state(message.task_id)
         if state == states.SUCCESS:
             # Its process died after that, before its row was removed. Its follow-ups were not published.
             value = backend.get_result(message.task_id) if request.chord else None
-            if not chords.count_again(runtime, self._app, backend, request, value):
+            if not results.count_again(runtime, backend, request, value):
                 return "wait", ()
             return ("bury" if request.callbacks or request.chain else "remove"), ()
         with backend.riding() if in_store and not request.errbacks else nullcontext(()) as riders:
@@ -215,7 +213,7 @@ class CeleryResults:
         store_result = not isinstance(backend, DisabledBackend) and self._stores(outcome.task, options)
         state, value, trace = self._read(outcome)
         if request.chord:
-            chords.install(self._app, backend)
+            results.install_counting(backend)
         if outcome.outcome == Status.COMPLETED:
             backend.mark_as_done(outcome.task_id, value, request, store_result)
         elif outcome.outcome == Status.TERMINATED:
@@ -232,7 +230,7 @@ class CeleryResults:
         if outcome.outcome == Status.COMPLETED:
             value = values.decode(outcome.result)
             if values.has_escapes(outcome.result) and self._app.backend.serializer == "json":
-                value = encoding.readable(value)
+                value = carried.readable(value)
             return states.SUCCESS, value, None
         state, error = outcome.outcome.upper(), json.loads(outcome.result)
         if outcome.outcome == Status.TERMINATED or (outcome.outcome == Status.FAILED and error is None):

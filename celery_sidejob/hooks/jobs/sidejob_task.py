@@ -6,7 +6,7 @@ the decorator's notes when an app finalizes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
@@ -29,16 +29,16 @@ from ...operations.runtime import Runtime
 from ...unit.open_unit import active
 from .. import apps, bodies
 from ..apps import runtime_for
+from ..bodies import OnCommit
 from ..messages.doorbell import HEADER
 from ..patches import app_methods
 from ..task_options import OWN_OPTIONS, check_options, given
 from ..tasks.present import handed_over, is_lending
-from .beginning import adopt_delivery, run_delivery
 from .eager import apply_eagerly
-from .run import TaskBody
+from .run import adopt_delivery, run_delivery
 
 
-class SideJobTask(TaskBody):
+class SideJobTask(OnCommit):
     """A marker base: the final class is (marker, the app's own Task), so that the project's task class stays a base.
 
     Subclass it to write a task as a class: ``name``, ``inports``, ``outports``, ``startup``, ``run``, ``shutdown``.
@@ -72,6 +72,12 @@ class SideJobTask(TaskBody):
         for hook in ("startup", "shutdown"):
             bodies.check_hook(getattr(object.__new__(cls), hook), f"{hook}() of {cls.name}")
 
+    def startup(self, job: RunningJob) -> None:
+        """Called before the first run, and committed with it."""
+
+    def shutdown(self, job: RunningJob) -> None:
+        """Called when the job is terminated; an error is logged, and the job is terminated all the same."""
+
     @property
     def parsed_inports(self) -> Mapping[str, PortOptions]:
         """The input ports that every job of this task has."""
@@ -93,15 +99,10 @@ class SideJobTask(TaskBody):
         }
         if self.capacity is not None:
             columns |= Admission.of(self.capacity.spec).columns
-        rate = parse_rate(self.run_rate)
-        if rate is None:
-            return columns
-        return {
-            **columns,
-            "rate_interval_s": rate.interval_s,
-            "rate_burst": rate.burst,
-            "rate_terminates": self.on_run_rate == "terminate",
-        }
+        if (rate := parse_rate(self.run_rate)) is not None:
+            terminates = self.on_run_rate == "terminate"
+            columns |= {"rate_interval_s": rate.interval_s, "rate_burst": rate.burst, "rate_terminates": terminates}
+        return columns
 
     # -- asking --------------------------------------------------------------------------------------------------
 
@@ -157,6 +158,25 @@ class SideJobTask(TaskBody):
         if request.get(HEADER):
             return run_delivery(self, self._runtime, request)
         return adopt_delivery(self, self._runtime, request, args, kwargs)
+
+    def run_body(self, job: Job, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run the body through the project's own ``__call__``, if its task class has one."""
+        call = bodies.call_of(self, SideJobTask)
+        value = self.run(job, *args, **kwargs) if call is None else call(self, job, *args, **kwargs)
+        return bodies.result_of(value, f"The body of {self.name}, or one of its hooks,")
+
+    def run_hook(self, which: str, job: RunningJob) -> None:
+        """Run the startup or the shutdown like the body: through the project's own ``__call__``.
+
+        ``__call__`` calls `run` of its task, so it gets a copy of this task whose `run` is the hook, with the body's
+        own arguments: it may need them to prepare the run. The task itself may be running in other threads.
+        """
+        hook = getattr(self, "_hooks", {}).get(which) or getattr(self, which)  # decorated functions come first
+        if hook == getattr(SideJobTask, which).__get__(self):
+            return  # this task has no such hook
+        stand_in = object.__new__(type(self))
+        stand_in.__dict__.update(self.__dict__, run=lambda job, *args, **kwargs: hook(job))
+        stand_in.run_body(job, job.args, job.kwargs)
 
     def retry(  # noqa: PLR0913 - Celery's own signature
         self,

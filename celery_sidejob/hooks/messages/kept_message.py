@@ -25,8 +25,7 @@ from ...model.durable import CALL, DEATHS, HEADER, KEPT_FORMAT, REPUBLISHED, Con
 from ...model.errors import InvalidValueError
 from ...model.logger import logger
 from ...transport.decoding import check_task
-from .carried import NewerFormatError, check_names
-from .encoding import as_bytes
+from .carried import NewerFormatError, as_bytes, check_names
 
 PROPERTIES = frozenset({"correlation_id", "reply_to", "priority", "expiration", "type", "app_id", "message_id"})
 """Properties of a delivery that its publisher sets."""
@@ -209,10 +208,7 @@ def unpacker(compression: Any) -> Callable[[bytes], bytes] | None:
 def publication_of(about: Mapping[str, Any], deaths: Any = None, call: str | None = None) -> str:
     """Return everything around a body as the text to be kept; InvalidValueError if it is not JSON."""
     try:
-        text = kombu_dumps(about)
-        if not deaths and call is None:  # nearly always; encoding one text takes a fifth as long as encoding a dict
-            return f'{{"v": {KEPT_FORMAT}, "about": {json.dumps(text)}}}'
-        kept = {"v": KEPT_FORMAT, "about": text}
+        kept = {"v": KEPT_FORMAT, "about": kombu_dumps(about)}
         if deaths:
             kept["deaths"] = deaths
         if call is not None:
@@ -232,18 +228,19 @@ def _about(message: Message) -> dict[str, Any]:
             )
         about: dict[str, Any] = {**kombu_loads(kept["about"]), "deaths": kept.get("deaths")}
         missing = ABOUT - about.keys()
-        if not missing and not (isinstance(about["headers"], dict) and isinstance(about["properties"], dict)):
+        if missing:
+            raise InvalidValueError(
+                f"message {message.task_id} cannot be read: {', '.join(sorted(missing))} is missing"
+            )
+        if not (isinstance(about["headers"], dict) and isinstance(about["properties"], dict)):
             raise TypeError("headers and properties are objects")
         if not all(isinstance(about.get(name), str | None) for name in ("content_type", "content_encoding")):
             raise TypeError("content_type and content_encoding are texts")
-        if not missing:
-            check_task(about["headers"])
-    except NewerFormatError:
+        check_task(about["headers"])
+    except (NewerFormatError, InvalidValueError):
         raise
     except Exception as error:  # the decoder of any type in them may raise
         raise InvalidValueError(f"message {message.task_id} cannot be read: {type(error).__name__}: {error}") from error
-    if missing:
-        raise InvalidValueError(f"message {message.task_id} cannot be read: {', '.join(sorted(missing))} is missing")
     return about
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from functools import cached_property, partial, wraps
+from functools import partial, wraps
 from typing import Any
 
 from celery import Celery
@@ -17,8 +17,8 @@ from kombu.utils.imports import symbol_by_name
 
 from ...model.errors import SettingsError
 from ..configuration import masked, masked_text
-from ..durability import is_durable
-from .wrapping import above, wrap
+from ..task_options import is_durable
+from . import above, wrap
 
 
 def resolve_urls(app: Celery, resolve: Callable[[Celery, Any], tuple[Any, Mapping[str, Any]]]) -> None:
@@ -129,10 +129,6 @@ def send_by(app: Celery, send: Callable[..., Any]) -> None:
     wrap(app, "send_task", partial(send, app))
 
 
-REPR_POSITION = 21
-"""The number of arguments of `as_task_v2` between a call's own and those with the text of these."""
-
-
 def send_messages_by(app: Celery, amqp: type[DurableAMQP]) -> None:
     """Publish messages of durable tasks by `amqp`, whatever code calls them; reads no configuration."""
     found = app.__dict__.get("amqp")
@@ -153,32 +149,20 @@ class DurableAMQP(AMQP):
     The class itself is an official extension point (`app.amqp_cls`), but its private method is not. It returns the
     function ``send_task_message(producer, name, message, queue=..., **options)``, in which all ways to call a task end,
     after the receivers of `before_task_publish`. Ours gives that function a producer which keeps the message of a
-    durable task instead of sending it. `as_task_v2` makes the message of a call; ours adds the text for empty
-    arguments. If a later Celery sends by another function, messages of durable tasks are sent without being kept.
+    durable task instead of sending it. `as_task_v2` makes the message of a call and its event; ours redacts the event.
+    If a later Celery sends by another function, messages of durable tasks are sent without being kept.
     """
 
     producer_of_durable: Callable[..., Any]
     """Makes that producer from Celery's producer, the app, the task's name and its queue."""
 
-    def as_task_v2(
-        self, task_id: Any, name: str, args: Any = None, kwargs: Any = None, *more: Any, **options: Any
-    ) -> Any:
-        """Make a message; the text of empty arguments is made only once: it costs Celery a tenth of the whole call."""
-        if len(more) <= REPR_POSITION:
-            for key, given in (("argsrepr", args), ("kwargsrepr", kwargs)):
-                if not given and options.get(key) is None:
-                    options[key] = self.how_nothing_looks[key]
-        made = super().as_task_v2(task_id, name, args, kwargs, *more, **options)
+    def as_task_v2(self, task_id: Any, name: str, *args: Any, **options: Any) -> Any:
+        """Make a message; the event of a durable task's call shows its arguments redacted."""
+        made = super().as_task_v2(task_id, name, *args, **options)
         if made.sent_event and is_durable(self.app, name):  # a job's event says nothing of its arguments
             hide = self.app.sidejob.settings.redacted
             made.sent_event.update({key: hide(made.sent_event[key]) for key in ("args", "kwargs")})
         return made
-
-    @cached_property
-    def how_nothing_looks(self) -> dict[str, str]:
-        """The texts by which Celery shows empty arguments."""
-        headers = super().as_task_v2("", "", (), {}).headers
-        return {key: headers[key] for key in ("argsrepr", "kwargsrepr")}
 
     def _create_task_sender(self) -> Any:
         send = super()._create_task_sender()

@@ -11,8 +11,8 @@ from amqp.exceptions import NotFound, RecoverableConnectionError
 from celery.exceptions import InvalidTaskError, WorkerTerminate
 
 from ...model.logger import logger
+from . import wrap
 from .pools import report
-from .wrapping import wrap
 
 
 def survive_deleted_queues(blueprint: Any) -> None:

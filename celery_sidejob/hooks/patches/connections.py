@@ -18,13 +18,12 @@ from __future__ import annotations
 import errno
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from amqp.exceptions import ConsumerCancelled
 
-from .wrapping import wrap
+from . import wrap
 
 T = TypeVar("T")
 
@@ -181,34 +180,6 @@ def keep_client(channel: Any) -> None:
         return kept
 
     wrap(channel, "_create_client", create)
-
-
-@contextmanager
-def without_confirmations(channel: Any, note: Callable[[], None]) -> Iterator[None]:
-    """Publish within the block without waiting for confirmations; `note` is called before each message.
-
-    Replaces `Channel.basic_publish` of the RabbitMQ channel that we publish on, for one page; read in py-amqp 5.4.2.
-
-    With `confirm_publish` py-amqp sets it to `basic_publish_confirm`, which waits for RabbitMQ's answer to each
-    message. Within our block it is the plain `_basic_publish`, and the answers are matched by their numbers. So
-    confirms must be selected before, as `basic_publish_confirm` does at its first message, recording it in
-    `_confirm_selected`. If a later py-amqp confirms in another way, our wait for the answers of a page ends by its
-    timeout, and its messages are sent one by one: copies do no harm.
-    """
-    if not channel._confirm_selected:
-        channel._confirm_selected = True
-        channel.confirm_select()
-    confirming = channel.basic_publish
-
-    def send(*args: Any, **options: Any) -> Any:
-        note()
-        return channel._basic_publish(*args, **options)
-
-    channel.basic_publish = send
-    try:
-        yield
-    finally:
-        channel.basic_publish = confirming
 
 
 def replace_consume(consumer: Any, by: Callable[[], None]) -> Callable[[], None]:

@@ -28,8 +28,8 @@ from celery.worker import state
 from kombu.utils import functional
 
 from ...model.logger import logger
-from ...pools.body import CutOff
-from .wrapping import wrap
+from ...pools.coroutines import CutOff
+from . import wrap
 
 
 def report_failures(pool: Any) -> None:

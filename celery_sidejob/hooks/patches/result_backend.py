@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from .wrapping import wrap
+from . import wrap
 
 if TYPE_CHECKING:
     from celery.backends.redis import RedisBackend
@@ -19,9 +19,9 @@ def ask_by(backend: Any, ask: Callable[..., Any]) -> None:
     Replaces `Backend.on_task_call` of an app's result backend; read in Celery 5.5.0 and 5.7.0.
 
     `send_task` calls ``backend.on_task_call(producer, task_id)`` before it sends a message: Redis subscribes to the
-    result there, and fails the call after twenty seconds if it is unreachable. Ours lets `sending` decide when the
-    backend is asked for a kept message. If a later Celery asks in another way, a call fails again if the backend is
-    unreachable, after a wait, and its message is not kept.
+    result there, and fails the call after twenty seconds if it is unreachable. Ours lets
+    `hooks/tasks/calls.py` decide when the backend is asked for a kept message. If a later Celery asks in another way, a
+    call fails again if the backend is unreachable, after a wait, and its message is not kept.
     """
     if "on_task_call" not in vars(backend):
         wrap(backend, "on_task_call", partial(ask, backend))
@@ -36,7 +36,7 @@ def tell_by(backend: Any, **by: Callable[..., Any]) -> None:
     `mark_as_done`, `mark_as_failure` or `mark_as_retry`, all with the task's request. It treats an error of theirs as
     the task's failure, reports that failure to the backend too, and sends `task_postrun` without an outcome. If a later
     Celery calls other methods, a durable task whose backend was unreachable is in the dead set as failed, though it
-    ended well (`hooks/tasks/telling.py`).
+    ended well (`hooks/tasks/results.py`).
 
     A backend calls and sends all errbacks of a failure by one call of its `_call_task_errbacks(request, exc,
     traceback)`, which raises if an errback cannot be sent. If a later Celery does not, each such errback makes the
@@ -65,7 +65,7 @@ def count_by(backend: Any, *, count: Callable[..., Any]) -> None:
     Read in Celery 5.7.0; 5.5.0 has no `_chord_cleanup_script`, and is not changed. The backend counts a part of a
     chord. The process that counts the last part takes a claim, joins the parts, publishes the body, and runs that
     script, called with `keys`, `args` (the claim's token first) and `client`, which forgets the chord. Ours postpones
-    that until the body is kept (`hooks/tasks/chords.py`). It also relies on `_chord_claim_extend_script` to renew the
+    that until the body is kept (`hooks/tasks/results.py`). It also relies on `_chord_claim_extend_script` to renew the
     claim, and on `_chord_zset` and `get_key_for_group` to find the counted parts. If a later Celery forgets chords in
     another way, a body is lost if its process dies after it has published the body and before the body is kept.
 

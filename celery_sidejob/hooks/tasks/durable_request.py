@@ -17,21 +17,7 @@ from celery import signals
 from celery.exceptions import Ignore, Reject, Retry
 from celery.worker.state import revoked, task_ready
 
-from ...model.durable import (
-    ADOPTED,
-    DIGEST,
-    HEADER,
-    HELD,
-    WORKER,
-    Address,
-    Content,
-    Death,
-    Digest,
-    HeldRun,
-    Key,
-    key_of,
-    why_no_header,
-)
+from ...model import durable
 from ...model.logger import logger
 from ...model.names import text_of
 from ...model.protocols import Rider
@@ -39,11 +25,12 @@ from ...services.heartbeat.deliveries import ENDED
 from ...services.heartbeat.run_ends import QuietEnd
 from ...store.outbox.holds import Fresh
 from ...store.results import Ended
-from ..durability import REQUEUE
 from ..messages.kept_message import content_of, received
-from ..worker.delivered import Delivered, holders, is_busy
-from . import ending
-from .beginning import Copy, Forged, Left
+from ..task_options import REQUEUE
+from ..worker.delivered import Delivered, is_busy
+from ..worker.received import holders
+from . import results
+from .durable_run import Copy, Forged, Left
 from .present import RUNS
 
 
@@ -55,26 +42,26 @@ def install() -> None:
 def _received(request: Any = None, **_: Any) -> None:
     """Note the content that a task which is not durable here runs, if its publisher has made a row."""
     given = request.request_dict
-    if HEADER in given and not isinstance(request, DurableRequest):
-        given[DIGEST] = Digest(content_of(request.message).digest)
+    if durable.HEADER in given and not isinstance(request, DurableRequest):
+        given[durable.DIGEST] = durable.Digest(content_of(request.message).digest)
 
 
 class DurableRequest(Delivered):
     """Celery's request, for messages of durable tasks."""
 
-    _header = (HEADER, why_no_header)
+    _header = (durable.HEADER, durable.why_no_header)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        header = self._request_dict.get(HEADER)
-        self._kept: Key | None = key_of(self.id, header)
-        self._key: Key = self._kept or (self.id, 1)
-        self._address = Address.of(header)
+        header = self._request_dict.get(durable.HEADER)
+        self._kept: durable.Key | None = durable.key_of(self.id, header)
+        self._key: durable.Key = self._kept or (self.id, 1)
+        self._address = durable.Address.of(header)
         # For `inspect`, events and logs.
         self._argsrepr: str = self._redacted(self._argsrepr)
         self._kwargsrepr: str = self._redacted(self._kwargsrepr)
         self._failed = False
-        self.held: HeldRun | None = None
+        self.held: durable.HeldRun | None = None
         self._holders = holders(self._app, header)
         self._deliveries = [
             (heartbeat.tasks.runs, heartbeat.tasks.runs.received(self._key, request=self))
@@ -88,7 +75,7 @@ class DurableRequest(Delivered):
         return self._kept is not None
 
     @cached_property
-    def _content(self) -> Content:
+    def _content(self) -> durable.Content:
         return content_of(self._message)
 
     @property
@@ -98,25 +85,25 @@ class DurableRequest(Delivered):
         For each of these stores it has the place, and the identity under which this worker claims there.
         """
         given, store = super().request_dict, self._address.store
-        given.pop(HELD, None)  # from an earlier call of this
-        given[WORKER] = [
+        given.pop(durable.HELD, None)  # from an earlier call of this
+        given[durable.WORKER] = [
             (heartbeat.runtime.store.place, heartbeat.worker_id)
             for heartbeat in self._holders
             if heartbeat.may_claim and store in (None, heartbeat.runtime.store.name)
         ]
         if self._kept is not None:
-            given[DIGEST] = Digest(self._content.digest)
-        elif given.get(HEADER) is None:
+            given[durable.DIGEST] = durable.Digest(self._content.digest)
+        elif given.get(durable.HEADER) is None:
             own = (given, self._payload) if self._decoded else None
-            given[ADOPTED] = received(self._app, self.task_name, self._message, own)
-        if self.held is not None and (0, self.held.held.worker_id) in given[WORKER]:
+            given[durable.ADOPTED] = received(self._app, self.task_name, self._message, own)
+        if self.held is not None and (0, self.held.held.worker_id) in given[durable.WORKER]:
             # Without a beat for a lease this worker may have been declared dead, and the run may belong to another
             # worker.
             stands = self.held.stands and not self._has_gate(*self._holders) and self._address.call is None
-            given[HELD] = self.held._replace(stands=stands)
+            given[durable.HELD] = self.held._replace(stands=stands)
         return given
 
-    def hold(self, held: HeldRun) -> None:
+    def hold(self, held: durable.HeldRun) -> None:
         """Note that this worker holds its row."""
         self.held = held
         for _, delivery in self._deliveries:
@@ -284,17 +271,17 @@ class DurableRequest(Delivered):
             try:
                 yield
             finally:
-                self._bury(Death(reason, error, traceback, self._request_dict.get("retries") or 0), riders)
+                self._bury(durable.Death(reason, error, traceback, self._request_dict.get("retries") or 0), riders)
 
     @property
     def _ends_with_result(self) -> bool:
         return (
             self._kept is not None
             and not self._context.errbacks
-            and all(ending.ends_with_result(self.task.backend, heartbeat.runtime) for heartbeat in self._holders)
+            and all(results.ends_with_result(self.task.backend, heartbeat.runtime) for heartbeat in self._holders)
         )
 
-    def _bury(self, death: Death, riders: Sequence[Rider]) -> None:
+    def _bury(self, death: durable.Death, riders: Sequence[Rider]) -> None:
         for heartbeat in self._holders:
             fail = partial(heartbeat.tasks.fail, address=self._address, content=self._content, riders=riders)
             heartbeat.errands.soon(partial(fail, self._key, death))

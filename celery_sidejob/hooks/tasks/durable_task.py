@@ -1,7 +1,7 @@
 """The class of durable tasks, which tasks of an app get it, and a run in its process: lock, body, result, end.
 
 Celery's tracer does the work. This module adds code at its beginning (`before_start`), around the body (`__call__`),
-and, by the signals of the task, at its end (`ending`).
+and, by the signals of the task, at its end (`durable_run`).
 """
 
 from __future__ import annotations
@@ -23,15 +23,12 @@ from ...operations.ledger.durable_runs import in_body, is_forged
 from ...pools.coroutines import let_run
 from .. import bodies
 from ..apps import runtime_for
-from ..durability import is_durable, known_tasks, lost_policy
-from ..on_commit import OnCommit, made_early
-from ..patches import app_methods
-from ..patches.wrapping import become
-from ..task_options import OF_ORDINARY_TASKS, check_capacity, check_durable, check_ordinary
-from ..worker import own_process
-from . import beginning, ending, telling
-from .beginning import content_of
-from .ending import death_of
+from ..bodies import OnCommit, made_early
+from ..patches import app_methods, become
+from ..task_options import OF_ORDINARY_TASKS, check_task, is_durable, known_tasks, lost_policy
+from ..worker import pool_process
+from . import durable_run, results
+from .durable_run import content_of, death_of
 from .present import run_of
 
 
@@ -53,11 +50,8 @@ class DurableTask(OnCommit):
 
     @property
     def backend(self) -> Any:
-        """The task's result backend, to which `telling` reports the outcome."""
-        backend = super().backend
-        if not hasattr(backend, "tells_of_durable_tasks"):
-            telling.install(backend)
-        return backend
+        """The task's result backend, to which `results` reports the outcome."""
+        return results.install(super().backend)
 
     @backend.setter
     def backend(self, value: Any) -> None:
@@ -72,7 +66,7 @@ class DurableTask(OnCommit):
         """Lock the task's row; a copy of a running or finished task ends here."""
         request = self.request
         if not request.is_eager and not request.called_directly:
-            beginning.begin(self, request)
+            durable_run.begin(self, request)
         super().before_start(task_id, args, kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -87,15 +81,15 @@ class DurableTask(OnCommit):
                 value = self._body(*args, **kwargs)
         except BaseException as error:
             place = run.runtime.store.place
-            if own_process.is_left(self.app, run.key, error, place=place):
-                ending.lose(run, error, own_process.ident(self.app, place=place))
+            if pool_process.is_left(self.app, run.key, error, place=place):
+                durable_run.lose(run, error, pool_process.ident(self.app, place=place))
             if isinstance(error, Exception) and not isinstance(error, Ignore | Reject | Retry):
                 run.error = error
-                ending.check_that_it_counts(run, error)
+                durable_run.check_that_it_counts(run, error)
             raise
         run.body_is_over = True
-        if ending.is_awaited(self, run):
-            ending.check_that_it_counts(run)
+        if durable_run.is_awaited(self, run):
+            durable_run.check_that_it_counts(run)
         return value
 
     def _body(self, *args: Any, **kwargs: Any) -> Any:
@@ -118,12 +112,12 @@ def watch_tasks(app: Celery) -> None:
     Modules that are imported late make such tasks. An error in the finalization of an app is raised again at each use
     of its tasks.
     """
-    app_methods.tell_of_tasks(app, made=partial(_mark_if_final, app), completed=partial(_check_all, app))
 
+    def check_all() -> None:
+        for task in list(known_tasks(app).values()):
+            _check(app, task)
 
-def _check_all(app: Celery) -> None:
-    for task in list(known_tasks(app).values()):
-        _check(app, task)
+    app_methods.tell_of_tasks(app, made=partial(_mark_if_final, app), completed=check_all)
 
 
 def _mark_if_final(app: Celery, task: Any) -> Any:
@@ -139,13 +133,8 @@ def _mark_if_final(app: Celery, task: Any) -> Any:
 def _check(app: Celery, task: Any) -> None:
     if getattr(task, "sidejob", False):
         return
-    check_ordinary(task, app.Task)
-    durable = is_durable(app, task.name)
-    if not durable:
-        check_capacity(task)
-    if durable or getattr(task, "durable", None) is not None:
-        check_durable(task)
-    if durable and bodies.call_of(task, DurableTask) is None:
+    check_task(app, task)
+    if is_durable(app, task.name) and bodies.call_of(task, DurableTask) is None:
         body = getattr(task, "_orig_run", task.run)  # without the wrapper of autoretry_for
         check_function(body, f"The body of {task.name}, which is durable,")
 

@@ -34,13 +34,6 @@ class Made(NamedTuple):
     compression: Any
 
 
-@dataclass(slots=True)
-class Noted:
-    """Notes Celery's message, as a model for others."""
-
-    made: Made | None = None
-
-
 @dataclass
 class Together:
     """Messages of one call that are kept together, and the work that follows."""
@@ -60,11 +53,9 @@ class Counting:
     request: Context
     kept_later: list[Message]
     """Messages to keep after the count; the body is added to them meanwhile."""
+    first: int
+    """How many there were before."""
     claim: Claim | None = None
-    first: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.first = len(self.kept_later)
 
     @property
     def body(self) -> list[Message]:
@@ -79,7 +70,8 @@ class Call(NamedTuple):
     """The transaction of a chord that calls its tasks."""
     together: Together | None = None
     """Collects the messages, if the caller keeps them itself."""
-    noted: Noted | None = None
+    noted: list[Made] | None = None
+    """Collects Celery's messages too, as models for others."""
     subscriptions: list[Callable[[], Any]] | None = None
     """Subscriptions to results, for which the result backend is asked once the messages are kept."""
     counting: Counting | None = None
@@ -100,9 +92,14 @@ _call: ContextVar[Call] = ContextVar("celery_sidejob_call", default=PLAIN)
 present_call = _call.get
 
 
+def making(call: Call) -> AbstractContextManager[None]:
+    """Make the calls of the block with these facts."""
+    return native.within(_call, call)
+
+
 def calling(**changes: Any) -> AbstractContextManager[None]:
     """Make the calls of the block with these facts; other facts are inherited from the surrounding block."""
-    return native.within(_call, _call.get()._replace(**changes))
+    return making(present_call()._replace(**changes))
 
 
 def is_lending() -> bool:

@@ -17,17 +17,15 @@ from celery.worker.state import active_requests, reserved_requests, task_ready
 from kombu.transport import virtual
 
 from ...model import native
-from ...model.durable import WORKER, Address
+from ...model.durable import WORKER
 from ...model.logger import logger
 from ...services.heartbeat.deliveries import RELEASED, Deliveries, Delivery
-from ...services.heartbeat.heartbeat import Heartbeat
 from ...store.claims import Owed
 from ...store.outbox.holds import Fresh
 from ...store.results import Ended
 from ..patches.celery_worker import wrap_generated
 from ..patches.connections import is_redis
-from .pool_kind import has, has_processes, not_begun
-from .pool_process import trace_leaving
+from .pool_process import has, has_processes, not_begun, trace_leaving
 from .received import OF_THE_PARENT, check_request
 
 _deciding = native.lock()
@@ -284,15 +282,3 @@ def _then_over(self: Delivered, on_success: Callable[..., Any], outcome: Sequenc
         return on_success(self, outcome[:3], **options)
     finally:
         self.over()
-
-
-def holders(app: Any, header: Any) -> Sequence[Heartbeat]:
-    """Return the heartbeats that a message concerns: of the stores in which its row may be.
-
-    None where this is no worker's parent process.
-    """
-    known: Sequence[Heartbeat] = getattr(getattr(app, "sidejob", None), "heartbeats", ())
-    if header is None:
-        return known[:1]  # without a row it gets one in the primary
-    store = Address.of(header).store
-    return [heartbeat for heartbeat in known if heartbeat.runtime.store.name == store] or known

@@ -40,9 +40,7 @@ def begin(app: Any, consumer: Any = None) -> None:
 def counting(runtime: Runtime) -> Iterator[None]:
     """Count what the block does, and store it, also in a process that is no worker's."""
     connections = runtime.connections
-    if not isinstance(connections, MeasuredConnections):
-        yield
-        return
+    assert isinstance(connections, MeasuredConnections)
     begun = connections.measures.begun
     connections.measures.begin()
     try:

@@ -6,6 +6,7 @@ import inspect
 import secrets
 
 import kombu
+import pytest
 from celery import Celery
 
 from celery_sidejob.hooks.broker.connection import BrokerConnection
@@ -40,6 +41,29 @@ def test_messages_that_a_full_queue_rejects_are_not_taken_for_published(amqp_url
         wait_until(lambda: publisher.publish(many[:2]) == many[:2], timeout=20, message="the queue to be tried again")
         channel.queue_delete(full)
         channel.queue_delete(other)
+    publisher.close()
+    app.close()
+
+
+@pytest.mark.parametrize("option", [{}, {"confirm_publish": True}])
+def test_each_message_is_confirmed_alone_and_with_others(amqp_url: str, option: dict[str, bool]) -> None:
+    """Also if the app has its own messages confirmed, by an option with which py-amqp waits after each."""
+    name = "confirmed-" + secrets.token_hex(4)
+    app = Celery("shop", broker=amqp_url, set_as_current=False)
+    app.conf.broker_transport_options = option
+    publisher = CeleryPublisher(app, BrokerConnection(app), lambda jobs: None)
+    with kombu.Connection(amqp_url) as connection:
+        channel = connection.default_channel
+        channel.queue_declare(name, arguments={"x-max-length": 5, "x-overflow": "reject-publish"}, auto_delete=False)
+        messages = [message_for(name, number) for number in range(6)]
+
+        assert publisher.publish(messages[:1]) == messages[:1]
+        assert publisher.publish(messages[1:4]) == messages[1:4]
+        assert publisher.publish(messages[4:5]) == messages[4:5]
+        assert publisher.publish(messages[5:]) == []
+
+        assert channel.queue_declare(name, passive=True).message_count == 5
+        channel.queue_delete(name)
     publisher.close()
     app.close()
 

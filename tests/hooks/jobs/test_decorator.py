@@ -28,7 +28,7 @@ from celery_sidejob import (
     current_job,
     sidejob_task,
 )
-from celery_sidejob.hooks.jobs.asking import check_arguments
+from celery_sidejob.hooks.call_options import check_arguments
 from tests.hooks.jobs import decorated
 from tests.tools.apps import make_app
 from tests.tools.in_process import Stage

@@ -8,8 +8,8 @@ from celery.exceptions import Ignore
 from kombu.message import Message
 
 from celery_sidejob import Job
-from celery_sidejob.hooks.jobs.beginning import run_delivery
 from celery_sidejob.hooks.jobs.job_request import JobRequest
+from celery_sidejob.hooks.jobs.run import run_delivery
 from celery_sidejob.hooks.messages.doorbell import HEADER
 from celery_sidejob.model.durable import WORKER
 from tests.tools.in_process import Stage

@@ -9,7 +9,7 @@ from celery import Celery
 from celery.app.amqp import AMQP
 from celery.app.control import Control
 
-from celery_sidejob.hooks.patches.wrapping import above, become
+from celery_sidejob.hooks.patches import above, become
 from tests.hooks.patches.conftest import task_of
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ from celery import Celery, chain, group
 from celery.app.amqp import AMQP
 
 from celery_sidejob.hooks.patches import app_methods
-from celery_sidejob.hooks.patches.app_methods import REPR_POSITION, DurableAMQP
+from celery_sidejob.hooks.patches.app_methods import DurableAMQP
 from tests.hooks.patches.conftest import task_of
 
 
@@ -56,14 +55,3 @@ def test_the_class_of_a_project_stays_in_place(app: Celery, base: type, used_bef
     assert isinstance(app.amqp, base)
     assert app.amqp is before or not used_before
     assert app.amqp.send_task_message is not sender
-
-
-def test_where_a_message_says_how_its_arguments_look(app: Celery) -> None:
-    names = list(inspect.signature(AMQP.as_task_v2).parameters)
-    assert names[1:5] == ["task_id", "name", "args", "kwargs"]
-    assert names[5 + REPR_POSITION :][:2] == ["argsrepr", "kwargsrepr"]
-    app_methods.send_messages_by(app, DurableAMQP)
-
-    ours, theirs = (made("id", "contract.kept").headers for made in (app.amqp.as_task_v2, AMQP(app).as_task_v2))
-
-    assert ours == theirs

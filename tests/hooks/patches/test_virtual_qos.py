@@ -14,9 +14,8 @@ from kombu.transport.redis import QoS
 from celery_sidejob import embedded
 from celery_sidejob.hooks.patches import connections
 from celery_sidejob.hooks.worker import delivered
-from celery_sidejob.hooks.worker.appetite import Fetcher
 from celery_sidejob.hooks.worker.delivered import Delivered
-from celery_sidejob.hooks.worker.fetching import FromRedis
+from celery_sidejob.hooks.worker.fetching import Fetcher, FromRedis
 
 
 def test_nothing_is_fetched_without_room_and_each_end_is_told(own_valkey: embedded.Valkey) -> None:

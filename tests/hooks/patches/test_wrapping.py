@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from celery import Celery
 
-from celery_sidejob.hooks.patches.wrapping import wrap
+from celery_sidejob.hooks.patches import wrap
 
 
 def test_one_object_is_changed_and_no_other(app: Celery) -> None:

@@ -13,7 +13,7 @@ from celery.exceptions import TimeoutError
 
 from celery_sidejob import CapacityPool, InvalidValueError, Overloaded, StoreUnavailableError
 from celery_sidejob.hooks.messages.kept_message import publication_of
-from celery_sidejob.hooks.tasks import beginning
+from celery_sidejob.hooks.tasks import durable_run
 from celery_sidejob.jobs.capacity import SlotHolder
 from celery_sidejob.model.durable import ADOPTED, WORKER, Content, Message, Terms
 from celery_sidejob.operations.ledger.burials import revoke
@@ -251,12 +251,12 @@ def test_a_message_that_comes_without_a_row_waits_for_a_slot(app: Celery) -> Non
         }  # fmt: skip
         message = Message(task_id, "mail", "celery", publication_of(about), b"[[], {}, {}]")
         ours = {ADOPTED: message, WORKER: [(0, worker_id)]}
-        beginning.begin(app.tasks["mail"], Context(id=task_id, task="mail", **ours))
+        durable_run.begin(app.tasks["mail"], Context(id=task_id, task="mail", **ours))
 
     call(app, "one")
     comes("two")
     assert [(holder.task_id, holder.running) for holder in POOL.children()] == [("one", False), ("two", True)]
-    with pytest.raises(beginning.Copy, match="waits for a slot"):
+    with pytest.raises(durable_run.Copy, match="waits for a slot"):
         comes("three")
     runtime.connections.write_behind_now()
     assert (slots(app), published(app)["three"]) == ([(2, 2, 0)], False)

@@ -13,7 +13,7 @@ from celery import Celery
 from celery.app.task import Context
 
 from celery_sidejob import StoreUnavailableError
-from celery_sidejob.hooks.tasks.chords import ChordClaim
+from celery_sidejob.hooks.tasks.results import ChordClaim
 from celery_sidejob.model.durable import Message
 from celery_sidejob.operations import stores
 from tests.tools.apps import make_app

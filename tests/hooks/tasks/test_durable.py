@@ -28,8 +28,8 @@ from celery_sidejob import (
     SettingsError,
     task_buried,
 )
-from celery_sidejob.hooks.durability import is_durable
-from celery_sidejob.hooks.tasks import ending
+from celery_sidejob.hooks.task_options import is_durable
+from celery_sidejob.hooks.tasks import durable_run
 from celery_sidejob.hooks.tasks.durable_task import mark
 from celery_sidejob.hooks.tasks.present import RUNS
 from celery_sidejob.inspection.tasks import TaskViews
@@ -697,7 +697,7 @@ def test_a_run_that_is_over_leaves_the_next_one_of_its_task(app: Celery, monkeyp
     monkeypatch.setitem(RUNS, "one", second)
 
     for run, left in ((first, {"one": second}), (second, {})):
-        ending._over(SimpleNamespace(request=SimpleNamespace(sidejob_run=run)), state="RETRY")
+        durable_run._over(SimpleNamespace(request=SimpleNamespace(sidejob_run=run)), state="RETRY")
         assert left == RUNS
 
 

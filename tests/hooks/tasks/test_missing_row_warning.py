@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from celery_sidejob.hooks.tasks.beginning import is_first
+from celery_sidejob.hooks.tasks.durable_run import is_first
 
 FIRST: dict[str, Any] = {
     "sidejob_durable": {"v": 1, "n": 1}, "retries": 0, "eta": None, "properties": {"priority": 0},

@@ -17,7 +17,7 @@ from kombu.exceptions import EncodeError
 
 from celery_sidejob import InvalidValueError, SideJob, StoreUnavailableError
 from celery_sidejob.hooks.broker import publishing
-from celery_sidejob.hooks.messages import encoding
+from celery_sidejob.hooks.messages import carried
 from celery_sidejob.operations.ledger import keeping
 from celery_sidejob.store.statement import Statement
 from tests.tools.apps import make_app
@@ -184,7 +184,7 @@ def test_arguments_that_cannot_be_encoded_are_refused_with_the_path(
 
 def test_arguments_that_are_too_large_are_refused(app: Celery, mail: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that is given a row of several hundred megabytes counts as away, for all calls."""
-    monkeypatch.setattr(encoding, "MOST_BYTES", 1000)
+    monkeypatch.setattr(carried, "MOST_BYTES", 1000)
     large = "x" * 1000
     calls = [
         lambda: mail.delay(large), lambda: mail.apply_async((large,), compression="zlib"),

@@ -15,8 +15,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from celery_sidejob import JobFailed
-from celery_sidejob.hooks.messages import encoding
-from celery_sidejob.hooks.tasks import chords
+from celery_sidejob.hooks.messages import carried
+from celery_sidejob.hooks.tasks import results
 from celery_sidejob.hooks.tasks.present import RUNS
 from celery_sidejob.operations.ledger import durable_ends
 from celery_sidejob.services.sweep.sweeper import Sweeper
@@ -301,7 +301,7 @@ def test_a_chord_s_body_takes_results_of_any_size(shop: Shop, monkeypatch: pytes
     """The bound of a call would end the chord."""
     value = chord([shop.work.s()], shop.body.s()).apply_async()
     (part,) = value.parent.results
-    monkeypatch.setattr(encoding, "MOST_BYTES", 1000)
+    monkeypatch.setattr(carried, "MOST_BYTES", 1000)
     shop.outcome = "x" * 1000
 
     shop.run(shop.work, part.id)
@@ -339,14 +339,14 @@ def test_a_part_whose_chord_has_failed_for_it_stays_in_the_dead_set(shop: Shop, 
 @CELERY_5_7  # before, the body is kept while the backend counts
 def test_a_chord_is_not_forgotten_for_an_end_that_was_never_applied(shop: Shop, monkeypatch: Any) -> None:
     """The answer to it was lost, and meanwhile the row was given to another run: that one has the body."""
-    monkeypatch.setattr(chords, "CLAIM_S", 1)
+    monkeypatch.setattr(results, "CLAIM_S", 1)
     value = chord([shop.work.s()], shop.body.s()).apply_async()
     (part,) = value.parent.results
     count = shop.app.backend.on_chord_part_return
 
     def count_and_lose(*args: Any, **options: Any) -> None:
         shop.meanwhile = lambda: None
-        chords.install(shop.app, shop.app.backend)
+        results.install_counting(shop.app.backend)
         shop.app.backend.on_chord_part_return(*args, **options)
         RUNS[part.id].end_is_unknown = True
         shop.lose()

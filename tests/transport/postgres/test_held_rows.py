@@ -18,8 +18,7 @@ from kombu import Connection
 
 from celery_sidejob import CapacityPool
 from celery_sidejob.hooks.tasks.durable_request import DurableRequest
-from celery_sidejob.hooks.worker.holding import Holding
-from celery_sidejob.hooks.worker.outbox import WorkerOutbox
+from celery_sidejob.hooks.worker.holding import Holding, WorkerOutbox
 from celery_sidejob.model.durable import HELD, WORKER, Held, HeldRun, Terms
 from celery_sidejob.model.errors import StoreUnavailableError
 from celery_sidejob.model.loss import Loss, LossKind

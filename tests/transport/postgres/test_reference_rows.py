@@ -15,8 +15,8 @@ import pytest
 import sqlalchemy
 from kombu import Connection
 
-from celery_sidejob.hooks.tasks.beginning import is_first
-from celery_sidejob.hooks.worker import outbox
+from celery_sidejob.hooks.tasks.durable_run import is_first
+from celery_sidejob.hooks.worker import holding
 from celery_sidejob.model.durable import REPUBLISHED, Message, Terms
 from celery_sidejob.operations.ledger import burials, durable_ends, durable_runs
 from celery_sidejob.operations.ledger.durable_runs import Run
@@ -63,7 +63,7 @@ class Reading:
     is_busy = False
 
     def __init__(self, shop: Stage) -> None:
-        self.compose = partial(outbox.message_of, shop.app)
+        self.compose = partial(holding.message_of, shop.app)
         self.with_ends = QuietEnds("ends", lambda page: None, lambda end: None).go_with
 
     def asks(self) -> Holder:

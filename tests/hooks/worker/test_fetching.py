@@ -16,10 +16,9 @@ from kombu.utils.limits import TokenBucket
 
 from celery_sidejob import SideJob
 from celery_sidejob.hooks.steps import DisconnectionStep
-from celery_sidejob.hooks.worker import appetite as appetites
-from celery_sidejob.hooks.worker.appetite import Appetite, Fetcher
+from celery_sidejob.hooks.worker import fetching as appetites
 from celery_sidejob.hooks.worker.delivered import Delivered
-from celery_sidejob.hooks.worker.fetching import FromRedis
+from celery_sidejob.hooks.worker.fetching import Appetite, Fetcher, FromRedis
 
 
 class Run:
