@@ -46,7 +46,8 @@ def create(runtime: Runtime, drafts: Sequence[NewJob], transaction: Any = None) 
     capacity.prepare(runtime, [new.admission for new in drafts], lent=lent)
     with capacity.refusing(runtime):
         if are_plain:
-            return _until_known(runtime, drafts, partial(_create_plain, runtime, drafts))
+            is_judged = any(new.admission is not None and new.admission.is_judged for new in drafts)
+            return _until_known(runtime, drafts, partial(_create_plain, runtime, drafts, is_judged=is_judged))
         if any(new.unique is not None for new in drafts):
             return _create_unique(runtime, drafts, transaction)
         return _create(runtime, drafts, transaction)
@@ -93,9 +94,8 @@ def _check_room(runtime: Runtime, unit: OpenUnit, drafts: Sequence[NewJob]) -> N
         pending[admission.pool.name] += admission.weight
 
 
-def _create_plain(runtime: Runtime, drafts: Sequence[NewJob]) -> list[NewJob]:
+def _create_plain(runtime: Runtime, drafts: Sequence[NewJob], *, is_judged: bool = False) -> list[NewJob]:
     """Create plain jobs, and return them with their ids, which grow in their order."""
-    is_judged = any(new.admission is not None and new.admission.is_judged for new in drafts)
 
     def work(executor: Transaction) -> Sequence[Any]:
         admitted = capacity.admit(executor, drafts) if is_judged else drafts
