@@ -151,6 +151,7 @@ class Scene:
         self.ended = stage.job()
         self.ended.terminate()
         self.gone = Job(10**9, runtime=stage.runtime)
+        stage.runtime.connections.write_behind_now()  # what was counted, which is written within a second
 
     def inside(self, body: Callable[[RunningJob], Any]) -> None:
         """Run the body in a run; the run itself is rolled back with what it is refused."""

@@ -95,20 +95,23 @@ def send_again(executor: Transaction, kind: Kind, key: tuple[Any, int], *, task:
 
 RELEASED_TOGETHER = 5_000
 
+# Each row is looked up by its key: by the statistics nothing is parked, until a wrong deployment has parked thousands.
 _RELEASE = Statement(f"""
 WITH page AS MATERIALIZED (
-  SELECT m.task_id FROM {{messages}} m
+  SELECT m.job_id, m.task_id FROM {{messages}} m
   WHERE {IS_PARKED} AND m.task = ANY(%(tasks)s::text[]) AND m.queue = ANY(%(queues)s::text[])
   UNION ALL
-  SELECT m.task_id FROM {{messages}} m JOIN {{jobs}} j ON j.id = m.job_id
-  WHERE {IS_PARKED} AND m.task IS NULL AND m.queue = ANY(%(queues)s::text[]) AND j.task = ANY(%(tasks)s::text[])
+  SELECT m.job_id, m.task_id FROM {{messages}} m CROSS JOIN LATERAL (
+    SELECT FROM {{jobs}} x WHERE x.id = m.job_id AND x.task = ANY(%(tasks)s::text[]) OFFSET 0) j
+  WHERE {IS_PARKED} AND m.task IS NULL AND m.queue = ANY(%(queues)s::text[])
   LIMIT {RELEASED_TOGETHER}),
 held AS MATERIALIZED (
-  SELECT m.task_id FROM page JOIN {{messages}} m ON m.task_id = page.task_id
-  WHERE {IS_PARKED} ORDER BY m.job_id, m.task_id FOR UPDATE OF m),
+  SELECT found.task_id FROM (SELECT * FROM page ORDER BY job_id, task_id) r CROSS JOIN LATERAL (
+    SELECT m.task_id FROM {{messages}} m WHERE m.task_id = r.task_id AND m.gate + 0 = {Gate.WORKER}
+    FOR UPDATE OF m) found),
 released AS (
   UPDATE {{messages}} m SET gate = {Gate.OPEN}, next_check_at = now()
-  FROM held WHERE m.task_id = held.task_id RETURNING m.task_id)
+  WHERE m.task_id = ANY (ARRAY(SELECT task_id FROM held)) RETURNING m.task_id)
 SELECT (SELECT count(*) FROM released) AS runs, (SELECT count(*) FROM page) = {RELEASED_TOGETHER} AS goes_on""")
 
 

@@ -92,7 +92,7 @@ def test_without_a_store_the_run_goes_on(stage: Stage, monkeypatch: pytest.Monke
     def away(*_: Any, **__: Any) -> None:
         raise StoreUnavailableError("nobody listens")
 
-    monkeypatch.setattr(measuring.state, "set_progress", away)
+    monkeypatch.setattr(measuring.jobs, "set_progress", away)
     job = stage.inside(lambda job: job.progress(3, 4))
     assert (str(job.status), job.progress_of) == ("completed", None)
 

@@ -12,6 +12,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from celery_sidejob.model.status import Gate
 from celery_sidejob.store import (
     asks,
     batches,
@@ -27,6 +28,7 @@ from celery_sidejob.store import (
     jobs,
     measured,
     packets,
+    parked,
     permits,
     ports,
     registry,
@@ -359,6 +361,22 @@ def test_a_page_takes_no_more_steps_where_a_full_table_is_taken_for_empty(
 
     # Each key met with each row is a hundred thousand; this statement alone reads the table once or twice.
     assert rows_read(found[0]["Plan"]) < 20 * (ROWS + KEYS), json.dumps(found[0]["Plan"], indent=1)
+
+
+def test_what_is_parked_takes_no_more_steps_to_release_where_nothing_was_parked_at_the_last_analyze(
+    emptied_store: psycopg.Connection[Any],
+) -> None:
+    with emptied_store.transaction(force_rollback=True):
+        emptied_store.execute(
+            f"UPDATE messages SET gate = {Gate.WORKER}, next_check_at = 'infinity', published_at = NULL"
+        )
+        (found,) = emptied_store.execute(
+            "EXPLAIN (ANALYZE, FORMAT JSON) " + parked._RELEASE.render(SCHEMA), {"queues": ["q"], "tasks": ["task"]}
+        ).fetchone()  # type: ignore[misc]
+
+        gates = emptied_store.execute("SELECT gate, count(*) FROM messages GROUP BY 1").fetchall()
+    assert gates == [(Gate.OPEN, 2 * ROWS)]
+    assert rows_read(found[0]["Plan"]) < 100 * ROWS, json.dumps(found[0]["Plan"], indent=1)
 
 
 AT_REST = f"""

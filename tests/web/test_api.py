@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from celery_sidejob import CapacityPool, Job, RunningJob, SchemaError
-from celery_sidejob.operations.ledger import revocation
+from celery_sidejob.operations.ledger import burials
 from celery_sidejob.web.api import Operation
 from celery_sidejob.web.operations import OPERATIONS
 from celery_sidejob.web.users import SCOPES, revoke_token
@@ -286,8 +286,8 @@ def test_a_store_that_keeps_no_revocation_is_named(
     stage: Stage, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The task may be there, so nobody says that it is nowhere."""
-    unfit = revocation.Revoked(unfit=SchemaError("Store 1 has no schema."))
-    monkeypatch.setattr(revocation, "revoke_in_all", lambda runtime, task_ids: unfit)
+    unfit = burials.Revoked(unfit=SchemaError("Store 1 has no schema."))
+    monkeypatch.setattr(burials, "revoke_in_all", lambda runtime, task_ids: unfit)
     assert program.post("/tasks/none/revoke", code=409)["detail"] == "Store 1 has no schema."
 
 

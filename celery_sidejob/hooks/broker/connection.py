@@ -120,8 +120,6 @@ class BrokerConnection:
         made = establish(connection, ATTEMPT_S)
         try:
             channel = connection.transport.create_channel(made)
-            if self.family == "amqp":
-                channel.confirm_select()
         except BaseException:
             if self.family == "amqp":
                 made.collect()

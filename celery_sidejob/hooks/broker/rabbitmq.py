@@ -23,7 +23,7 @@ class UnroutableError(Exception):
 
 
 class ConfirmedProducer(Producer):
-    """Returns from `publish` when a queue has the message, on a channel where confirms were selected.
+    """Returns from `publish` when a queue has the message.
 
     Each confirmation has the number of its message.
 
@@ -65,6 +65,10 @@ class ConfirmedProducer(Producer):
         Raises MessageNacked or UnroutableError if any of the messages, never mind which, is in no queue. Further
         publishes declare their queues anew then.
         """
+        if not self.channel._confirm_selected:  # py-amqp forgets it when it opens a channel again that was closed
+            self.channel._confirm_selected = True
+            self.channel.confirm_select()
+            self._last_tag = 0
         self._came_back.clear()
         self._nacked, self._outstanding = False, set()
         try:

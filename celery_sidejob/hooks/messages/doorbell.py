@@ -58,13 +58,13 @@ def announce_sent(app: Celery, bell: Doorbell, producer: Any) -> None:
     if not app.conf.task_send_sent_event:
         return
     try:
-        event = {**_made(app, bell)[3], "queue": bell.queue, "exchange": "", "routing_key": bell.queue}
+        event = {**_made(app, bell, with_event=True)[3], "queue": bell.queue, "exchange": "", "routing_key": bell.queue}
         app.amqp._event_dispatcher.publish("task-sent", event, producer, retry=False)
     except Exception as error:  # it is only an event, and the broker has the message
         logger.debug("task-sent of %s was not sent: %s", bell.task_id, error)
 
 
-def _made(app: Celery, bell: Doorbell) -> tuple[dict[str, Any], dict[str, Any], Any, Any]:
+def _made(app: Celery, bell: Doorbell, *, with_event: bool = False) -> tuple[dict[str, Any], dict[str, Any], Any, Any]:
     """Return headers, properties and body of a doorbell, and its event; its arguments stay in the store."""
     options = dict(bell.options or {})
     header = {"v": FORMAT, "job": bell.job_id, "for_run": bell.for_run}
@@ -82,7 +82,7 @@ def _made(app: Celery, bell: Doorbell) -> tuple[dict[str, Any], dict[str, Any], 
         root_id=options.get("root_id"),
         parent_id=options.get("parent_id"),
         origin="celery_sidejob",
-        create_sent_event=app.conf.task_send_sent_event,
+        create_sent_event=with_event,
     )
     users = options.get("headers") or {}
     headers.update((name, value) for name, value in users.items() if name not in CELERYS)

@@ -1,6 +1,6 @@
 """The message of a durable task in its stored form: the body's bytes, and everything around the body as text.
 
-`keeping.py` makes and keeps it. It is read here to be published, to be run, and to be searched in the broker.
+`hooks/tasks/messages.py` makes it. It is read here to be published, to be run, and to be searched in the broker.
 """
 
 from __future__ import annotations
@@ -228,19 +228,18 @@ def _about(message: Message) -> dict[str, Any]:
             )
         about: dict[str, Any] = {**kombu_loads(kept["about"]), "deaths": kept.get("deaths")}
         missing = ABOUT - about.keys()
-        if missing:
-            raise InvalidValueError(
-                f"message {message.task_id} cannot be read: {', '.join(sorted(missing))} is missing"
-            )
-        if not (isinstance(about["headers"], dict) and isinstance(about["properties"], dict)):
+        if not missing and not (isinstance(about["headers"], dict) and isinstance(about["properties"], dict)):
             raise TypeError("headers and properties are objects")
         if not all(isinstance(about.get(name), str | None) for name in ("content_type", "content_encoding")):
             raise TypeError("content_type and content_encoding are texts")
-        check_task(about["headers"])
-    except (NewerFormatError, InvalidValueError):
+        if not missing:
+            check_task(about["headers"])
+    except NewerFormatError:
         raise
     except Exception as error:  # the decoder of any type in them may raise
         raise InvalidValueError(f"message {message.task_id} cannot be read: {type(error).__name__}: {error}") from error
+    if missing:
+        raise InvalidValueError(f"message {message.task_id} cannot be read: {', '.join(sorted(missing))} is missing")
     return about
 
 

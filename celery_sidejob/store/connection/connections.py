@@ -131,8 +131,11 @@ class Connections(Autocommit):
                 return self._transact(name, work, deadline, single=single and name in BRIEF, in_turn=True)
             return self._transact(name, work, deadline, single=single, in_turn=False)
 
-    timed = transact
-    """The same for transactions of runs, whose times a worker's connections record (`TIMED`)."""
+    def timed(
+        self, name: str, work: Callable[[OwnExecutor], T], *, single: bool = False, within_s: float | None = None
+    ) -> T:
+        """Run `work` like `transact`; for transactions of runs, whose times a worker's connections record (`TIMED`)."""
+        return self.transact(name, work, single=single, within_s=within_s)
 
     def _transact(  # noqa: PLR0912, PLR0915 - an arm for each way to fail
         self, name: str, work: Callable[[OwnExecutor], T], deadline: float | None, *, single: bool, in_turn: bool

@@ -10,6 +10,7 @@ import os
 import sys
 import sysconfig
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -89,26 +90,52 @@ PATIENCE_S = 5.0
 
 
 class Places:
-    """Permissions to use a connection, given to greenlets in the order of asking.
+    """Permissions to use a connection. They need no lock: the greenlets of one thread switch only where they wait.
 
     A greenlet that has waited long continues without a permission: the greenlets that have one may wait for a row that
     a user's transaction has locked, and the body of that transaction may wait here.
     """
 
     def __init__(self, number: int) -> None:
-        from gevent.lock import Semaphore
-
-        self._free = Semaphore(number)
+        self._free = number
+        self._waiting: deque[threading.Event] = deque()
 
     @contextmanager
     def one(self) -> Iterator[None]:
         """Have a permission within the block, if one becomes free in time."""
-        placed = self._free.acquire(timeout=PATIENCE_S)
+        placed = self._take()
         try:
             yield
         finally:
             if placed:
-                self._free.release()
+                self._give()
+
+    def _take(self) -> bool:
+        if self._free:
+            self._free -= 1
+            return True
+        turn = threading.Event()
+        self._waiting.append(turn)
+        try:
+            turn.wait(PATIENCE_S)
+        except BaseException:  # the greenlet is killed
+            if not self._leave(turn):
+                self._give()
+            raise
+        return not self._leave(turn)
+
+    def _leave(self, turn: threading.Event) -> bool:
+        """Stop waiting; False if a permission was granted just now."""
+        if turn.is_set():
+            return False
+        self._waiting.remove(turn)
+        return True
+
+    def _give(self) -> None:
+        if self._waiting:
+            self._waiting.popleft().set()
+        else:
+            self._free += 1
 
 
 Elsewhere = Callable[[], Callable[[Callable[[], Any]], Any] | None]

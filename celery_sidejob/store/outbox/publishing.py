@@ -260,7 +260,7 @@ def hasten(connections: Autocommit, kind: Kind, received: Iterable[tuple[str | i
 _IS_SENT = f"m.gate = {Gate.OPEN} AND (m.published_at IS NOT NULL OR m.due_at <= now())"
 """The condition that the message of a row `m` may be in the broker, as SQL.
 
-A due row that is not marked counts: its mark may only be late (`py`).
+A due row that is not marked counts: its mark may only be late.
 """
 # Rows due by now are checked anyway. But the message of a due and unmarked row may have been in the broker.
 _MAY_BE_THERE = {JOBS: "m.next_check_at > now()", TASKS: "m.generation IS NOT NULL"}

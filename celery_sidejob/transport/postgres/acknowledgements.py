@@ -189,6 +189,8 @@ class Acknowledgements:
             return False
         holder = self._transport.consumer
         with self.back.carrying_out() as back:
+            if not back:  # another thread has just taken them
+                return False
             begun = [one for one in back if one in self._begun]
             refused = run("release", lambda executor: messages.release(executor, holder=holder, ids=back, begun=begun))
         self._begun.difference_update(begun)

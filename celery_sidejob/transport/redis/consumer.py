@@ -231,8 +231,9 @@ class Heart:
 
     def registered(self, consumer: str) -> None:
         """Note that a fetch has registered a consumer: from now on its absence means that it was declared dead."""
-        if consumer in self._consumers:
-            self._consumers[consumer].is_registered = True
+        watched = self._consumers.get(consumer)
+        if watched is not None:
+            watched.is_registered = True
 
     def forget(self, consumer: str) -> None:
         """Stop beating for a consumer; the thread ends with the last consumer."""

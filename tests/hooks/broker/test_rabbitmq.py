@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import secrets
 
+import amqp
 import kombu
 import pytest
 from celery import Celery
@@ -63,6 +64,28 @@ def test_each_message_is_confirmed_alone_and_with_others(amqp_url: str, option: 
         assert publisher.publish(messages[5:]) == []
 
         assert channel.queue_declare(name, passive=True).message_count == 5
+        channel.queue_delete(name)
+    publisher.close()
+    app.close()
+
+
+def test_each_message_is_confirmed_after_the_broker_has_closed_the_channel(amqp_url: str) -> None:
+    """py-amqp opens it again by itself: without confirms, and its messages are numbered from the beginning."""
+    name = "closed-" + secrets.token_hex(4)
+    app = Celery("shop", broker=amqp_url, set_as_current=False)
+    broker = BrokerConnection(app)
+    publisher = CeleryPublisher(app, broker, lambda jobs: None)
+    messages = [message_for(name, number) for number in range(8)]
+    with kombu.Connection(amqp_url) as connection:
+        channel = connection.default_channel
+        channel.queue_declare(name, auto_delete=False)
+        assert publisher.publish(messages[:3]) == messages[:3]
+        for sent in (messages[3:4], messages[4:]):
+            with pytest.raises(amqp.NotFound):
+                broker._producer.channel.queue_declare("nobody's", passive=True)
+            assert publisher.publish(sent) == sent
+            assert broker.ready, "no confirmation was missed"
+        assert channel.queue_declare(name, passive=True).message_count == 8
         channel.queue_delete(name)
     publisher.close()
     app.close()

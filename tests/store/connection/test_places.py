@@ -22,7 +22,7 @@ users[4].kill()  # while it waits
 users[0].kill()  # while it has a place
 gevent.joinall(users)
 assert order == [0, 1, 2, 3, 5, 6, 7, 8], order
-assert (pool._free.counter, pool._free.linkcount()) == (2, 0)
+assert (pool._free, len(pool._waiting)) == (2, 0)
 
 turns.PATIENCE_S = 0.05
 pool, order = turns.Places(1), []
@@ -37,7 +37,25 @@ users[0].kill()  # its place is for the one that waits, and not for the one that
 gevent.sleep(0.01)
 assert order == [0, 1, 2], order
 gevent.killall(users)
-assert (pool._free.counter, pool._free.linkcount()) == (1, 0)
+assert (pool._free, len(pool._waiting)) == (1, 0)
+
+pool, order = turns.Places(1), []
+
+
+def again_and_again():
+    for _ in range(3):
+        with pool.one():
+            gevent.sleep(0.01)
+            order.append("again")
+
+
+def once():
+    with pool.one():
+        order.append("once")
+
+
+gevent.joinall([gevent.spawn(again_and_again), gevent.spawn(once)])
+assert order == ["again", "once", "again", "again"], "those who wait come before one who asks again"
 print("in order")
 """
 
