@@ -8,8 +8,8 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from .diagnosis import store, work, workers
-from .diagnosis.store import Check, findings_of, look
+from .diagnosis import database, work, workers
+from .diagnosis.database import Check, findings_of, look
 from .hooks import announcing, task_options
 from .hooks.broker import broker_check
 from .model.errors import SchemaError, SettingsError, StoreUnavailableError
@@ -19,11 +19,11 @@ from .store import health
 from .store.statement import Transaction
 
 OF_FIRST_STORE: tuple[Check, ...] = (
-    store.rights, work.queues, work.tasks, work.paused, work.schedules, work.timers,
-    work.full_ports, workers.workers, workers.sweeping, work.results, work.dead, store.retention, store.references,
-    store.vacuum, store.horizon, store.locks,
+    database.rights, work.queues, work.tasks, work.paused, work.schedules, work.timers,
+    work.full_ports, workers.workers, workers.sweeping, work.results, work.dead,
+    database.retention, database.references, database.vacuum, database.horizon, database.locks,
 )  # fmt: skip
-OF_JOBS = {work.schedules, work.timers, work.full_ports, work.results, store.retention, store.references}
+OF_JOBS = {work.schedules, work.timers, work.full_ports, work.results, database.retention, database.references}
 OF_FURTHER_STORE = tuple(check for check in OF_FIRST_STORE if check not in OF_JOBS)
 """The checks of a failover store, which has durable tasks only."""
 
@@ -56,7 +56,7 @@ class Diagnosis:
         except (StoreUnavailableError, SettingsError) as failure:
             yield error(
                 str(failure),
-                meaning=store.NOTHING_RUNS,
+                meaning=database.NOTHING_RUNS,
                 remedy="Start Postgres, or correct sidejob_database_url.",
                 check="store",
             )
@@ -64,7 +64,7 @@ class Diagnosis:
         yield from self._schema()
         try:
             yield from look(self._runtime, *OF_FIRST_STORE, within_s=self._patience_s)
-            rules = partial(store.rules, thorough=thorough)
+            rules = partial(database.rules, thorough=thorough)
             yield from look(self._runtime, rules, within_s=None if thorough else self._patience_s)
         except SchemaError:
             return  # without tables there is nothing more to check; `_schema` has reported this
@@ -96,9 +96,9 @@ class Diagnosis:
     def _server(self) -> list[Finding]:
         def check(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
             self._role = health.server(executor).role
-            yield from store.server(executor, runtime)
+            yield from database.server(executor, runtime)
 
         return findings_of(check, self._runtime, within_s=self._patience_s)
 
     def _schema(self) -> Iterator[Finding]:
-        return store.schema(self._runtime, self._owner, role=self._role, within_s=self._patience_s)
+        return database.schema(self._runtime, self._owner, role=self._role, within_s=self._patience_s)

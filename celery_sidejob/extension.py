@@ -31,7 +31,7 @@ from .hooks.jobs.results import CeleryResults
 from .hooks.jobs.sidejob_task import P, R, SharedSideJobTask, task_of
 from .hooks.patches import app_methods
 from .hooks.steps import DisconnectionStep, SideJobStep
-from .hooks.tasks import calls, durable_request, durable_run, durable_task, messages
+from .hooks.tasks import calls, composing, durable_request, durable_run, durable_task
 from .hooks.tasks.calls import send_many
 from .hooks.tasks.present import calling
 from .hooks.worker import pool_process, recording
@@ -615,7 +615,7 @@ def install(sidejob: SideJob, app: Celery) -> None:
     app_methods.resolve_urls(app, configuration.broker_in_store)
     app_methods.mask_report(app)
     app_methods.mask_settings(app)
-    app_methods.send_messages_by(app, messages.KeepingAMQP)
+    app_methods.send_messages_by(app, composing.KeepingAMQP)
     app_methods.send_by(app, calls.send_task)
     control.install(app)
     durable_run.install()

@@ -76,8 +76,8 @@ def unmanage(sidejob: Any, output: Output, queue: str) -> None:
 
 def _about(queue: Queue) -> dict[str, Any]:
     """Return the settings of a queue as `QueueViews.gates` does, also if it is not managed, and its counts."""
-    pause = {"name": queue.name, "paused_at": queue.paused_at, "reason": queue.pause_reason}
-    return {**pause, **picked(queue, "ordered", *LIMITS), "counts": asdict(queue.counts)}
+    paused = {"name": queue.name, "paused_at": queue.paused_at, "reason": queue.pause_reason}
+    return {**paused, **picked(queue, "ordered", *LIMITS), "counts": asdict(queue.counts)}
 
 
 @commands.command()

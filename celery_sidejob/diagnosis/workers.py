@@ -14,8 +14,8 @@ from ..store import health, registry, stats, waiting
 from ..store import workers as rows_of_workers
 from ..store.connection.connections import Connections
 from ..store.statement import Transaction
-from . import store
-from .store import look
+from . import database
+from .database import look
 
 SWEEP_LAG_S = (10.0, 60.0)
 UNSWEPT_S = 5.0
@@ -69,8 +69,8 @@ def workers(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
             meaning="Their runs are being taken back one after the other, or nobody sweeps.",
         )
     yield from _stood(executor)
-    for row in registry.skewed(executor, store.SKEW_S):
-        yield from store.difference(f"worker {row.ident}", row.skew_s)
+    for row in registry.skewed(executor, database.SKEW_S):
+        yield from database.difference(f"worker {row.ident}", row.skew_s)
 
 
 @check("event loop")

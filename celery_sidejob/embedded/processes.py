@@ -1,4 +1,4 @@
-"""Processes: found, and ended within a deadline."""
+"""Processes of servers: started, found, and ended within a deadline; the error of one that does not start."""
 
 from __future__ import annotations
 

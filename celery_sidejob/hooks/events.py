@@ -92,7 +92,7 @@ TEXTS: dict[type[events.Event], str] = {
 class SignalObserver:
     """Writes events to the log, counts them, and sends their signals."""
 
-    def __init__(self, measures: Measures, *, keeps_statistics: bool = True) -> None:
+    def __init__(self, measures: Measures, *, keeps_statistics: bool) -> None:
         self._measures = measures
         self._keeps_statistics = keeps_statistics
 

@@ -163,6 +163,7 @@ def shown(value: Any, *, most: int = 100) -> str:
 _PLAIN = (FunctionType, MethodType, BuiltinFunctionType, partial, type)
 
 _NOT_ORDINARY: tuple[tuple[Callable[[Any], bool], Callable[[Any], bool], str, str], ...] = (
+    # The first is only for `check_returned`: an `async def` is awaited.
     (inspect.iscoroutinefunction, inspect.iscoroutine, "an async def", "run that inside of it with asyncio.run(...)"),
     (
         inspect.isasyncgenfunction,

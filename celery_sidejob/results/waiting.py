@@ -207,9 +207,9 @@ async def aget(self: ResultBase, timeout: float | None = None, propagate: bool =
 
 
 BACK_OFF_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-"""When it looks for itself, after somebody began to wait, and after each notification."""
+"""When the listening thread looks for itself, after somebody began to wait, and after each notification."""
 DEAF_S = 0.5
-"""The longest pause between two looks if it hears nothing, or only of results that others wait for.
+"""The longest pause between two looks if that thread hears nothing, or only of results that others wait for.
 
 The process that tells of these may have told of one more, just after them, to nobody: see `place.APART_S`.
 """
@@ -220,7 +220,7 @@ IDLE_S = 30.0
 READY_S = 5.0
 """The longest time that a caller waits for the session; then it waits for its result, which will be looked for."""
 LOCKED_S = 0.002
-"""The pause before it asks again for the lock of listeners, which a session that keeps a result has for a moment."""
+"""The pause before the thread asks again for the lock of listeners, which a session has that keeps a result."""
 AWAY_S = (0.1, 0.5, 1.0, 2.0)
 """The pauses between attempts to connect."""
 

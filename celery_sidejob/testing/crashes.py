@@ -119,7 +119,7 @@ class Crash:
 
 
 present: Crash | None = None
-"""The death that is planned in the present block."""
+"""The death that is planned in the present block; to be read as `crashes.present`, for it changes."""
 _in_block: ContextVar[bool] = ContextVar("celery_sidejob_crashing", default=False)
 
 

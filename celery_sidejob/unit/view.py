@@ -1,4 +1,7 @@
-"""The store as a unit in progress will leave it: rows as they were read, changed by what the unit will write."""
+"""The store as a unit in progress will leave it: rows as they were read, changed by what the unit will write.
+
+A job's timers and the entries of its history are such rows in the form in which users read them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The HTTP API below /api/v1: who may call an operation, what it is given, and what it answers, in JSON."""
+"""The HTTP API below /api/v1: who may call an operation, what it is given, and what it answers, in JSON.
+
+A call with an `Idempotency-Key` that is sent again gets the first answer.
+"""
 
 from __future__ import annotations
 

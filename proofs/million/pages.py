@@ -11,8 +11,8 @@ from celery.bin.base import CLIContext
 from click.testing import CliRunner
 
 from celery_sidejob.cli import sidejob as commands
-from celery_sidejob.diagnosis import store, workers
-from celery_sidejob.diagnosis.store import look
+from celery_sidejob.diagnosis import database, workers
+from celery_sidejob.diagnosis.database import look
 from celery_sidejob.examination import OF_FIRST_STORE
 from celery_sidejob.inspection.jobs import JobViews
 from celery_sidejob.inspection.queues import QueueViews
@@ -107,15 +107,15 @@ def _checks(stage: Stage) -> dict[str, Page]:
     runtime = stage.runtime
     named = {
         f"doctor: {check.__name__}": Page(lambda check=check: list(look(runtime, check, within_s=None)))
-        for check in (*OF_FIRST_STORE, store.server)
+        for check in (*OF_FIRST_STORE, database.server)
     }
     owner = stage.sidejob.owner
     others = {
-        "doctor: schema": Page(lambda: list(store.schema(runtime, owner, role="", within_s=None))),
+        "doctor: schema": Page(lambda: list(database.schema(runtime, owner, role="", within_s=None))),
         "doctor: liveness": Page(lambda: list(workers.liveness(runtime, within_s=None))),
-        "doctor: rules": Page(lambda: list(look(runtime, partial(store.rules, thorough=False), within_s=None))),
+        "doctor: rules": Page(lambda: list(look(runtime, partial(database.rules, thorough=False), within_s=None))),
         "doctor --thorough: rules": Page(
-            lambda: list(look(runtime, partial(store.rules, thorough=True), within_s=None)), is_stated=True
+            lambda: list(look(runtime, partial(database.rules, thorough=True), within_s=None)), is_stated=True
         ),
     }
     return {**named, **others}

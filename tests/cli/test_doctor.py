@@ -339,7 +339,7 @@ def test_a_worker_whose_clock_is_wrong(locked: Stage, monkeypatch: pytest.Monkey
 
 
 def test_a_clock_here_that_is_wrong(locked: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("celery_sidejob.diagnosis.store.time.time", lambda: time.time_ns() / 1e9 + 5)
+    monkeypatch.setattr("celery_sidejob.diagnosis.database.time.time", lambda: time.time_ns() / 1e9 + 5)
 
     (finding,) = findings(locked)["clock"]
     assert (finding.level, finding.found) == (
@@ -408,7 +408,7 @@ def test_references_that_a_change_of_the_broker_has_left(locked: Stage) -> None:
 
 
 def test_finished_jobs_that_nothing_removes(locked: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("celery_sidejob.diagnosis.store.FINISHED", 50)
+    monkeypatch.setattr("celery_sidejob.diagnosis.database.FINISHED", 50)
     locked.sql(
         "INSERT INTO jobs (task, queue, status, retention_s) "
         "SELECT 't', 'q', 'completed', 60 FROM generate_series(1, 90)"
@@ -424,7 +424,7 @@ def test_finished_jobs_that_nothing_removes(locked: Stage, monkeypatch: pytest.M
 
 
 def test_a_job_with_very_many_children(locked: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("celery_sidejob.diagnosis.store.CHILDREN", 50)
+    monkeypatch.setattr("celery_sidejob.diagnosis.database.CHILDREN", 50)
     parent = locked.job()
     locked.sql(
         "INSERT INTO jobs (task, queue, status, parent_id, name) "
@@ -437,24 +437,24 @@ def test_a_job_with_very_many_children(locked: Stage, monkeypatch: pytest.Monkey
 
 
 def test_a_transaction_that_keeps_vacuum_from_its_work(locked: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("celery_sidejob.diagnosis.store.PINNED_S", (0.0, 3600.0))
+    monkeypatch.setattr("celery_sidejob.diagnosis.database.PINNED_S", (0.0, 3600.0))
     with locked.connect(autocommit=False, application_name="careless") as holder:
         holder.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         holder.execute("SELECT 1 FROM jobs")
         (finding,) = findings(locked)["horizon"]
         assert finding.level == Level.WARNING
         assert "careless, idle in transaction" in finding.found
-        monkeypatch.setattr("celery_sidejob.diagnosis.store.PINNED_S", (0.0, 0.0))
+        monkeypatch.setattr("celery_sidejob.diagnosis.database.PINNED_S", (0.0, 0.0))
         assert levels(locked, "horizon") == ["error"]
         holder.rollback()
 
-    monkeypatch.setattr("celery_sidejob.diagnosis.store.PINNED_S", (300.0, 3600.0))
+    monkeypatch.setattr("celery_sidejob.diagnosis.database.PINNED_S", (300.0, 3600.0))
     assert levels(locked, "horizon") == ["ok"]
 
 
 def test_open_transactions_with_locked_rows(locked: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     assert levels(locked, "locks") == ["ok"]
-    monkeypatch.setattr("celery_sidejob.diagnosis.store.HELD_S", (0.0, 60.0))
+    monkeypatch.setattr("celery_sidejob.diagnosis.database.HELD_S", (0.0, 60.0))
     with locked.connect(autocommit=False, application_name="careless") as holder:
         locked.sidejob.enqueue(locked.idle, transaction=holder)
         (finding,) = findings(locked)["locks"]
@@ -464,7 +464,7 @@ def test_open_transactions_with_locked_rows(locked: Stage, monkeypatch: pytest.M
 
 
 def test_tables_full_of_dead_rows(locked: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("celery_sidejob.diagnosis.store.DEAD_ROWS", 20)
+    monkeypatch.setattr("celery_sidejob.diagnosis.database.DEAD_ROWS", 20)
     locked.sql("ALTER TABLE messages SET (autovacuum_enabled = false)")
     try:
         locked.job()
@@ -776,7 +776,7 @@ def test_the_command_without_a_store() -> None:
 
 
 def test_all_is_well_ends_with_zero(locked: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("celery_sidejob.diagnosis.store._durability", lambda row: iter(()))
+    monkeypatch.setattr("celery_sidejob.diagnosis.database._durability", lambda row: iter(()))
 
     said = ask(locked.app, "doctor")
     assert (said.code, said.lines[-1]) == (0, "All is well.")

@@ -16,9 +16,9 @@ from celery_sidejob.operations.changes import deletion, follow_up
 from celery_sidejob.operations.changes.follow_up import apply_noted_asks
 from celery_sidejob.operations.lock_set import TOGETHER
 from celery_sidejob.services.duty import Report
-from celery_sidejob.services.sweep import works as sweep
+from celery_sidejob.services.sweep import ends as sweep
+from celery_sidejob.services.sweep.ends import TreeDeletions, TreeTerminations
 from celery_sidejob.services.sweep.sweep import Sweep
-from celery_sidejob.services.sweep.works import TreeDeletions, TreeTerminations
 from celery_sidejob.store.connection.own_executor import OwnExecutor
 from celery_sidejob.store.statement import Statement
 from tests.tools.between import Between, between_look_and_lock

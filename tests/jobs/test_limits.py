@@ -19,9 +19,9 @@ from celery_sidejob import (
     RunningJob,
     StoreUnavailableError,
 )
+from celery_sidejob.services.sweep.asks import UnusedRoom
 from celery_sidejob.services.sweep.sweep import Sweep
 from celery_sidejob.services.sweep.sweeper import Sweeper
-from celery_sidejob.services.sweep.works import UnusedRoom
 from celery_sidejob.store import room
 from celery_sidejob.store.connection.own_executor import OwnExecutor
 from celery_sidejob.store.statement import Statement

@@ -16,9 +16,9 @@ import pytest
 
 from celery_sidejob import Job, RunningJob, StoreUnavailableError
 from celery_sidejob.operations.changes import follow_up, mailboxes
-from celery_sidejob.services.sweep import works as duty
+from celery_sidejob.services.sweep import asks as duty
+from celery_sidejob.services.sweep.asks import Publications
 from celery_sidejob.services.sweep.sweep import Sweep
-from celery_sidejob.services.sweep.works import Publications
 from celery_sidejob.store.connection.own_executor import OwnExecutor
 from celery_sidejob.store.statement import Statement
 from tests.operations.publisher import CHANNEL

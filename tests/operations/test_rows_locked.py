@@ -58,9 +58,13 @@ def test_nobody_waits_for_a_rescued_job_while_the_result_backend_hangs(
 
 def test_a_function_in_another_uses_nothing_of_its_runtime_that_waits_for_a_network() -> None:
     """A parameter `LocalRuntime` keeps it from other functions with an executor."""
-    root = Path(celery_sidejob.__file__).parent / "operations"
+    package = Path(celery_sidejob.__file__).parent
     functions = [
-        part for path in root.rglob("*.py") for part in ast.walk(ast.parse(path.read_text())) if _has_transaction(part)
+        part
+        for folder in ("operations", "jobs", "unit")
+        for path in (package / folder).rglob("*.py")
+        for part in ast.walk(ast.parse(path.read_text()))
+        if _has_transaction(part)
     ]
     used = {
         ast.unparse(part)

@@ -34,7 +34,7 @@ from .. import bodies, call_options
 from ..errors import Overloaded
 from ..messages.carried import check_headers, check_names
 from ..task_options import is_durable
-from ..tasks import calls, messages
+from ..tasks import calls, composing
 
 READ_BY_CALLS = (
     "queue", "exchange", "routing_key", "priority", "expires", "inports", "outports", "max_losses", "on_lost",
@@ -112,12 +112,12 @@ class CeleryTasks:
     def naming(self, task: str) -> Callable[[Any, Any], str | None] | None:
         """Return the function that checks the arguments of further calls and gives each a task id; see the protocol."""
         app, known, router = self._app, self._app.tasks.get(task), self._app.amqp.router
-        if known is None or messages.is_listened_to() or not messages.routes_by_name(app):
+        if known is None or composing.is_listened_to() or not composing.routes_by_name(app):
             return None
         said = _said(app, known)
 
         def name(args: Any, kwargs: Any) -> str | None:
-            if messages.is_listened_to() or app.tasks.get(task) is not known or app.amqp.router is not router:
+            if composing.is_listened_to() or app.tasks.get(task) is not known or app.amqp.router is not router:
                 return None
             if _said(app, known) != said:
                 return None

@@ -1,6 +1,7 @@
 """The message of a durable task in its stored form: the body's bytes, and everything around the body as text.
 
-`hooks/tasks/messages.py` makes it. It is read here to be published, to be run, and to be searched in the broker.
+`hooks/tasks/composing.py` makes it, and `operations/ledger/keeping.py` keeps it. It is read here to be published, to be
+run, and to be searched in the broker.
 """
 
 from __future__ import annotations

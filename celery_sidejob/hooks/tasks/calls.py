@@ -3,7 +3,7 @@
 The subscription to the result of a durable task is made once its message is kept, and may fail.
 
 Many durable tasks in one call have one commit for all their rows, and one pipeline of the broker for a page of
-messages. Celery makes each message as usual, with its signals (or `messages.py` copies one), and the messages for its
+messages. Celery makes each message as usual, with its signals (or `composing.py` copies one), and the messages for its
 producer are collected. Then all are kept, or none, and given to the broker together.
 """
 
@@ -32,8 +32,8 @@ from ...operations.ledger import keeping
 from ..call_options import admission_of, check_call, is_follower
 from ..patches import result_backend
 from ..task_options import is_durable, known_tasks
-from . import messages
-from .messages import Composer
+from . import composing
+from .composing import Composer
 from .present import Call, Together, calling, handed_over, is_lending, making, present_call, present_run
 
 CALLS_BY_TASKS = 2
@@ -47,7 +47,7 @@ def send_task(app: Celery, send: Callable[..., Any], name: str, *args: Any, **op
 
     Celery subscribes before, and then an unreachable Redis fails the call after twenty seconds.
     """
-    if len(args) == CALLS_BY_TASKS and (model := messages.model_of(app, name, options, *args)) is not None:
+    if len(args) == CALLS_BY_TASKS and (model := composing.model_of(app, name, options, *args)) is not None:
         return _send_again(app, model, *args, **options)
     if is_lending():
         with handed_over(options):
@@ -68,7 +68,7 @@ def send_task(app: Celery, send: Callable[..., Any], name: str, *args: Any, **op
 
 def _send_again(
     app: Celery,
-    model: messages.Composed,
+    model: composing.Composed,
     args: Any,
     kwargs: Any,
     *,
@@ -124,7 +124,7 @@ def _send_durable(
     check_call(name, options)
     together, noted, lazy, asked = call.together, call.noted, None, dict(options)
     subscriptions: list[Callable[[], Any]] = [] if together is None else together.subscriptions
-    if len(args) == CALLS_BY_TASKS and call.unique is None and messages.may_compose(app, send, options):
+    if len(args) == CALLS_BY_TASKS and call.unique is None and composing.may_compose(app, send, options):
         noted = []
     if len(args) <= PRODUCER_INDEX and not any(options.get(name) for name in ("producer", "publisher", "connection")):
         lazy = options["producer"] = LazyProducer(app)
@@ -139,7 +139,7 @@ def _send_durable(
         for subscribe in subscriptions:
             _subscribe_quietly(app, subscribe)
     if noted and together is None:
-        messages.remember(app, name, asked, noted[-1], *args)
+        composing.remember(app, name, asked, noted[-1], *args)
     return result
 
 

@@ -1,6 +1,6 @@
 """Keep messages of ordinary durable tasks: in the first store that answers, or in a transaction lent by the caller.
 
-The broker is then given the messages (`publishing.py`). If the process dies in between, the sweeper does that.
+The broker is then given the messages (`after_commit.py`). If the process dies in between, the sweeper does that.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 A pass goes over the dead set, the notes on copies, the registry and all jobs. It pauses after each slice of time,
 because a single worker must also sweep, and continues in the sweeper's next turn. If the process dies, its successor
-begins a new pass. The samples of the totals of runs are kept for a day, for charts.
+begins a new pass. Of the totals of runs it takes samples for charts, which it keeps
+for a day.
 """
 
 from __future__ import annotations

@@ -19,23 +19,16 @@ from ...store import workers
 from ...store.errors import StoreDown
 from ..duty import Duties, Report
 from ..heartbeat.heartbeat import Heartbeat
+from .asks import Publications, Timers, UnusedRoom
 from .broker import DeadList, EmptiedBroker, VanishedQueues
 from .dead_workers import DeadWorkers, LostRuns
 from .due import DueJobs, DueTasks
+from .ends import ParkedTerminations, TreeDeletions, TreeTerminations
 from .gates import CapacityPools, CapacitySamples, Gates, LimitKeys
 from .prune import Prune, RunSamples
 from .results import ExpiredResults, LateBodies, UnsentResults
 from .sweep import Sweep, SweepDuty
-from .works import (
-    Batches,
-    ParkedTerminations,
-    Publications,
-    Schedules,
-    Timers,
-    TreeDeletions,
-    TreeTerminations,
-    UnusedRoom,
-)
+from .works import Batches, Schedules
 
 DUTIES: tuple[type[SweepDuty], ...] = (
     DeadWorkers,

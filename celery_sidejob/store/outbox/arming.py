@@ -1,4 +1,4 @@
-"""Arming the row of a job: the one place that decides whether a run is owed now."""
+"""Arming the row of a job: the one place that decides whether a run is owed now. And the end of durable tasks' runs."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from celery.app.task import Task
 from celery.canvas import Signature
 
 from celery_sidejob import CapacityPool, InvalidValueError
-from celery_sidejob.hooks.tasks.messages import MOST_MODELS, Composed
+from celery_sidejob.hooks.tasks.composing import MOST_MODELS, Composed
 from tests.tools.apps import make_app
 from tests.tools.looking import looking
 
