@@ -48,7 +48,7 @@ from ...operations.ledger.durable_runs import Run
 from ...store.errors import RowsLocked
 from ..apps import runtime_for
 from ..call_options import admission_to, waiting_in
-from ..messages.carried import check_names, encoded
+from ..messages.carried import JSON, check_names, encoded
 from ..messages.kept_message import check_id, own_priority, publication_of, time_of
 from ..patches.app_methods import DurableAMQP
 from ..task_options import known_tasks
@@ -347,6 +347,8 @@ class Composed:
         self._amqp = app.amqp
         self._made_for = os.getpid(), getattr(task, "capacity", None), app.conf.task_default_queue
         self._publication = self._with_gaps()
+        is_constant = not any(made.body[:2]) and self._about["content_type"] == JSON
+        self._body_of_nothing = made.message.body if is_constant else None
 
     @classmethod
     def after(
@@ -404,6 +406,9 @@ class Composed:
         return result
 
     def _body(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+        # To encode nothing takes a sixth of what a message costs that is made with others.
+        if self._body_of_nothing is not None and not args and not kwargs:
+            return self._body_of_nothing
         made = self._made
         *_, data = encoded(self.task.name, (args, kwargs, made.body[2]), made.serializer)
         return compress(data, made.compression)[0] if made.compression else data
