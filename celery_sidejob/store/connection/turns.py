@@ -92,8 +92,8 @@ PATIENCE_S = 5.0
 class Places:
     """Permissions to use a connection, given in the order of asking.
 
-    gevent's own semaphore gives one that was just returned back to the same greenlet if that asks again at once. No lock
-    is needed: the greenlets of one thread switch only where they wait.
+    gevent's own semaphore would give one that was just returned to the same greenlet again, if that asks at once. No
+    lock is needed: the greenlets of one thread switch only where they wait.
 
     A greenlet that has waited long continues without a permission: the greenlets that have one may wait for a row that
     a user's transaction has locked, and the body of that transaction may wait here.
