@@ -67,6 +67,15 @@ def test_a_new_job_is_queued_and_shows_what_it_was_made_of(stage: Stage) -> None
     assert (info["priority"], info["run_no"], info["in_run"], info["error"]) == (3, 0, False, None)
 
 
+def test_a_job_that_has_nothing_but_an_alias_is_found_by_it(stage: Stage) -> None:
+    @stage.task(name="stage.plain")
+    def plain(job: RunningJob) -> None:
+        pass
+
+    job = stage.sidejob.enqueue(plain, aliases=["plain-one"])
+    assert stage.sidejob.get("plain-one") == job
+
+
 @pytest.mark.parametrize(
     "options", [{}, {"aliases": ["only"], "state": {"a": 1}, "inports": ["x"]}], ids=["one statement", "several"]
 )

@@ -670,10 +670,13 @@ def test_what_waits_at_a_gate_is_not_missed_in_a_broker_that_was_emptied(stage: 
 
 
 def test_a_delivery_runs_only_tasks_with_its_own_time_limits(stage: Stage) -> None:
-    for name, options in {"same": {}, "hard": {"time_limit": 5}, "soft": {"soft_time_limit": 5}}.items():
+    different = {
+        "hard": {"time_limit": 5}, "soft": {"soft_time_limit": 5}, "leased": {"lease": 300, "lease_renewal": "manual"},
+    }  # fmt: skip
+    for name, options in {"same": {}, **different}.items():
         stage.task(does_nothing, name=f"stage.{name}", **options)
     named = stage.app.tasks["stage.same"]
     found = set(like(named, Context({"timelimit": [None, None]})))
     assert {"stage.same", stage.idle.name} <= found
-    assert found.isdisjoint({"stage.hard", "stage.soft"})
+    assert found.isdisjoint({"stage.hard", "stage.soft", "stage.leased"})
     assert like(named, Context({"timelimit": [5, None]})) == ()

@@ -12,6 +12,7 @@ from celery import Celery
 
 from celery_sidejob.hooks.broker.connection import BrokerConnection
 from celery_sidejob.hooks.broker.publishing import CeleryPublisher
+from celery_sidejob.hooks.broker.rabbitmq import ConfirmedProducer
 from celery_sidejob.model.durable import Message
 from tests.tools.waiting import wait_until
 
@@ -89,6 +90,18 @@ def test_each_message_is_confirmed_after_the_broker_has_closed_the_channel(amqp_
         channel.queue_delete(name)
     publisher.close()
     app.close()
+
+
+def test_a_queue_that_is_gone_is_declared_again_by_the_same_publish(amqp_url: str) -> None:
+    """What came back from the first try says nothing of the second."""
+    name = "gone-" + secrets.token_hex(4)
+    with kombu.Connection(amqp_url) as connection, kombu.Connection(amqp_url) as other:
+        producer, queue = ConfirmedProducer(connection.channel()), kombu.Queue(name, auto_delete=False)
+        producer.publish({}, routing_key=name, declare=[queue])
+        other.default_channel.queue_delete(name)
+        producer.publish({}, routing_key=name, declare=[queue])
+        assert other.default_channel.queue_declare(name, passive=True).message_count == 1
+        other.default_channel.queue_delete(name)
 
 
 def message_for(queue: str, number: int) -> Message:

@@ -40,6 +40,14 @@ gevent.killall(users)
 assert (pool._free, len(pool._waiting)) == (1, 0)
 
 pool, order = turns.Places(1), []
+with pool.one():
+    waiter = gevent.spawn(use, 0, 30.0)
+    gevent.sleep(0.01)
+    waiter.kill(block=False)  # and is given the place before it learns of that
+waiter.join()
+assert (pool._free, len(pool._waiting)) == (1, 0)
+
+pool, order = turns.Places(1), []
 
 
 def again_and_again():
