@@ -46,7 +46,7 @@ def create(runtime: Runtime, drafts: Sequence[NewJob], transaction: Any = None) 
     capacity.prepare(runtime, [new.admission for new in drafts], lent=lent)
     with capacity.refusing(runtime):
         if are_plain:
-            is_judged = any(new.admission is not None and new.admission.is_judged for new in drafts)
+            is_judged = any(map(capacity.judged, drafts))
             return _until_known(runtime, drafts, partial(_create_plain, runtime, drafts, is_judged=is_judged))
         if any(new.unique is not None for new in drafts):
             return _create_unique(runtime, drafts, transaction)
